@@ -137,9 +137,9 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
             units[number] = Unit(scored.text, parts[scored.number])
         return units[number]
 
-    # Sample texts up to the budget of tokens.
+    # Sample texts up to the budget of tokens. One that is too long for what is left is passed over.
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
-    fitting = []  # a text that is too long for what is left is passed over: the others speak for the corpus
+    fitting = []
     for number in scores.sample:
         if scores.texts[number].n_tokens <= left:
             fitting.append(number)
@@ -147,28 +147,27 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
     # Two are needed to tell how sure anything is, however long they are.
     for number in fitting if len(fitting) > 1 else scores.sample[:2]:
         unit(number).sampled = True
-    # The best texts of each head, and one per decile.
+    # The best texts of each head, and one per decile; -1 = none.
     for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
-        for head, of_head in enumerate(by_head):
-            for rank, number in enumerate(of_head.tolist()):
-                if number >= 0:
-                    unit(number).wanted.append(Wanted(head, why, rank, float(scores.values[number, head])))
+        for head, rank in np.argwhere(by_head >= 0).tolist():
+            number = int(by_head[head, rank])
+            unit(number).wanted.append(Wanted(head, why, rank, float(scores.values[number, head])))
     return list(units.values())
 
 
 def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], report: Report | None = None) -> Rows:
     """Run the model on texts again, and read the rows that an atlas shows; an interruption returns those so far."""
-    # Count the heads of each layer.
+    # Count the heads of each layer, and prepare the tables by the texts of the sample.
     start = decoder_start(model)
     by_kind: dict[str, dict[int, int]] = {}
     for kind, layer, _ in heads:
-        by_kind.setdefault(kind, {}).setdefault(layer, 0)
-        by_kind[kind][layer] += 1
-    sampled = [unit for unit in units if unit.sampled]
+        n_heads = by_kind.setdefault(kind, {})
+        n_heads[layer] = n_heads.get(layer, 0) + 1
+    sampled = [unit.chunk for unit in units if unit.sampled]
+    others = [unit.chunk for unit in units if not unit.sampled]
     rows = Rows({})
     for kind, n_heads in by_kind.items():
-        texts = [_read_by(kind, unit.chunk, start) for unit in sampled]
-        rows.tables[kind] = KindTables([*n_heads.values()], texts)
+        rows.tables[kind] = KindTables(n_heads, [_read_by(kind, chunk, start) for chunk in sampled])
 
     def run(batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Any]]:
         """Return what each kind of attention was on a batch: kind -> layer -> its call, or dense weights."""
@@ -176,27 +175,37 @@ def read_rows(model: Model, heads: Sequence[Place], units: Sequence[Unit], repor
         targets = [] if start is None else [target_of(start, source) for source in tokens]
         return see(model, batch_of(tokens, targets))
 
-    # Read sampled texts first: the tables need them.
-    by_chunk = {id(unit.chunk): unit for unit in units}
-    chunks_of = [[unit.chunk for unit in units if unit.sampled == is_sampled] for is_sampled in (True, False)]
-    total, done = sum(len(unit.chunk) for unit in units), 0
+    # Read sampled texts first, as far as an interruption allows: the tables need them.
+    unit_of = {(unit.chunk.text, unit.chunk.number): unit for unit in units}
+    n_all = sum(map(len, [*sampled, *others]))
+    n_done = 0
     room = Room()
     try:
-        for batch in [batch for part in chunks_of for batch in batches(part, TOKEN_BUDGET)]:
-            for some, seen in room.each(batch, run):
+        for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
+            for some, attention in room.each(batch, run):
                 for number, chunk in enumerate(some):
-                    unit = by_chunk[id(chunk)]
+                    unit = unit_of[chunk.text, chunk.number]
                     with delay_interrupts():
-                        for kind, n_heads in by_kind.items():
-                            read = _SeenText(kind, seen[kind], list(n_heads), number, len(chunk))
-                            _read_text(rows, read, heads, unit, _read_by(kind, chunk, start))
+                        for kind in by_kind:
+                            seen = _SeenText(kind, attention[kind], number, len(chunk))
+                            _read_text(rows, seen, heads, unit, _read_by(kind, chunk, start))
                         rows.n_sampled += unit.sampled
-                done += sum(map(len, some))
+                    n_done += len(chunk)
                 if report is not None:
-                    report(Progress(len(rows.examples), done, done / total, "reading examples"))
+                    report(Progress(len(rows.examples), n_done, n_done / n_all, "reading examples"))
     except KeyboardInterrupt:
         rows.complete = False
     return rows
+
+
+def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
+    """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
+    source = chunk.tokens
+    asks = ~chunk.repeated
+    if kind == "decoder" and start is not None:
+        source = target_of(start, source)
+        asks = np.append(False, asks[:-1])
+    return ReadText(source, asks)
 
 
 def _read_text(rows: Rows, seen: _SeenText, heads: Sequence[Place], unit: Unit, text: ReadText) -> None:
@@ -204,19 +213,21 @@ def _read_text(rows: Rows, seen: _SeenText, heads: Sequence[Place], unit: Unit, 
     # Tables take all rows; distances take a few queries at even steps.
     if unit.sampled:
         tables = rows.tables[seen.kind]
-        tables.add(text, lambda number: seen.tiles(seen.layers[number]))
+        tables.add(text, seen.tiles)
         some = np.unique(np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64))
         queries = torch.from_numpy(some[text.asks[some]])
         if len(queries):
-            tables.compare(torch.cat([seen.rows(layer, queries) for layer in seen.layers]))
-    # A head may show the text more than once.
-    by_head: dict[int, list[Wanted]] = {}
-    for example in unit.wanted:
-        by_head.setdefault(example.head, []).append(example)
-    for number, examples in by_head.items():
-        kind, layer, head = heads[number]
-        if kind == seen.kind:
-            rows.examples += _examples(seen, layer, head, examples, unit, text)
+            tables.compare(torch.cat([seen.rows(layer, queries)[0] for layer in tables.n_heads]))
+    # The heads of one layer share the search for what to look at first.
+    looked_at: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+    for wanted in unit.wanted:
+        kind, layer, head = heads[wanted.head]
+        if kind != seen.kind:
+            continue
+        if layer not in looked_at:
+            looked_at[layer] = _focus(seen, layer, text)
+        focus, key = looked_at[layer]
+        rows.examples.append(_read_example(wanted, seen, layer, head, unit, text, int(focus[head]), int(key[head])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,28 +236,26 @@ class _SeenText:
 
     kind: str
     attention: Mapping[int, Attention]
-    layers: Sequence[int]
     number: int
     n: int
     _whole: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def rows(self, layer: int, queries: Tensor) -> Tensor:
-        """Return rows of some queries, (head, query, key)."""
-        if self._step(layer) >= self.n:
-            ((_, weights, _),) = self.tiles(layer)
-            return weights[:, queries]
-        return self._read(layer, queries)[0]
+    def rows(self, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows of some queries, (head, query, key), and what they may attend to, (query, key)."""
+        # A text that is one tile is computed once.
+        if layer not in self._whole and self._step(layer) >= self.n:
+            self._whole[layer] = self._read(layer, torch.arange(self.n))
+        if layer in self._whole:
+            weights, allowed = self._whole[layer]
+            return weights[:, queries], allowed[queries]
+        return self._read(layer, queries)
 
     def tiles(self, layer: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield all rows, tile by tile of queries: (head, query, key), and what they may attend to, (query, key)."""
-        step = min(self.n, self._step(layer))
+        """Yield all rows, tile by tile of queries: these, and `rows` of them."""
+        step = self._step(layer)
         for first in range(0, self.n, step):
-            queries = torch.arange(first, min(self.n, first + step))
-            weights, allowed = self._whole.get(layer) or self._read(layer, queries)
-            # A text that is one tile is computed once.
-            if step == self.n:
-                self._whole[layer] = weights, allowed
-            yield slice(first, first + len(queries)), weights, allowed
+            queries = slice(first, min(self.n, first + step))
+            yield queries, *self.rows(layer, torch.arange(queries.start, queries.stop))
 
     def _read(self, layer: int, queries: Tensor) -> tuple[Tensor, Tensor]:
         weights, allowed = read_some(self.attention[layer], self.kind, self.number, queries, self.n)
@@ -257,52 +266,48 @@ class _SeenText:
         return max(16, _ELEMENTS // (self.n * count_heads(self.attention[layer])))
 
 
-def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
-    """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
-    source = chunk.tokens
-    asks = ~chunk.repeated
-    if kind == "decoder" and start is not None:
-        source, asks = target_of(start, source), np.concatenate([[False], asks[:-1]])
-    return ReadText(source, asks)
+# Examples
 
 
-def _examples(
-    seen: _SeenText, layer: int, head: int, examples: Sequence[Wanted], unit: Unit, text: ReadText
-) -> Iterator[Example]:
-    """Yield the examples of one head that a text gives: they show the same tokens."""
-    focus, key = _focus(seen, layer, head, text)
-    positions = window(text.tokens.special, focus, key)
-    rows = seen.rows(layer, torch.from_numpy(positions))[head].double().numpy()
-    sparse = keep_rows(rows[:, positions], rows.sum(1), KEPT_MASS, MOST_KEYS)
-    excerpt, offsets = excerpt_of(text.tokens, positions)
-    for example in examples:
-        yield Example(
-            wanted=example,
-            text=unit.text.index,
-            source=f"{unit.text.source}:{unit.text.line}",
-            n_tokens=len(text),
-            places=positions,
-            labels=tuple(text.tokens.labels[position] for position in positions),
-            special=text.tokens.special[positions],
-            focus=int(np.searchsorted(positions, focus)),
-            excerpt=excerpt,
-            offsets=offsets,
-            **sparse._asdict(),
-        )
+def _focus(seen: _SeenText, layer: int, text: ReadText) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the query that counts most for each head of a layer, and its largest key, (head,) each.
 
-
-def _focus(seen: _SeenText, layer: int, head: int, text: ReadText) -> tuple[int, int]:
-    """Return the query that counts most, by the mass it gives away times its nats from uniform, and its largest key."""
-    counts, keys = np.zeros(len(text)), np.zeros(len(text), np.int64)
+    A query counts by the mass that it gives away outside sinks, times its nats from uniform.
+    """
     outside = torch.from_numpy(text.outside_sinks)
-    for queries, weights, allowed in seen.tiles(layer):
-        rows = weights[head].double()
+    counts = []
+    keys = []
+    for _, weights, allowed in seen.tiles(layer):
+        rows = weights.double()
         away = rows * outside
         nats = allowed.sum(-1).clamp(min=1).double().log() - torch.special.entr(rows).sum(-1)
-        counts[queries] = (away.sum(-1) * nats.clamp(min=0)).numpy()
-        keys[queries] = away.argmax(-1).numpy()
-    focus = int(np.where(text.asks, counts, -1.0).argmax())
-    return focus, int(keys[focus])
+        counts.append(away.sum(-1) * nats.clamp(min=0))
+        keys.append(away.argmax(-1))
+    focus = np.where(text.asks, torch.cat(counts, 1).numpy(), -1.0).argmax(1)
+    return focus, np.take_along_axis(torch.cat(keys, 1).numpy(), focus[:, None], 1)[:, 0]
+
+
+def _read_example(
+    wanted: Wanted, seen: _SeenText, layer: int, head: int, unit: Unit, text: ReadText, focus: int, key: int
+) -> Example:
+    tokens = text.tokens
+    places = window(tokens.special, focus, key)
+    rows = seen.rows(layer, torch.from_numpy(places))[0][head].double().numpy()
+    kept = keep_rows(rows[:, places], rows.sum(1), KEPT_MASS, MOST_KEYS)
+    excerpt, offsets = excerpt_of(tokens, places)
+    return Example(
+        wanted=wanted,
+        text=unit.text.index,
+        source=f"{unit.text.source}:{unit.text.line}",
+        n_tokens=len(text),
+        places=places,
+        labels=tuple(tokens.labels[place] for place in places),
+        special=tokens.special[places],
+        focus=int(np.searchsorted(places, focus)),
+        excerpt=excerpt,
+        offsets=offsets,
+        **kept._asdict(),
+    )
 
 
 def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
@@ -315,21 +320,18 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
         focus: The query that counts most.
         key: Its largest key.
     """
-    n = len(special)
-    if n <= WINDOW:
-        return np.arange(n)
+    places = np.arange(len(special))
     named = np.flatnonzero(special)
-    positions = {0, focus, *named[:_PINS].tolist(), *named[-_PINS:].tolist()}
-    positions |= {position for position in range(key - _AROUND_KEY, key + _AROUND_KEY + 1) if 0 <= position < n}
+    is_shown = np.abs(places - key) <= _AROUND_KEY
+    is_shown[[0, focus, *named[:_PINS], *named[-_PINS:]]] = True
     # What is nearest to the focus, until there is no more room; of two the earlier one.
-    for position in sorted(range(n), key=lambda position: (abs(position - focus), position)):
-        if len(positions) >= WINDOW:
-            break
-        positions.add(position)
-    return np.array(sorted(positions), np.int64)
+    nearest = np.argsort(np.abs(places - focus), kind="stable")
+    n_left = max(0, WINDOW - int(is_shown.sum()))
+    is_shown[nearest[~is_shown[nearest]][:n_left]] = True
+    return np.flatnonzero(is_shown)
 
 
-def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
+def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, tuple[tuple[int, int], ...]]:
     """Return the source's own characters of some tokens, rising, and where in them each token stands.
 
     Tokens that are left out are `LEFT_OUT`. Both are empty if the tokenizer has no offsets.
@@ -337,10 +339,13 @@ def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple
     written = ""
     offsets: list[tuple[int, int]] = []
     end = -1  # in the source, of what is written; -1: tokens were left out since
-    for number, position in enumerate(positions.tolist()):
-        start, stop = tokens.offsets[position].tolist()
-        if number and position != positions[number - 1] + 1:
-            written, end = written + LEFT_OUT, -1
+    before = int(places[0]) - 1
+    for place in places.tolist():
+        start, stop = tokens.offsets[place].tolist()
+        if place != before + 1:
+            written += LEFT_OUT
+            end = -1
+        before = place
         if start < 0 or stop <= start:
             offsets.append((len(written), len(written)))
             continue
@@ -352,4 +357,6 @@ def excerpt_of(tokens: Tokens, positions: NDArray[np.int64]) -> tuple[str, tuple
         written += tokens.text[max(start, end) : stop]
         end = max(end, stop)
         offsets.append((first, len(written)))
-    return (written, tuple(offsets)) if any(stop > start for start, stop in offsets) else ("", ())
+    if all(start == stop for start, stop in offsets):
+        return "", ()
+    return written, tuple(offsets)

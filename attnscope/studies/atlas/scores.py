@@ -33,16 +33,18 @@ Place = tuple[str, int, int]
 def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
     """Return each text's score by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
 
-    def value(name: str, sums_of: NDArray[np.float64]) -> NDArray[np.float64]:
-        at = sums.names.index(name)
-        total, count = (part[at].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (sums_of, sums.count))
-        mean: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
-        return mean
+    def mean(name: str, sums_of: NDArray[np.float64]) -> NDArray[np.float64]:
+        # From (measure, text x unit, head) to (text, head).
+        number = sums.names.index(name)
+        totals = sums_of[number].reshape(n_texts, -1, sums_of.shape[2]).sum(1)
+        counts = sums.count[number].reshape(n_texts, -1, sums_of.shape[2]).sum(1)
+        means: NDArray[np.float64] = np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0)
+        return means
 
     if rank != CONTENT:
-        return value(rank, sums.sum)
-    nats = value("entropy_nats", sums.uniform_sum) - value("entropy_nats", sums.sum)
-    return (1 - value("resting", sums.sum)) * np.maximum(nats, 0.0)
+        return mean(rank, sums.sum)
+    nats = mean("entropy_nats", sums.uniform_sum) - mean("entropy_nats", sums.sum)
+    return (1 - mean("resting", sums.sum)) * np.maximum(nats, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +60,6 @@ class ScoredText:
     number: int
     n_tokens: int
     lot: int
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """Return what texts are sorted by."""
-        return self.lot, self.text.index, self.number
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,18 +84,17 @@ class Scores:
         cls, heads: Sequence[Place], texts: Sequence[ScoredText], values: NDArray[np.float32], n_top: int, n_sample: int
     ) -> Scores:
         """Return the texts that are kept among all given."""
-        order = sorted(range(len(texts)), key=lambda at: texts[at].order)
-        every = cls(tuple(heads), tuple(texts[at] for at in order), values[order], n_top, n_sample)
+
+        def lot_of_text(number: int) -> tuple[int, int, int]:
+            scored = texts[number]
+            return scored.lot, scored.text.index, scored.number
+
+        order = np.array(sorted(range(len(texts)), key=lot_of_text), np.int64)
+        every = cls(tuple(heads), tuple(texts), values[order], n_top, n_sample)
         # Keep the sample and the best of each head.
-        keeps = np.zeros(len(texts), np.bool_)
-        keeps[:n_sample] = True
         best = every.best()
-        keeps[best[best >= 0]] = True
-        return replace(
-            every,
-            texts=tuple(text for text, is_kept in zip(every.texts, keeps, strict=True) if is_kept),
-            values=every.values[keeps],
-        )
+        kept = np.union1d(every.sample, best[best >= 0]).astype(np.int64)
+        return replace(every, texts=tuple(texts[number] for number in order[kept]), values=every.values[kept])
 
     def of_heads(self, heads: Sequence[Place]) -> Scores:
         """Return the scores of some heads, in their order."""
@@ -106,19 +102,16 @@ class Scores:
         return replace(self, heads=tuple(heads), values=self.values[:, columns])
 
     def merge(self, other: Scores) -> Scores:
-        """Return those of the texts of both, which have no text in common."""
-        heads = self.heads or other.heads
-        return self.of(
-            heads, (*self.texts, *other.texts), np.concatenate([self.values, other.values]), self.n_top, self.n_sample
-        )
+        """Return the scores of the texts of both, which have no text in common."""
+        values = np.concatenate([self.values, other.values])
+        return self.of(self.heads, (*self.texts, *other.texts), values, self.n_top, self.n_sample)
 
     def best(self) -> NDArray[np.int64]:
         """Return the best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
-        most = min(self.n_top, len(self.texts))
-        below = np.where(np.isnan(self.values), np.inf, -self.values.astype(np.float64))
-        order = np.argsort(below, axis=0, kind="stable")[:most]  # texts are in the order of their lots: ties go to it
-        undefined = np.isnan(np.take_along_axis(self.values, order, 0)) if most else order
-        return np.where(undefined, -1, order).T.astype(np.int64)
+        # Texts are in the order of their lots, and ties go to it.
+        order = np.argsort(-self.values.astype(np.float64), axis=0, kind="stable")[: self.n_top]
+        is_undefined = np.isnan(np.take_along_axis(self.values, order, 0))
+        return np.where(is_undefined, -1, order).T.astype(np.int64)
 
     @property
     def sample(self) -> range:
@@ -128,25 +121,28 @@ class Scores:
     def deciles(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return the deciles of each head's scores in the sample.
 
+        With m texts, sorted by score and hash, decile d begins at text d m / 10.
+
         Returns:
             Their ends, (head, 11), NaN if no text has a score: the lowest score of each decile, and last the highest of
-            all. And the text with the least hash in each decile, (head, 10), -1 if it has none. With m texts, sorted by
-            score and hash, decile d begins at text d m / 10.
+            all. And the text with the least hash in each decile, (head, 10), -1 if it has none.
         """
         values = self.values[: len(self.sample)]
         n_heads = values.shape[1]
-        ends, examples = np.full((n_heads, 11), np.nan, np.float32), np.full((n_heads, 10), -1, np.int64)
+        ends = np.full((n_heads, 11), np.nan, np.float32)
+        examples = np.full((n_heads, 10), -1, np.int64)
         for head in range(n_heads):
-            defined = np.flatnonzero(~np.isnan(values[:, head]))
-            if not len(defined):
+            # NaN is sorted last.
+            ranked = np.argsort(values[:, head].astype(np.float64), kind="stable")
+            ranked = ranked[~np.isnan(values[ranked, head])]
+            if not len(ranked):
                 continue
-            own = values[defined, head].astype(np.float64)
-            ranked = defined[np.argsort(own, kind="stable")]
-            edges = [decile * len(ranked) // 10 for decile in range(11)]
+            edges = np.arange(11) * len(ranked) // 10
             ends[head] = values[ranked[np.minimum(edges, len(ranked) - 1)], head]
-            for decile, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
-                if last > first:
-                    examples[head, decile] = ranked[first:last].min()  # texts are in the order of their lots
+            # The least number of a text is that of the least hash.
+            for decile in range(10):
+                members = ranked[edges[decile] : edges[decile + 1]]
+                examples[head, decile] = members.min() if len(members) else -1
         return ends, examples
 
 
@@ -160,9 +156,6 @@ class ScoredSums(HeadSums):
 
     scores: Scores | None = None
     _block: dict[int, CorpusText] = field(default_factory=dict)
-    _heads: tuple[Place, ...] = ()
-    _texts: list[ScoredText] = field(default_factory=list)
-    _values: list[NDArray[np.float32]] = field(default_factory=list)
 
 
 class AtlasMeasurer(HeadMeasurer):
@@ -179,7 +172,10 @@ class AtlasMeasurer(HeadMeasurer):
 
     def __init__(self, *arguments: Any, rank: str, n_top: int, n_sample: int, seed: int = 0, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._rank, self._n_top, self._n_sample, self._seed = rank, n_top, n_sample, seed
+        self._rank = rank
+        self._n_top = n_top
+        self._n_sample = n_sample
+        self._seed = seed
 
     def start(self, block: Block) -> ScoredSums:
         """Return sums of nothing yet."""
@@ -189,23 +185,23 @@ class AtlasMeasurer(HeadMeasurer):
         """Add a batch, and the score of each text by each head; but not of texts that are left out."""
         assert isinstance(part, ScoredSums)
         super().add(part, batch, result)
-        # Scores of the batch, heads in order of kind, layer and number. (text, head)
-        layers = [
-            (kind, layer, sums) for kind, of_kind in result.sums.items() for layer, sums in sorted(of_kind.items())
-        ]
-        part._heads = tuple((kind, layer, head) for kind, layer, sums in layers for head in range(sums.sum.shape[2]))
-        scores = np.concatenate([score(sums, self._rank, len(batch)) for *_, sums in layers], 1).astype(np.float32)
-        for values, chunk in zip(scores, batch, strict=True):
-            if chunk.text not in part.broken:
-                text = part._block[chunk.text]
-                lot = int.from_bytes(lot_of(text, self._seed, chunk.number), "big")
-                part._texts.append(ScoredText(text, chunk.number, len(chunk), lot))
-                part._values.append(values)
+        # Scores by the heads of each layer in turn, (text, head).
+        heads: list[Place] = []
+        values: list[NDArray[np.float64]] = []
+        for kind, by_layer in result.sums.items():
+            for layer, sums in sorted(by_layer.items()):
+                values.append(score(sums, self._rank, len(batch)))
+                heads += [(kind, layer, head) for head in range(sums.sum.shape[2])]
+        # Texts that are whole.
+        rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
+        if not rows:
+            return
+        texts = [self._scored(part, batch[row]) for row in rows]
+        every = np.concatenate(values, 1).astype(np.float32)[rows]
+        scores = Scores.of(heads, texts, every, self._n_top, self._n_sample)
+        part.scores = part.scores.merge(scores) if part.scores else scores
 
-    def finish(self, part: HeadSums) -> ScoredSums:
-        """Return the sums, and the texts that are kept."""
-        assert isinstance(part, ScoredSums)
-        super().finish(part)
-        if part._values:
-            part.scores = Scores.of(part._heads, part._texts, np.stack(part._values), self._n_top, self._n_sample)
-        return part
+    def _scored(self, part: ScoredSums, chunk: Chunk) -> ScoredText:
+        text = part._block[chunk.text]
+        lot = int.from_bytes(lot_of(text, self._seed, chunk.number), "big")
+        return ScoredText(text, chunk.number, len(chunk), lot)

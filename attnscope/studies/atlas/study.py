@@ -89,97 +89,88 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, heads: Seq
     """Return the result of both passes."""
     # What the second pass says of heads, kind by kind.
     n = len(heads)
-    profiles, even = np.full((2, n, N_OFFSETS), np.nan, np.float32)
+    profiles = np.full((2, n, N_OFFSETS), np.nan, np.float32)
     distances = np.full((n, n), np.nan, np.float32)
-    positions = np.full((n, 2), np.nan)
+    places = np.full((n, 2), np.nan)
     token_rows: list[dict[str, Any]] = []
     for kind, kind_tables in rows.tables.items() if rows.n_sampled else ():
         of_kind = [number for number, head in enumerate(heads) if head[0] == kind]
-        profiles[of_kind], even[of_kind] = kind_tables.profiles()
-        distances[np.ix_(of_kind, of_kind)] = between = kind_tables.distances()
-        positions[of_kind] = classical_mds(between.astype(np.float64))[0]
+        profiles[:, of_kind] = kind_tables.profiles()
+        between = kind_tables.distances()
+        distances[np.ix_(of_kind, of_kind)] = between
+        places[of_kind] = classical_mds(between.astype(np.float64))[0]
         for row, of_head in zip(of_kind, kind_tables.rows(), strict=True):
             token_rows += [{"head": row, **tokens} for tokens in of_head]
-    deciles = np.full((n, 11), np.nan, np.float32)
-    if n and scores.values.shape[1] == n:
-        deciles = scores.deciles()[0]
+    deciles = np.full((n, 11), np.nan)
+    if n and scores.heads:
+        deciles = scores.deciles()[0].astype(np.float64)
 
-    # The tables.
-    rank = CONTENT_WHAT if options.rank == CONTENT else findings.table("heads").columns[options.rank].meaning
-    tables, grids = example_tables(rows.examples)
-    tables |= {name: findings.table(name) for name in ("heads", "roles")}
-    tables["heads"] = _with_scores(tables["heads"], options.rank, deciles, positions)
-    tables["tokens"] = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
-    chosen = {"examples": options.examples, "sample": options.sample, "seed": options.seed}
-    meanings = {"rank": options.rank, "score": rank, "lift": OUTSIDE_SINKS}
-    grids |= {"profile": profiles, "even_profile": even, "distance": distances}
-    grids["deciles"] = deciles.astype(np.float64)
-    corpus = settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete)
-    return Atlas(findings.run, corpus, {**findings.options, **chosen, **meanings}, tables, grids)
-
-
-def _with_scores(table: Table, rank: str, deciles: NDArray[Any], positions: NDArray[Any]) -> Table:
-    """Return the table of heads with scores, and with places on the map of distances."""
-    for name, place, what in (("score_median", 5, "median text"), ("score_p90", 9, "90th percentile")):
-        table = table.with_column(number(name, label=f"{rank} ({what})"), deciles[:, place])
-    meaning = "heads that attend alike stand near each other"
+    # The heads with their scores, and their places on the map of distances.
+    table = findings.table("heads")
+    rank = options.rank
+    for name, decile, what in (("score_median", 5, "median text"), ("score_p90", 9, "90th percentile")):
+        table = table.with_column(number(name, label=f"{rank} ({what})"), deciles[:, decile])
     for axis, name in enumerate(("map_x", "map_y")):
-        table = table.with_column(number(name, meaning), positions[:, axis])
-    return table
+        table = table.with_column(number(name, "heads that attend alike stand near each other"), places[:, axis])
+
+    # The other tables, and what the numbers mean.
+    tables, grids = example_tables(rows.examples)
+    tokens = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
+    tables |= {"heads": table, "roles": findings.table("roles"), "tokens": tokens}
+    grids |= {"profile": profiles[0], "even_profile": profiles[1], "distance": distances, "deciles": deciles}
+    meaning = CONTENT_WHAT if rank == CONTENT else table.columns[rank].meaning
+    chosen = {
+        "examples": options.examples,
+        "sample": options.sample,
+        "seed": options.seed,
+        "rank": rank,
+        "score": meaning,
+        "lift": OUTSIDE_SINKS,
+    }
+    corpus = settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete)
+    return Atlas(findings.run, corpus, {**findings.options, **chosen}, tables, grids)
 
 
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
     """Return the tables and arrays of examples, by head, what they are to show, and rank."""
     whys = ("top", "decile")
-    order = sorted(examples, key=lambda one: (one.wanted.head, whys.index(one.wanted.why), one.wanted.rank))
+    order = sorted(examples, key=lambda read: (read.wanted.head, whys.index(read.wanted.why), read.wanted.rank))
     # Number the rows of shown tokens, kept keys and characters as they come.
-    n_characters = [len(one.excerpt) for one in order]
-    n_shown = [len(one.labels) for one in order]
-    n_kept = [np.diff(one.starts) for one in order]
-    labels = [label for one in order for label in one.labels]
-    vocabulary = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    offsets = np.array([span for one in order for span in one.offsets or [(0, 0)] * len(one.labels)]).reshape(-1, 2)
+    vocabulary: dict[str, int] = {}
+    rows: list[dict[str, Any]] = []
+    shown = [np.zeros((0, len(Atlas.TABLES["shown"])), np.int64)]
+    kept = [np.zeros((2, 0), np.uint8)]
+    excerpts = ""
+    n_kept = 0
+    for row, example in enumerate(order):
+        text_row = {"first_character": len(excerpts), "n_characters": len(example.excerpt)}
+        rows.append({**vars(example), **vars(example.wanted), **text_row})
+        n_shown = len(example.labels)
+        labels = [vocabulary.setdefault(label, len(vocabulary)) for label in example.labels]
+        starts, stops = np.reshape(example.offsets or np.zeros((n_shown, 2), np.int64), (-1, 2)).T
+        first_kept = n_kept + example.starts
+        columns = (
+            np.full(n_shown, row),
+            example.places,
+            np.array(labels, np.int64),
+            example.special,
+            starts,
+            stops,
+            first_kept[:-1],
+            np.diff(first_kept),
+        )
+        shown.append(np.stack(columns, 1))
+        kept.append(np.stack([example.keys, example.codes]))
+        excerpts += example.excerpt
+        n_kept += len(example.keys)
+
+    names = [column.name for column in Atlas.TABLES["shown"]]
+    of_tokens = dict(zip(names, np.concatenate(shown).T, strict=True))
     tables = {
-        "examples": Table.of_arrays(
-            Atlas.TABLES["examples"],
-            head=[one.wanted.head for one in order],
-            why=[one.wanted.why for one in order],
-            rank=[one.wanted.rank for one in order],
-            score=[one.wanted.score for one in order],
-            text=[one.text for one in order],
-            source=[one.source for one in order],
-            n_tokens=[one.n_tokens for one in order],
-            focus=[one.focus for one in order],
-            first_character=_starts(n_characters),
-            n_characters=n_characters,
-        ),
-        "shown": Table.of_arrays(
-            Atlas.TABLES["shown"],
-            example=np.repeat(np.arange(len(order)), n_shown),
-            place=_join([one.places for one in order], np.int64),
-            label=[vocabulary[label] for label in labels],
-            special=_join([one.special for one in order], np.bool_),
-            start=offsets[:, 0],
-            stop=offsets[:, 1],
-            first_kept=_starts(_join(n_kept, np.int64)),
-            n_kept=_join(n_kept, np.int64),
-        ),
+        "examples": Table.of(Atlas.TABLES["examples"], rows),
+        "shown": Table.of_arrays(Atlas.TABLES["shown"], **of_tokens),
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    excerpts = "".join(one.excerpt for one in order).encode("utf-32-le", "surrogatepass")
-    grids = {
-        "kept_key": _join([one.keys for one in order], np.uint8),
-        "kept_code": _join([one.codes for one in order], np.uint8),
-        "characters": np.frombuffer(excerpts, "<u4").copy(),
-    }
-    return tables, grids
-
-
-def _join(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype), *parts])
-
-
-def _starts(sizes: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
-    """Return where each of some runs of these sizes begins."""
-    starts: NDArray[Any] = np.cumsum(sizes) - np.asarray(sizes)
-    return starts
+    keys, codes = np.concatenate(kept, 1)
+    characters = np.frombuffer(excerpts.encode("utf-32-le", "surrogatepass"), "<u4").copy()
+    return tables, {"kept_key": keys, "kept_code": codes, "characters": characters}

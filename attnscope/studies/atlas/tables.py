@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from attnscope.questions.atlas import FURTHEST, N_OFFSETS
 from attnscope.results.table import Estimate
 from attnscope.results.tokens import Tokens
 
-Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
+Tiles = Iterable[tuple[slice, Tensor, Tensor]]
+"""Tiles of queries, each with the weights, (head, query, key), and the keys that may be attended to, (query, key)."""
 
 SIDES = ("asks", "gets", "pairs")
 """The items that have a table: tokens as queries, tokens as keys, and pairs of both."""
@@ -53,102 +54,95 @@ class ReadText:
         return len(self.tokens)
 
     @property
-    def ids(self) -> Numbers:
-        """Return the number of each token, (token,)."""
-        return self.tokens.ids
-
-    @property
     def outside_sinks(self) -> NDArray[np.bool_]:
         """Return a mask of the keys that are neither special tokens nor the first one, (token,)."""
         outside: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
         return outside
 
+    def types_of(self, where: NDArray[np.bool_]) -> Numbers:
+        """Return the numbers of some of its tokens, (token,); -1 for the others."""
+        return np.where(where, self.tokens.ids, -1)
+
 
 class KindTables:
-    """Hold the tables of the heads of one kind of attention, text by text; `n_heads` has the heads of each layer."""
+    """Hold the tables of the heads of one kind of attention, text by text.
 
-    def __init__(self, n_heads: Sequence[int], texts: Sequence[ReadText]) -> None:
-        self.n_heads = list(n_heads)
-        total = sum(self.n_heads)
-        self._least = least = max(1, min(LEAST_TEXTS, len(texts)))
+    `n_heads` are the heads of each layer. Items of "asks" and "gets" are numbers of tokens; those of "pairs" are codes:
+    the place of the query's item x items of "gets" + the place of the key's item.
+    """
+
+    def __init__(self, n_heads: Mapping[int, int], texts: Sequence[ReadText]) -> None:
+        self.n_heads = n_heads
+        total = sum(n_heads.values())
+        self._least = max(1, min(LEAST_TEXTS, len(texts)))
         self._labels: dict[int, str] = {}
         for text in texts:
-            self._labels = dict(zip(text.ids.tolist(), text.tokens.labels, strict=True)) | self._labels
+            self._labels = dict(zip(text.tokens.ids.tolist(), text.tokens.labels, strict=True)) | self._labels
         # List the items that enough texts have, the most frequent up to a limit.
-        self._asks = np.sort(_frequent([text.ids[text.asks] for text in texts], least)[:_MOST_TYPES])
-        self._gets = np.sort(_frequent([text.ids[text.outside_sinks] for text in texts], least)[:_MOST_TYPES])
-        room = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
-        self._pairs = np.sort(_frequent([self._pair_codes(*self._items_of(text)) for text in texts], least)[:room])
+        self._asks = self._list_items([text.types_of(text.asks) for text in texts], _MOST_TYPES)
+        self._gets = self._list_items([text.types_of(text.outside_sinks) for text in texts], _MOST_TYPES)
+        most_pairs = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
+        self._pairs = self._list_items([self._pair_codes(*self._items_of(text)) for text in texts], most_pairs)
         self._sums = [ItemSums(len(items), total) for items in (self._asks, self._gets, self._pairs)]
-        # Each head is compared with its own attention, spread evenly.
+        # Each head is compared with its own attention, spread evenly: (head, offset), of all queries.
         self._profiles = np.zeros((total, N_OFFSETS))
-        self._even_profiles = np.zeros((len(self.n_heads), N_OFFSETS))
-        self._n_queries = np.zeros(len(self.n_heads))
-        self._divergences, self._compared = np.zeros((2, total, total))
+        self._even_profiles = np.zeros((total, N_OFFSETS))
+        self._n_queries = np.zeros((total, 1))
+        self._divergences = np.zeros((total, total))
+        self._compared = np.zeros((total, total))
+
+    def _list_items(self, items_of_texts: Sequence[Numbers], most: int) -> Numbers:
+        """Return the items that enough texts have, ascending: those of most texts up to a limit."""
+        every = [np.unique(items[items >= 0]) for items in items_of_texts]
+        items, n_texts = np.unique(np.concatenate([np.zeros(0, np.int64), *every]), return_counts=True)
+        frequent = np.lexsort((items, -n_texts))[: (n_texts >= self._least).sum()]
+        listed: Numbers = np.sort(items[frequent[:most]])
+        return listed
 
     def _items_of(self, text: ReadText) -> tuple[Numbers, Numbers]:
-        """Return the items of "asks" and of "gets" that a text has."""
-        asks = np.flatnonzero(np.isin(self._asks, text.ids[text.asks]))
-        gets = np.flatnonzero(np.isin(self._gets, text.ids[text.outside_sinks]))
+        """Return the places of the items of "asks" and of "gets" that a text has."""
+        asks = np.flatnonzero(np.isin(self._asks, text.types_of(text.asks)))
+        gets = np.flatnonzero(np.isin(self._gets, text.types_of(text.outside_sinks)))
         return asks, gets
 
     def _pair_codes(self, asks: Numbers, gets: Numbers) -> Numbers:
-        """Return the pairs of some items, as numbers: query x keys + key; ascending."""
-        codes: Numbers = (asks[:, None] * len(self._gets) + gets).ravel()
+        """Return the codes of the pairs of some items, ascending."""
+        codes: Numbers = np.add.outer(asks * len(self._gets), gets).ravel()
         return codes
 
-    def add(self, text: ReadText, read: Callable[[int], Iterable[tuple[slice, Tensor, Tensor]]]) -> None:
-        """Add a text.
-
-        Args:
-            text: What is read in it.
-            read: Layer -> tiles of queries, each with the weights, (head, query, key), and the keys that may be
-                attended to, (query, key).
-        """
-        # The items of the text, and which of them each query and key is.
+    def add(self, text: ReadText, tiles_of: Callable[[int], Tiles]) -> None:
+        """Add a text; `tiles_of` gives the tiles of a layer."""
+        # The items of the text, and which of them each query and key is, (query, item) and (key, item).
         asks, gets = self._items_of(text)
-        query_of = np.where(text.asks, _numbers(self._asks[asks], text.ids), -1)
-        key_of = np.where(text.outside_sinks, _numbers(self._gets[gets], text.ids), -1)
-        of_queries = members(torch.from_numpy(query_of), len(asks))  # (query, item)
-        of_keys = members(torch.from_numpy(key_of), len(gets))  # (key, item)
-        pairs = _numbers(self._pairs, self._pair_codes(asks, gets))
-        is_listed = np.flatnonzero(pairs >= 0)
-        pair_rows, pair_columns = np.divmod(is_listed, max(1, len(gets)))
+        of_queries = _members(self._asks[asks], text.types_of(text.asks))
+        of_keys = _members(self._gets[gets], text.types_of(text.outside_sinks))
+        pairs = _places(self._pairs, self._pair_codes(asks, gets))
+        is_listed = pairs >= 0
+        items = (asks, gets, pairs[is_listed])
 
         first = 0
-        for layer, n_heads in enumerate(self.n_heads):
+        for layer, n_heads in self.n_heads.items():
             heads = slice(first, first + n_heads)
             first += n_heads
-            asked, got, paired = self._sum_layer(layer, heads, text, of_queries, of_keys, read(layer))
-            items = (asks, gets, pairs[is_listed])
-            for sums, of_side, totals in zip(
-                self._sums, items, (asked, got, paired[:, pair_rows, pair_columns]), strict=True
-            ):
+            asked, got, paired = self._sum_layer(heads, text, of_queries, of_keys, tiles_of(layer))
+            by_side = (asked, got, paired.flatten(1)[:, is_listed])
+            for sums, of_side, totals in zip(self._sums, items, by_side, strict=True):
                 # Of each head, its even share, and how many queries could see an item; `most` is the largest lift.
-                *_, count, share = totals.double().numpy()
-                masses, even = totals[:-2].double().numpy().reshape(2, n_heads, -1)
+                numbers = totals.double().numpy()
+                count, share = numbers[-2:]
                 most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
-                sums.add(heads, of_side, masses, even, count, most)
+                sums.add(heads, of_side, numbers[:n_heads], numbers[n_heads:-2], count, most)
 
     def _sum_layer(
-        self,
-        layer: int,
-        heads: slice,
-        text: ReadText,
-        of_queries: Tensor,
-        of_keys: Tensor,
-        tiles: Iterable[tuple[slice, Tensor, Tensor]],
+        self, heads: slice, text: ReadText, of_queries: Tensor, of_keys: Tensor, tiles: Tiles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add attention by offset, and return sums of a layer by item of "asks", of "gets", and by both.
 
         Each has a row per head, one for the even share of each, the queries that could see an item, and its even share
         of all attention: (2 head + 2, item) or (2 head + 2, query item, key item).
         """
-        n_rows = 2 * (heads.stop - heads.start) + 2
         outside = torch.from_numpy(text.outside_sinks)
-        asks = torch.zeros(n_rows, of_queries.shape[1])
-        gets = torch.zeros(n_rows, of_keys.shape[1])
-        pairs = torch.zeros(n_rows, of_queries.shape[1], of_keys.shape[1])
+        asks, gets, pairs = torch.zeros(3, 1)  # they grow to their shapes as they are added to
         # Uniform attention gives least outside sinks if there is one such token.
         least = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
@@ -158,21 +152,21 @@ class KindTables:
             # Attention by offset.
             masses = offset_masses(rows, FURTHEST, queries.start).numpy()
             self._profiles[heads] += masses[:-1]
-            self._even_profiles[layer] += masses[-1]
-            self._n_queries[layer] += int(counted.sum())
+            self._even_profiles[heads] += masses[-1]
+            self._n_queries[heads] += int(counted.sum())
             # Attention outside the sinks, by the query's token.
             away = rows @ outside.float()
-            of_heads, even = away[:-1], away[-1:]
+            of_heads = away[:-1]
+            even = away[-1:]
             sees = (even > 0).float()
-            asks += torch.cat([of_heads, even.expand_as(of_heads), sees, least * sees]) @ of_queries[queries]
+            asks = asks + torch.cat([of_heads, even.expand_as(of_heads), sees, least * sees]) @ of_queries[queries]
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
             shares = even_weights(allowed & outside) * counted[:, None] @ of_keys
-            key_masses = torch.cat(
-                [rows[:-1] @ of_keys, of_heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
-            )
-            gets += key_masses.sum(1)
+            parts = [rows[:-1] @ of_keys, of_heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
+            on_keys = torch.cat(parts)
+            gets = gets + on_keys.sum(1)
             # By pair: the queries of each token times what they give each key's token.
-            pairs += of_queries[queries].T @ key_masses
+            pairs = pairs + of_queries[queries].T @ on_keys
         return asks, gets, pairs
 
     def compare(self, rows: Tensor) -> None:
@@ -188,51 +182,32 @@ class KindTables:
         distances: NDArray[np.float32] = as_distance(mean).astype(np.float32)
         return distances
 
-    def profiles(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return mean attention by offset, of heads and of uniform attention over their keys, each (head, offset)."""
-        n_queries = np.maximum(self._n_queries, 1)[:, None]
-        even = (self._even_profiles / n_queries).astype(np.float32)
-        return (
-            (self._profiles / np.repeat(n_queries, self.n_heads, 0)).astype(np.float32),
-            np.repeat(even, self.n_heads, 0),
-        )
+    def profiles(self) -> NDArray[np.float32]:
+        """Return mean attention by offset, of heads and of uniform attention over their keys, (2, head, offset)."""
+        profiles = np.stack([self._profiles, self._even_profiles]) / np.maximum(self._n_queries, 1)
+        return profiles.astype(np.float32)
 
     def rows(self) -> list[list[dict[str, Any]]]:
         """Return the token table of every head: rows of the table `tokens`, but for the head."""
         asks = [self._labels[number] for number in self._asks.tolist()]
         gets = [self._labels[number] for number in self._gets.tolist()]
-        pairs = np.divmod(self._pairs, max(1, len(gets)))
+        queries, keys = np.divmod(self._pairs, max(1, len(gets)))
+        # The labels of each item, as a query and as a key.
         tokens = {
             "asks": [(label, "") for label in asks],
             "gets": [("", label) for label in gets],
-            "pairs": [(asks[query], gets[key]) for query, key in np.transpose(pairs).tolist()],
+            "pairs": [(asks[query], gets[key]) for query, key in zip(queries, keys, strict=True)],
         }
-        by_head: list[list[dict[str, Any]]] = [[] for _ in range(sum(self.n_heads))]
+        by_head: list[list[dict[str, Any]]] = [[] for _ in self._profiles]
         for side, sums in zip(SIDES, self._sums, strict=True):
             lifts = sums.lifts()
             for head, rows in enumerate(by_head):
                 for item in choose_items(lifts, head, above_even=side != "asks", least=self._least):
+                    mass, lift, low, high, n_queries, n_texts = (part[item, head] for part in lifts)
                     query, key = tokens[side][item]
-                    rows.append(
-                        {
-                            "side": side,
-                            "query": query,
-                            "key": key,
-                            "mass": lifts.mass[item, head],
-                            "lift": Estimate(lifts.lift[item, head], lifts.low[item, head], lifts.high[item, head]),
-                            "n_queries": int(lifts.counts[item, head]),
-                            "n_texts": int(lifts.n_texts[item, head]),
-                        }
-                    )
+                    row = {"side": side, "query": query, "key": key, "mass": mass, "lift": Estimate(lift, low, high)}
+                    rows.append({**row, "n_queries": int(n_queries), "n_texts": int(n_texts)})
         return by_head
-
-
-def _round(values: Floats) -> Floats:
-    """To five significant digits, and to 1e-9."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        unit = 10.0 ** np.maximum(np.floor(np.log10(np.abs(values))) - 4, -9)
-    rounded: Floats = np.where(np.isfinite(unit), np.rint(values / unit) * unit, values)
-    return rounded
 
 
 def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
@@ -247,31 +222,36 @@ def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> li
         above_even: Whether only items whose lift is known to be above 1 are listed.
         least: The fewest texts in which a query could see an item.
     """
-    low = np.where(np.isnan(lifts.low[:, head]), 0.0, lifts.low[:, head])
-    clear = np.isfinite(lifts.lift[:, head]) & (lifts.n_texts[:, head] >= least)
+    mass, lift, low, _, counts, n_texts = (part[:, head] for part in lifts)
+    low = np.nan_to_num(low)
+    is_clear = np.isfinite(lift) & (n_texts >= least)
     if above_even:
-        clear &= low > 1
-    clear_items = np.flatnonzero(clear)
+        is_clear &= low > 1
+    items = np.flatnonzero(is_clear)
     # What differs by rounding alone is alike: how a text is cut must not choose.
-    low, mass = _round(low), _round(lifts.mass[:, head])
-    by_lift = clear_items[np.lexsort((-lifts.counts[clear_items, head], -low[clear_items]))][:BY_LIFT]
-    by_mass = clear_items[np.lexsort((-low[clear_items], -mass[clear_items]))][:BY_MASS]
-    listed = np.array(list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()])), np.int64)
-    return listed[np.argsort(-low[listed], kind="stable")].tolist()  # type: ignore[no-any-return]
+    low = _round(low)
+    mass = _round(mass)
+    by_lift = items[np.lexsort((-counts[items], -low[items]))][:BY_LIFT]
+    by_mass = items[np.lexsort((-low[items], -mass[items]))][:BY_MASS]
+    listed = list(dict.fromkeys([*by_lift.tolist(), *by_mass.tolist()]))
+    return sorted(listed, key=lambda item: -low[item])
 
 
-def _frequent(numbers: Sequence[Numbers], least: int) -> Numbers:
-    """Return the numbers that at least so many texts have, those of most texts first."""
-    every = np.concatenate([np.unique(of_text) for of_text in numbers] or [np.zeros(0, np.int64)])
-    values, counts = np.unique(every, return_counts=True)
-    order = np.lexsort((values, -counts))
-    frequent: Numbers = values[order[counts[order] >= least]]
-    return frequent
+def _round(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Round to five significant digits, and to 1e-9."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = 10.0 ** np.maximum(np.floor(np.log10(np.abs(values))) - 4, -9)
+    rounded: NDArray[np.float64] = np.where(np.isfinite(unit), np.rint(values / unit) * unit, values)
+    return rounded
 
 
-def _numbers(items: Numbers, values: Numbers) -> Numbers:
+def _places(items: Numbers, values: Numbers) -> Numbers:
     """Return which of some sorted items each value is; -1 = none."""
-    if not len(items):
-        return np.full(len(values), -1)
-    positions = np.minimum(np.searchsorted(items, values), len(items) - 1)
-    return np.where(items[positions] == values, positions, -1)
+    places = np.searchsorted(items, values)
+    is_item = np.append(items, -2)[places] == values
+    return np.where(is_item, places, -1)
+
+
+def _members(items: Numbers, values: Numbers) -> Tensor:
+    """Return which of some sorted items each value is, (value, item), 1 or 0."""
+    return members(torch.from_numpy(_places(items, values)), len(items))
