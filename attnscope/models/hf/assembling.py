@@ -3,7 +3,7 @@
 A model comes from memory (`wrap`) or from files (`hf.loading`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.seeing import hides_patches
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.hf.verdicts import Identity, Memory
+from attnscope.models.hf.verdicts import Memory
 from attnscope.models.info import ModelInfo
 from attnscope.models.turns import share_lock
 
@@ -50,7 +50,8 @@ class RawModel:
     notes: tuple[str, ...] = ()  # what a user must know of how it was read
     processor: Any = None  # makes what it reads of pictures or sound; None where there is none
     adapter: Adapter = field(default_factory=Adapter)
-    identity: Identity | None = None  # by which its verdict is remembered; None = it is not
+    hashes: Mapping[str, str] | None = None  # of its files, by which its verdict is remembered; None = it is not
+    again: bool = False  # whether to compare, whatever is remembered
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
@@ -130,8 +131,8 @@ def _build(
     share_lock([raw.model])
     # A remembered verdict stands for the survey; else the attention is surveyed and compared now.
     memory = None
-    if survey is None and raw.identity is not None:
-        memory = Memory(raw.model, base, raw.identity)
+    if survey is None and raw.hashes is not None:
+        memory = Memory(raw.model, base, raw.hashes, again=raw.again)
         survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
     kinds = tuple(survey.layers)

@@ -17,7 +17,7 @@ how a check ended.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import Kind, Probe, attend
+from attnscope.core.attention.seam import Probe, attend
 from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory
 from attnscope.models.hf.examples import LENGTHS, OWN_INPUTS, Example, examples, length_beyond, long_example, reaches
 from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
@@ -44,7 +44,7 @@ from attnscope.models.hf.rounding import (
     tolerance,
 )
 from attnscope.models.hf.seam import Seen, perform, rehearse
-from attnscope.models.hf.survey import Maps, Survey, Unclear, extras_of, hides_later, read_seam, read_weights
+from attnscope.models.hf.survey import Maps, Survey, Unclear, hides_later, read_seam, read_weights
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
 """Of convolutions, say, that run over the end of a text."""
@@ -62,71 +62,59 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
     with torch.no_grad():
         try:
             # The seam path: read the layers off the calls, then compare them with eager.
-            output = _rehearse(model, padded, alone, seen)
+            output, seen = _rehearse(model, padded, alone)
             survey = read_seam(model.config, alone, output, seen)
             if check or survey.n_calls < sum(survey.n_layers.values()):
-                single = outcome_at_seam(survey, output, seen)
-                survey = _check_seam(model, survey, padded, alone, single)
+                notes = _check_seam(model, survey, padded, alone, outcome_at_seam(survey, output, seen))
+                survey = replace(survey, notes=(*survey.notes, *notes))
             return replace(survey, checked=check)
-        except Unclear as error:
+        except AttnscopeError:
+            raise
+        except Exception as error:  # a model may fail in any way when its attention is exchanged
+            if is_out_of_memory(error):
+                raise
             # The eager path: the weights that the model itself returns.
-            return _read_eager(model, padded, alone, str(error), len(seen))
+            return _read_eager(model, padded, alone, _shorten(error), len(seen))
 
 
-# The seam ---------------------------------------------------------------------------------------------------------
-
-
-def _rehearse(model: PreTrainedModel, padded: Example, alone: Example, seen: list[Seen]) -> Any:
-    """Run a model through the seam; return its output, and put its calls into a list."""
+def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[Any, list[Seen]]:
+    """Run a model on one text through the seam; raise Unclear where it attends in a way that the seam refuses."""
     try:
-        output, seen[:] = rehearse(model, alone.inputs)
-        if hidden_states(output) is None:
-            _ask_for_hidden_states(padded, alone)
-            output, seen[:] = rehearse(model, alone.inputs)
-    except Exception as error:  # a model may fail in any way when its attention is exchanged
-        raise _unclear(error) from error
+        output, seen = _with_hidden_states(padded, alone, lambda: rehearse(model, alone.inputs))
+    except AttnscopeError as error:
+        raise Unclear(_shorten(error)) from error
     if hidden_states(output) is None:
         raise Unclear("it returns no hidden states")
     if not seen:
         raise Unclear("its attention does not pass transformers' attention interface")
-    return output
+    return output, seen
 
 
-def _ask_for_hidden_states(*inputs: Example) -> None:
-    for example in inputs:
-        example.inputs["output_hidden_states"] = True
+def _with_hidden_states(padded: Example, alone: Example, run: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return what `run` returns, an output first; where that has no hidden states, they are asked for from now on."""
+    result = run()
+    if hidden_states(result[0]) is None:
+        for example in (padded, alone):
+            example.inputs["output_hidden_states"] = True
+        result = run()
+    return result
 
 
-def _unclear(error: Exception) -> Exception:
-    """Return the reason to take the other path; want of memory is none."""
-    return error if is_out_of_memory(error) else Unclear(_shorten(error))
-
-
-def _check_seam(model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome) -> Survey:
-    """Compare what the seam saw with eager; return the survey with the notes that came of it.
-
-    Raises:
-        Unclear: The seam does not see the whole.
-    """
-    notes: list[str] = []
-    try:
-        # One text, then two padded to one length, then one beyond all windows.
-        compare(model, alone, single, eager_or_own(model, alone, survey), survey, notes)
-        if padded.batch_size > 1:
-            both = outcome_at_seam(survey, *rehearse(model, padded.inputs))
-            try:
-                compare(model, alone, _last_text(both, single), single, survey)
-            except AttnscopeError:
-                # Convolutions see padding, and experts with limited room are shared with other texts.
-                compare(model, padded, both, eager_or_own(model, padded, survey), survey)
-                _require_same_direction(model, survey, both, single)
-                notes.append(PADDING_MATTERS)
-        _check_long(model, survey, _length_at_load(model, survey), with_maps=True)
-    except (AttnscopeError, Unclear):
-        raise
-    except Exception as error:  # padding, too, may be more than a model can take
-        raise _unclear(error) from error
-    return replace(survey, notes=(*survey.notes, *notes))
+def _check_seam(model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome) -> list[str]:
+    """Compare what the seam saw with eager; return the notes that came of it."""
+    # One text, then two padded to one length, then one beyond all windows.
+    notes = compare(model, survey, alone, single, eager_or_own(model, survey, alone))
+    if padded.batch_size > 1:
+        both = outcome_at_seam(survey, *rehearse(model, padded.inputs))
+        try:
+            compare(model, survey, alone, _last_text(both, single), single)
+        except AttnscopeError:
+            # Convolutions see padding, and experts with limited room are shared with other texts.
+            compare(model, survey, padded, both, eager_or_own(model, survey, padded))
+            _require_same_direction(model, survey, both, single)
+            notes.append(PADDING_MATTERS)
+    _check_long(model, survey, _length_at_load(model, survey), with_maps=True)
+    return notes
 
 
 def _require_same_direction(model: PreTrainedModel, survey: Survey, both: Outcome, single: Outcome) -> None:
@@ -206,15 +194,16 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
             ours = states_of(perform(model, example.inputs, survey.plan, attend))
     except Exception:
         try:
-            run_as_it_is(model, example)
+            run_as_it_is(model, example.inputs)
         except Exception as error:
             if is_out_of_memory(error):
                 raise error from None
             return  # it takes no text of this length, whatever its configuration says
         raise
-    whose = survey if with_maps else None
-    own = eager_or_own(model, example, whose)
-    compare(model, example, ours, own, whose, allowed=tolerance(model, survey.n_calls))
+    compare(model, survey, example, ours, eager_or_own(model, survey, example, with_maps=with_maps))
+
+
+# Other inputs -----------------------------------------------------------------------------------------------------
 
 
 def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
@@ -229,23 +218,32 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
         with torch.no_grad():
             light = states_of(perform(model, inputs, survey.plan, attend, light_from=1))
             written_out = states_of(perform(model, inputs, survey.plan, attend))
-        compare(model, padded, light, written_out, allowed=tolerance(model, survey.n_calls))
+        compare(model, survey, padded, light, written_out)
     except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
         return False
     return True
 
 
-def compare_on(model: PreTrainedModel, survey: Survey, example: Example) -> None:
-    """Compare hidden states on an input with what the model computes as it is, in no more memory than that.
+def compare_on(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], probe: Probe = attend) -> None:
+    """Compare the result on an input with what the model computes as it is, in no more memory than that.
 
     What is beside the model's own attention may attend too (see `seam.perform`).
     """
     if survey.path != "seam" or not survey.checked:
         return
-    example.inputs.update({**standing_arguments(model), **survey.extras})
-    own = run_as_it_is(model, example)
-    ours = states_of(perform(model, example.inputs, survey.plan, attend, beside=True))
-    compare(model, example, ours, own, allowed=tolerance(model, survey.n_calls))
+    inputs = {**standing_arguments(model), **survey.extras, **inputs}
+    with torch.no_grad():
+        ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
+        theirs = run_as_it_is(model, inputs)
+    # No float64 copy runs without inputs: `through` would run the model itself in its place.
+    example = Example({} if survey.beside else inputs)
+    compare(model, survey, example, _result_of(ours), _result_of(theirs))
+
+
+def _result_of(output: Any) -> Outcome:
+    """Return the scores of the vocabulary, or hidden states without a head, (batch, token, ...)."""
+    logits = getattr(output, "logits", None)
+    return states_of(output) if logits is None else {"hidden": logits}
 
 
 # What a model gives out -------------------------------------------------------------------------------------------
@@ -261,10 +259,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     """
     # Run the model unchanged first: one that cannot run at all is refused for that reason.
     try:
-        own = run_as_it_is(model, alone)
-        if "hidden" not in own and not extras_of(alone):
-            _ask_for_hidden_states(padded, alone)
-            own = run_as_it_is(model, alone)
+        own, _ = _with_hidden_states(padded, alone, lambda: (run_as_it_is(model, alone.inputs), None))
     except Exception as error:
         raise AttnscopeError(
             f"{model.config.model_type} does not run on the input that attnscope makes up for its self-check: "
@@ -281,12 +276,11 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     except Exception as error:
         raise _refusal(model, reason, _shorten(error)) from error
     # Asking for weights must not change the result; padding may.
-    allowed = tolerance(model, survey.n_calls)
-    compare(model, alone, states_of(output), own, allowed=allowed)
+    compare(model, survey, alone, states_of(output), states_of(own))
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     weights = {name: maps for name, maps in single.items() if name not in STATES}
     try:
-        require_equal(alone, _last_text(both, weights), weights, allowed)
+        require_equal(alone, _last_text(both, weights), weights, tolerance(model, survey.n_calls))
     except RoundingError:
         notes.append(PADDING_MATTERS)
     return replace(survey, notes=(*notes, *survey.notes))
@@ -304,28 +298,23 @@ def _checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Map
     for kind, of_kind in maps.items():
         if not of_kind:
             raise Unclear(f"it gives out no {kind} attention of its own")
+        # Queries and keys, (batch, token): the shape must be (batch, head, query, key), as long as the texts.
+        queries = example.real_rows(kind)
+        keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
         for layer, weights in enumerate(of_kind):
-            _require_weights(model, example, kind, f"its own {kind} layer {layer}", weights)
+            shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
+            is_map = len(shape) == 4 and shape[0] == example.batch_size
+            if is_map and queries is not None and keys is not None:
+                is_map = shape[2:] == (queries.shape[1], keys.shape[1])
+            if not is_map:
+                raise Unclear(f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)")
+            # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
+            rows = weights.float().transpose(1, 2)
+            rows = rows if keys is None else rows * keys[:, None, None, :]
+            rows = rows if queries is None else rows[queries]
+            if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
+                raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
     return output, maps
-
-
-def _require_weights(model: PreTrainedModel, example: Example, kind: Kind, name: str, weights: Any) -> None:
-    """Raise Unclear where a tensor is no map of softmax weights of this kind."""
-    # The shape must be (batch, head, query, key), as long as the texts.
-    shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
-    queries = example.real_rows(kind)
-    keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
-    is_map = len(shape) == 4 and shape[0] == example.batch_size
-    if is_map and queries is not None and keys is not None:
-        is_map = shape[2:] == (queries.shape[1], keys.shape[1])
-    if not is_map:
-        raise Unclear(f"{name} has the shape {shape}, not (batch, head, query, key)")
-    # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
-    rows = weights.float().transpose(1, 2)
-    rows = rows if keys is None else rows * keys[:, None, None, :]
-    rows = rows if queries is None else rows[queries]
-    if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
-        raise Unclear(f"{name} holds numbers that are no softmax weights")
 
 
 def _are_softmax(rows: Tensor, allowed: float) -> Tensor:

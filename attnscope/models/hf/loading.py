@@ -10,6 +10,7 @@ import importlib.util
 import io
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.catalog import Source, verify
+from attnscope.models.catalog import ADAPTER, Source, verify
 from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import Adapter, merge, require_peft
@@ -52,7 +53,6 @@ from attnscope.models.hf.senses.processors import (
     open_processor,
 )
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
-from attnscope.models.hf.verdicts import identify
 
 
 def load_huggingface(
@@ -106,11 +106,13 @@ def load_huggingface(
         # The model is complete: check its numbers, and find out what is remembered of it.
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
-        identity = None
+        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
         # Only of plain weights in one place is it known all that decides what they compute.
         if check is not False and gguf is None and device_map is None and not quantisation(model.config):
-            identity = identify(folder, sha256, source.adapter, again=check is True)
-        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter, identity)
+            hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
+            if source.adapter is not None:  # its own hash is of its weights; its configuration scales them
+                hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
+            raw = replace(raw, hashes=hashes, again=check is True)
         return assemble(raw, check=check is not False)
 
 

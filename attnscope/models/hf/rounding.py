@@ -73,22 +73,19 @@ def outcome_of_eager(survey: Survey, config: Any, output: Any, maps: Maps) -> Ou
     return outcome
 
 
-def run_as_it_is(model: PreTrainedModel, example: Example) -> Outcome:
-    """Return the hidden states of a model with the attention implementation that it has."""
+def run_as_it_is(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of a model with the attention implementation that it has."""
     with use_attention(model, None):
-        return states_of(model(**example.inputs))
+        return model(**inputs)
 
 
-def eager_or_own(model: PreTrainedModel, example: Example, survey: Survey | None) -> Outcome:
-    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work.
-
-    The outcome has weights only with a survey, which names their layers.
-    """
+def eager_or_own(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool = True) -> Outcome:
+    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
     try:
-        output, maps = run_eager(model, example.inputs, weights=survey is not None)
+        output, maps = run_eager(model, example.inputs, weights=with_maps)
     except Exception:  # a model may fail in any way
-        return run_as_it_is(model, example)
-    return states_of(output) if survey is None else outcome_of_eager(survey, model.config, output, maps)
+        return states_of(run_as_it_is(model, example.inputs))
+    return outcome_of_eager(survey, model.config, output, maps) if with_maps else states_of(output)
 
 
 def run_eager(model: PreTrainedModel, inputs: Mapping[str, Any], *, weights: bool = True) -> tuple[Any, Maps]:
@@ -149,44 +146,25 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
     return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
 
 
-def compare(
-    model: PreTrainedModel,
-    example: Example,
-    ours: Outcome,
-    theirs: Outcome,
-    survey: Survey | None = None,
-    notes: list[str] | None = None,
-    *,
-    allowed: float | None = None,
-) -> None:
+def compare(model: PreTrainedModel, survey: Survey, example: Example, ours: Outcome, theirs: Outcome) -> list[str]:
     """Refuse what passed the seam where it differs beyond rounding from what the model computes by itself.
 
     A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
     scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
     for this. The bound is the error of eager attention against float64. Both need a copy of the model, so only a
     comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
-    right, and a note says that rounding decides.
-
-    Args:
-        model: The model.
-        example: What it was run on.
-        ours: What passed the seam.
-        theirs: What the model computes by itself.
-        survey: Whose the weights are; None = hidden states alone are compared.
-        notes: Where a note is added if rounding alone decides what the model attends to.
-        allowed: The difference that is rounding; None = what is usual for as many maps.
+    right, and the note that is returned says that rounding decides.
 
     Raises:
         AttnscopeError: They differ.
     """
-    if allowed is None:
-        allowed = tolerance(model, len(ours.keys() - STATES))
+    allowed = tolerance(model, survey.n_calls)
     try:
         require_equal(example, ours, theirs, allowed)
-        return
+        return []
     except RoundingError as difference:
         try:
-            exact = _agree_in_float64(model, example, survey, allowed)
+            exact = _agree_in_float64(model, survey, example, allowed, with_maps=bool(ours.keys() - STATES))
         except Exception as no_memory:  # which may suffice another time
             raise difference from no_memory
         # Seam and eager agree in float64: the model's own rounding may explain the difference.
@@ -194,12 +172,11 @@ def compare(
         if not _TIMES * error > allowed:
             raise
     require_equal(example, ours, theirs, _TIMES * error)
-    if notes is not None and error > _NOTED:
-        wider = "float64" if model.dtype == torch.float32 else "float32"
-        notes.append(
-            f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}: "
-            f"another device or batch may show others. --dtype {wider} rounds less."
-        )
+    if error <= _NOTED:
+        return []
+    wider = "float64" if model.dtype == torch.float32 else "float32"
+    moved = f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}"
+    return [f"{moved}: another device or batch may show others. --dtype {wider} rounds less."]
 
 
 def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
@@ -239,7 +216,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _agree_in_float64(
-    model: PreTrainedModel, example: Example, survey: Survey | None, allowed: float
+    model: PreTrainedModel, survey: Survey, example: Example, allowed: float, *, with_maps: bool
 ) -> Outcome | None:
     """Return the outcome of a float64 copy of a model by eager attention; None if the seam differs from it.
 
@@ -254,7 +231,7 @@ def _agree_in_float64(
             ours = rehearse(twin, inputs)
         exact = states_of(theirs[0])
         seen = states_of(ours[0])
-        if survey is not None:
+        if with_maps:
             exact = outcome_of_eager(survey, twin.config, *theirs)
             seen = outcome_at_seam(survey, *ours)
         require_equal(example, seen, exact, allowed * tolerance(twin, 0) / tolerance(model, 0))

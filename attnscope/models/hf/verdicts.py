@@ -2,7 +2,7 @@
 
 There is one small JSON file per model from files, in the user's cache folder. Its name is a hash of all that a verdict
 depends on, and it holds a checksum: a file that is damaged in any way is no verdict, and the check runs. Models in
-memory have no `Identity` and are never remembered; nor are failures.
+memory are never remembered; nor are failures.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, parse_json
-from attnscope.models.catalog import ADAPTER
 from attnscope.models.hf.seam import implementation_for
 from attnscope.models.hf.survey import Survey
 from attnscope.results.storage import write_whole
@@ -44,40 +42,22 @@ _FIELDS = ("path", "layers", "n_layers", "n_heads", "n_kv_heads", "d_model", "ex
 """Fields of a survey that are stored, beside its plan."""
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Hashes that tell the files of a model from those of any other."""
-
-    facts: Mapping[str, str]  # what the files hash to, by name
-    cache: Path  # the folder of verdicts
-    again: bool = False  # whether to compare, whatever is remembered
-
-
-def identify(folder: Path, sha256: str, adapter: Path | None, *, again: bool) -> Identity | None:
-    """Return the identity of a model in a folder, whose weights and adapter hash to `sha256`; None without one."""
-    try:
-        facts = {"weights": sha256, "config": _sha256((folder / "config.json").read_bytes())}
-        if adapter is not None:
-            # The hash of an adapter is of its weights alone; its configuration scales them.
-            facts["adapter"] = _sha256((adapter / ADAPTER).read_bytes())
-        return Identity(facts, cache_folder(), again)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
-        return None
-
-
 class Memory:
     """The stored verdict on one model from files, or on one part of it.
 
     Args:
         model: The model, with its head if it has one.
         base: The part of it that is compared.
-        identity: What its files are.
+        hashes: What tells its files from those of any other model, by name.
+        again: Whether to compare, whatever is remembered.
     """
 
-    def __init__(self, model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -> None:
+    def __init__(
+        self, model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str], *, again: bool
+    ) -> None:
         self._base = base
-        self._path = identity.cache / f"{_key_of(model, base, identity)}.json"
-        self._verdict: dict[str, Any] = {} if identity.again else self._read()
+        self._path = _cache_folder() / f"{_key_of(model, base, hashes)}.json"
+        self._verdict: dict[str, Any] = {} if again else self._read()
 
     def survey(self, compute: Callable[[], Survey]) -> Survey:
         """Return the remembered survey of the model's attention, else the one that `compute` returns."""
@@ -129,15 +109,19 @@ class Memory:
         return _sha256(f"{self._path.name} {json.dumps(verdict, sort_keys=True)}".encode())
 
 
-def cache_folder() -> Path:
-    """Return the folder of verdicts."""
+def _cache_folder() -> Path:
+    """Return the folder of verdicts; one that cannot be where there is no home."""
     # As the specification has it, a relative path is as good as none.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    cache = cache if cache.is_absolute() else Path.home() / ".cache"
+    if not cache.is_absolute():
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            cache = Path(os.devnull)
     return cache / "attnscope" / "checks"
 
 
-def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -> str:
+def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
     """Return a hash over all that a verdict depends on: files, code, versions, precision and machine."""
     own_code = [path for folder in _OWN_CODE for path in sorted((PACKAGE / folder).rglob("*.py"))]
     device = [base.device.type, platform.system(), platform.machine(), torch.get_float32_matmul_precision()]
@@ -146,9 +130,9 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -
     else:
         device.append(torch.backends.cpu.get_cpu_capability())
     facts = {
-        **identity.facts,
+        **hashes,
         "attnscope": _hash_files(own_code),
-        "remote code": _hash_files(remote_code(model)),
+        "remote code": _hash_files(_remote_code(model)),
         "packages": versions(),
         "model": [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(model), type(base))],
         "attention": [implementation_for(base), str(base.config._attn_implementation)],
@@ -158,7 +142,7 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, identity: Identity) -
     return _sha256(json.dumps(facts, sort_keys=True).encode())
 
 
-def remote_code(model: PreTrainedModel) -> list[Path]:
+def _remote_code(model: PreTrainedModel) -> list[Path]:
     """Return the files with code that came with a model, sorted; they may import what lies beside them."""
     names = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
     files: set[Path] = set()

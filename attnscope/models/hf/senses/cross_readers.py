@@ -24,10 +24,9 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import Example
-from attnscope.models.hf.parts import hidden_states, in_one_line, silence, standing_arguments
-from attnscope.models.hf.rounding import compare, tolerance
-from attnscope.models.hf.seam import attention_function, perform, use_attention
+from attnscope.models.hf.check import compare_on
+from attnscope.models.hf.parts import in_one_line, silence
+from attnscope.models.hf.seam import attention_function, use_attention
 from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
 from attnscope.models.hf.senses.seeing import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import Named, VisionLanguageReader
@@ -163,7 +162,6 @@ class CrossAttentionReader(VisionLanguageReader):
         shape = (*inputs["pixel_values"].shape, len(axes["cross"].keys))
         if shape in self._compared:
             return
-        arguments = {**standing_arguments(self._base), **inputs}
 
         def observe(call: AttentionCall) -> Tensor:
             known = axes[call.kind]
@@ -176,13 +174,8 @@ class CrossAttentionReader(VisionLanguageReader):
                 )
             return attend(call)
 
-        with in_one_line(self._name, "does not run on this picture and these words"), torch.no_grad(), silence():
-            ours = perform(self._base, arguments, survey.plan, observe, through=survey.through, beside=True)
-            with use_attention(self._base, None):
-                own = self._base(**arguments)
-            allowed = tolerance(self._base, len(survey.plan))
-            hidden = {"hidden": _result_of(ours)}
-            compare(self._base, Example({}), hidden, {"hidden": _result_of(own)}, allowed=allowed)
+        with in_one_line(self._name, "does not run on this picture and these words"), silence():
+            compare_on(self._base, survey, inputs, observe)
         self._compared.add(shape)
 
 
@@ -442,14 +435,6 @@ def _heads_of(module: nn.Module) -> tuple[int, int]:
             if isinstance(n_heads, int):
                 return n_heads, n_heads // groups
     raise AttnscopeError(f"{type(module).__name__} does not say how many heads it has")
-
-
-def _result_of(output: Any) -> Tensor:
-    """Return a model's result: scores of the vocabulary, or hidden states without a head, (batch, token, …)."""
-    result = getattr(output, "logits", None)
-    result = hidden_states(output) if result is None else result
-    assert isinstance(result, Tensor)
-    return result
 
 
 # Attention that does not look itself up by name -------------------------------------------------------------------

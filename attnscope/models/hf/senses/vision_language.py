@@ -17,7 +17,6 @@ from transformers.processing_utils import ProcessorMixin
 
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
-from attnscope.models.hf.examples import Example
 from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
 from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
 from attnscope.models.hf.senses.seeing import undo_normalisation
@@ -226,6 +225,6 @@ class InterleavedReader(VisionLanguageReader):
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
         """Compare the seam with the model's own output once, whatever the photo's size."""
         if not self._compared:
-            with torch.no_grad(), in_one_line(self._name, "does not run on pictures and words"):
-                compare_on(self._base, self.model.survey, Example({**inputs}))
+            with in_one_line(self._name, "does not run on pictures and words"):
+                compare_on(self._base, self.model.survey, inputs)
             self._compared.add(())
