@@ -111,12 +111,12 @@ def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most + most // 2 :]}"
 
 
-def parse_json(content: str | bytes) -> Any:
+def parse_json(content: str | bytes, **hooks: Any) -> Any:
     """Return what a JSON document holds; a ValueError refuses one that is malformed or nested too deeply."""
     import json
 
     try:
-        return json.loads(content)
+        return json.loads(content, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

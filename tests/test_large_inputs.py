@@ -162,7 +162,15 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run: Run, tmp_path: Pa
     assert (status, out) == (1, "") and "pipe is a pipe, and a" in err
 
 
-@pytest.mark.parametrize("command", [["heatmap", "--image", "/dev/zero"], ["show", "/dev/zero"]])
+ENDLESS = [
+    ["heatmap", "--image", "/dev/zero"],
+    ["show", "/dev/zero"],
+    ["heads", "--file", "/dev/zero"],
+    ["relations", "/dev/zero", "--annotated-as", "python"],
+]
+
+
+@pytest.mark.parametrize("command", ENDLESS)
 def test_a_device_without_end_is_not_read(run: Run, command: list[str]) -> None:
     status, out, err = run(*command)
     assert (status, out) == (1, "") and "/dev/zero is a device, and a" in err

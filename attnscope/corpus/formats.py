@@ -152,21 +152,28 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
         yield from enumerate(lines, 1)
         return
     text: list[str] = []
-    size = n_lines = 0
-    for n_lines, line in enumerate(lines, 1):
-        if split == "file" or (line and not line.isspace()):
-            text.append(line)
-            size += len(line) + 1
-            if size > MOST_BYTES:
-                raise UnreadableError(too_long(f"the {split}")[0], n_lines)
-        # A blank line ends a paragraph.
-        elif text:
-            yield n_lines - len(text), "\n".join(text)
-            text, size = [], 0
+    size = number = 0
+    try:
+        for number, line in enumerate(lines, 1):
+            if split == "file" or (line and not line.isspace()):
+                text.append(line)
+                size += len(line) + 1
+                if size > MOST_BYTES:
+                    raise UnreadableError(too_long(f"the {split}")[0])
+            # A blank line ends a paragraph.
+            elif text:
+                yield number - len(text), "\n".join(text)
+                text, size = [], 0
+    except UnreadableError as error:
+        # A text that is cut off is left out from its first line on.
+        if text:
+            error.reason += f" in line {error.line}" if error.line else ""
+            error.line = number + 1 - len(text)
+        raise
     if split == "file":
         yield 1, "\n".join(text).rstrip("\n")
     elif text:
-        yield n_lines + 1 - len(text), "\n".join(text)
+        yield number + 1 - len(text), "\n".join(text)
 
 
 # Objects of jsonl, rows of CSV
@@ -183,21 +190,28 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     """Yield the rows of CSV by the names of their columns, with the lines that they begin on.
 
     Raises:
-        UnreadableError: A quote is in the wrong place.
+        UnreadableError: A quote is in the wrong place, or two columns have one name.
     """
     csv.field_size_limit(_LONGEST_FIELD)  # one for the whole process; Python's 131,072 is too small for texts
     # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1
     try:
-        header = next(rows, [])
+        header = next(filter(None, rows), [])
+        if twice := [name for name in header if name and header.count(name) > 1]:
+            raise UnreadableError(f'two columns are called "{twice[0]}"', begin)
         begin = rows.line_num + 1
         for row in rows:
-            if row:
+            # What a delimiter without quotes cuts off would be lost.
+            if any(cell.strip() for cell in row[len(header) :]):
+                yield begin, f"{len(row)} cells in {amount(len(header), 'column')}: a {delimiter!r} without quotes"
+            elif row:
                 yield begin, dict(zip(header, row, strict=False))
             begin = rows.line_num + 1
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
+    except UnreadableError as error:
+        raise UnreadableError(error.reason, error.line and begin) from None
 
 
 def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> Content:
@@ -222,6 +236,23 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
     return content
 
 
+def unread_fields(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> list[str]:
+    """Return the fields of an entry that hold a sentence and that `read_entry` does not read."""
+    read = {field, pair_field or PAIR_FIELD}
+    if field not in entry:
+        read |= {"messages"} if render is write_plainly else {"messages", "tools", "documents"}
+    return [name for name, value in entry.items() if name not in read and _holds_sentence(value)]
+
+
+def _holds_sentence(value: Any) -> bool:
+    """Return whether a value of JSON holds a text of three words or more, at whatever depth."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(_holds_sentence, value))
+    return isinstance(value, str) and value.strip().count(" ") > 1
+
+
 def _text_of(value: Any, name: str) -> str:
     """Return a value that must be a text without half of a surrogate pair."""
     if not isinstance(value, str):
@@ -240,7 +271,13 @@ def _field_of(entry: dict[str, Any], name: str) -> Any:
 
 
 def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
-    """Write messages as `role: content`, with a blank line between two."""
+    """Write messages as `role: content`, with a blank line between two.
+
+    Raises:
+        AttnscopeError: A message calls tools, which only a chat template can write.
+    """
+    if any(message.get("tool_calls") for message in messages):
+        raise AttnscopeError("a message calls tools: only a model's chat template can write that")
     return "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages)
 
 
@@ -279,12 +316,22 @@ def _plain_message(message: Any) -> dict[str, Any]:
 def json_object(line: str) -> dict[str, Any] | str:
     """Return the JSON object of a line, or what is wrong with it."""
     try:
-        entry = parse_json(line)
+        entry = parse_json(line, object_pairs_hook=_fields_once)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
     except ValueError as error:  # a number of thousands of digits, or brackets nested as deep
         return f"malformed JSON: {error}"
     return entry if isinstance(entry, dict) else f"not a JSON object: {shorten(line)}"
+
+
+def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object; refuses one of which a field comes twice."""
+    entry = dict(pairs)
+    if len(entry) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'the field "{shorten(twice)}" comes twice')
+    return entry
 
 
 def is_id(value: object) -> bool:
@@ -302,5 +349,6 @@ def is_unicode(text: str) -> bool:
 
 
 def shorten(text: str) -> str:
-    """Return the text, or its first 59 characters and an ellipsis."""
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    """Return the text in one line, or its first 59 characters and an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:59]}…"

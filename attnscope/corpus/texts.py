@@ -27,7 +27,9 @@ from attnscope.corpus.formats import (
     json_entries,
     name_problems,
     read_entry,
+    shorten,
     split_lines,
+    unread_fields,
     write_plainly,
 )
 from attnscope.corpus.lines import Replay, UnreadableError, lines_of
@@ -132,6 +134,11 @@ class Corpus:
         if not files:
             raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
+        for source in self.sources:
+            if Path(source).is_char_device():  # such as /dev/zero, which has no end
+                raise AttnscopeError(
+                    f"{source} is a device, and a text is read from a file", "give a file, or - for stdin"
+                )
         self.split = split
         self.field = field
         self.format = format
@@ -243,14 +250,23 @@ class Corpus:
             return
         # jsonl and CSV: list a malformed line, read the next.
         bad = BadLines(name, self.problems)
+        told: set[str] = set()
         entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, "\t" if wanted == "tsv" else ",")
         for number, entry in entries:
             try:
                 if isinstance(entry, str):
                     raise ValueError(entry)
-                yield number, read_entry(entry, self.field, self.pair_field, self.chat)
+                content = read_entry(entry, self.field, self.pair_field, self.chat)
             except ValueError as error:
                 bad.add(number, str(error))
+                continue
+            # A field that holds text and is not read is named once.
+            for unread in unread_fields(entry, self.field, self.pair_field, self.chat):
+                if unread not in told:
+                    reason = f'the field "{shorten(unread)}" holds text too, which is not read'
+                    self.problems.append(Problem(name, number, reason))
+                told.add(unread)
+            yield number, content
 
     def _format_of(self, name: str) -> Format:
         return format_of(name) if self.format == "auto" else self.format
