@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnscope.corpus import Block, Chunk, CorpusText
 from attnscope.studies.atlas.options import CONTENT
 from attnscope.studies.describe.rows import lot_of
+from attnscope.studies.heads.measure_intervals import divide
 from attnscope.studies.heads.measuring import BatchResult, HeadMeasurer, HeadSums
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
         number = sums.names.index(name)
         totals = sums_of[number].reshape(n_texts, -1, sums_of.shape[2]).sum(1)
         counts = sums.count[number].reshape(n_texts, -1, sums_of.shape[2]).sum(1)
-        means: NDArray[np.float64] = np.divide(totals, counts, out=np.full(totals.shape, np.nan), where=counts > 0)
-        return means
+        return divide(totals, counts)
 
     if rank != CONTENT:
         return mean(rank, sums.sum)

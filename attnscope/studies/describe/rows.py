@@ -105,16 +105,18 @@ class Drawing:
     def _is_full(self) -> bool:
         return len(self._heap) > MOST_TEXTS or self._n_characters > MOST_CHARACTERS
 
-    def sample(self, model: Model, options: DescribeOptions) -> list[Unit]:
-        """Draw chunks of the texts that are held, and queries of them; those that are fitted come first."""
+    def sample(self, model: Model, options: DescribeOptions, **cut: int | None) -> list[Unit]:
+        """Draw chunks of the texts that are held, and queries of them; those that are fitted come first.
+
+        `cut` says how long texts are cut, as in `corpus.chunks`.
+        """
         # Cut the texts into chunks, and draw each by a hash of its own.
         special = special_ids(model)
         start = decoder_start(model)
-        cut = {"limit": model.info.max_tokens, "chunk": options.chunk, "stride": options.stride}
         units: list[Unit] = []
         for *_, text in self._heap:
             tokens = tokens_of(text, model.tokenizer.encode, special)
-            for chunk in chunks(tokens, text.index, **cut):
+            for chunk in chunks(tokens, text.index, limit=model.info.max_tokens, **cut):
                 queries = np.flatnonzero(~chunk.repeated)
                 if len(chunk) > 1 and len(queries):
                     lot = lot_of(text, self._seed, chunk.number)
@@ -204,6 +206,7 @@ class Group:
         sinks: All rows. The first entry stands for all keys that are not resting, if there are any; the others are the
             resting keys.
         sink_features: The numbers of the features that `sinks` has, in its order.
+        resting: The number of the feature of keys on which heads rest.
         sink_rows: (active row,): the row of `sinks` that it is part of.
         ordinary: (active row,): whether its query is no special token. Descriptions are fitted to these rows.
         offsets: (active entry,): how far each key is behind its query, in tokens.
@@ -217,15 +220,11 @@ class Group:
     active: Rows
     sinks: Rows
     sink_features: tuple[int, ...]
+    resting: int
     sink_rows: NDArray[np.int64]
     ordinary: NDArray[np.bool_]
     offsets: NDArray[np.int32]
     queries: NDArray[np.int64]
-
-    @property
-    def resting(self) -> int:
-        """Return the number of the feature of keys on which heads rest."""
-        return [feature.name for feature in self.features].index(RESTING)
 
     def part(self, texts: Sequence[int]) -> Rows:
         """Copy the active rows of some texts whose queries are ordinary."""
@@ -353,6 +352,7 @@ def _group(
         active=_join_rows(active, n_levels),
         sinks=_join_rows(sinks, n_levels[sink_features]),
         sink_features=tuple(sink_features),
+        resting=resting,
         **_join(more),
     )
 

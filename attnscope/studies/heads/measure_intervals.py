@@ -108,7 +108,8 @@ def measure_intervals(
     Returns:
         The low and the high ends, (…, measure); NaN where there is none.
     """
-    sample, kinds = sums.sample(), kinds_of(names)
+    sample = sums.sample()
+    kinds = kinds_of(names)
 
     # Intervals from the texts that were seen.
     low, high = mean_interval(sample)
@@ -130,9 +131,10 @@ def measure_intervals(
     ends_of_shares = allow_share_for_unseen(sample.ratio, low, high, below, above)
     ends = allow_for_unseen(sample.ratio, low, high, weight, *_range(names, uniform, kinds))
     takes_shares = kinds.are_shares & ~kinds.are_means
-    low = np.where(takes_shares, ends_of_shares[0], np.where(is_active, ends[0], np.nan))
-    high = np.where(takes_shares, ends_of_shares[1], np.where(is_active, ends[1], np.nan))
-    return np.where(kinds.are_means, np.maximum(low, 0.0), low), np.where(kinds.are_means, np.minimum(high, 1.0), high)
+    of_shares = np.stack(ends_of_shares)
+    of_others = np.where(is_active, np.stack(ends), np.nan)
+    low, high = np.where(takes_shares, of_shares, np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others))
+    return low, high
 
 
 def kinds_of(names: Sequence[str]) -> _Kinds:
@@ -162,7 +164,7 @@ def _weights(
         whole = name.removesuffix("_active")
         if whole != name and whole in names:
             number = names.index(whole)
-            active[..., column] = _divide(sample.total[..., column], sample.total[..., number])
+            active[..., column] = divide(sample.total[..., column], sample.total[..., number])
             weight[..., column] = weight_of_unseen(share[..., number], active[..., column])
     return weight, active
 
@@ -173,13 +175,14 @@ def _weight_of_full_texts(sample: Sample) -> Floats:
     largest = sample.total.argmax(-1, keepdims=True)
     every = np.take_along_axis(sample.total, largest, -1)
     n_texts = np.take_along_axis(sample.n_texts, largest, -1)
-    return weight_of_unseen(unseen_share(n_texts, RARELY), _divide(sample.total, every))
+    return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, every))
 
 
 def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats, Floats]:
     """Return the least and the largest value that measures have in texts of an unseen kind, (…, measure)."""
     # Between 0 and uniform attention's value, unless the measure is one of those below.
-    lowest, highest = np.fmin(uniform, 0.0), np.fmax(uniform, 0.0)
+    lowest = np.fmin(uniform, 0.0)
+    highest = np.fmax(uniform, 0.0)
     for column, name in enumerate(names):
         distance = name.removeprefix("signed_")
         if distance != name and distance in names:
@@ -191,11 +194,12 @@ def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats
         elif name.startswith("rarity"):
             highest[..., column] *= _RARE
         elif name.startswith("similar_token"):
-            lowest[..., column], highest[..., column] = -SIMILAR, SIMILAR
+            lowest[..., column] = -SIMILAR
+            highest[..., column] = SIMILAR
     return lowest, highest
 
 
-def _divide(a: Floats, b: Floats) -> Floats:
-    """Return a / b; NaN where b is 0."""
-    result: Floats = np.divide(a, b, out=np.full(np.shape(a), np.nan), where=b > 0)
+def divide(a: Floats, b: Floats, undefined: float = np.nan) -> Floats:
+    """Return a / b; where b is 0 what is undefined."""
+    result: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b > 0)
     return result

@@ -122,7 +122,14 @@ def retrieval_heads(
         "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8").tobytes() for needle in done.needles)).hexdigest(),
         "problems": [*([] if texts is None else problems_of(texts)), *going.problems(model.info)],
     }
-    about = run_of(model.info, [*_notes(options, tables["written"]), *going.notes])
+    notes = going.notes
+    copied = float(tables["written"]["copied"][0])
+    if copied < options.threshold:
+        too_little = (
+            f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be one of"
+        )
+        notes = [f"{too_little} retrieval, and no roles are given.", *notes]
+    about = run_of(model.info, notes)
     if going.failures:
         about["failures"] = going.failures
     return Heads(
@@ -300,7 +307,10 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     copied = np.stack(done.copied)
     source = (np.array(names) == "decoy").astype(np.int64)
     hits = np.maximum(copied[..., source], 0) * (counts > 0)
-    chance = [_by_chance(needle, written) for needle, written in zip(done.needles, done.written, strict=True)]
+    chance = []
+    for needle, written in zip(done.needles, done.written, strict=True):
+        n_keys = len(needle) - len(written) + np.arange(len(written))
+        chance.append((written / n_keys).sum())
     sums = RunningSums(hits.shape[1:])
     sums.add(hits, counts)
     uniform = RunningSums(hits.shape[1:])
@@ -319,18 +329,19 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
 
     # A row per head; layers may have different numbers of them.
     rows = np.nonzero(copied[0, :, :, 0] >= 0)
+    layers, heads_of_layers = rows
     has_role = (q <= LEVEL)[rows]
     parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
     heads = heads_table(
-        (["decoder"] * len(rows[0]), rows[0], rows[1]),
+        (["decoder"] * len(layers), layers, heads_of_layers),
         [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
         roles=np.where(has_role, RETRIEVAL, "").tolist(),
-        resting=np.full(len(rows[0]), np.nan),
+        resting=np.full(len(layers), np.nan),
         **{part: array[rows] for part, array in parts.items()},
     )
     roles = []
     for number in np.flatnonzero(has_role):
-        head = (rows[0][number], rows[1][number])
+        head = (layers[number], heads_of_layers[number])
         roles.append(
             {
                 "head": number,
@@ -347,43 +358,22 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     return {"heads": heads, "roles": Table.of(ROLES, roles)}
 
 
-def _by_chance(needle: Needle, written: NDArray[np.bool_]) -> float:
-    """Return how many tokens a head copies that looks at one of the keys up to its query at random."""
-    n = len(written)
-    return float((written / (len(needle) - n + np.arange(n))).sum())
-
-
 def _written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
     # Needles of all lengths and depths, then those of each.
     cells: dict[tuple[int, float], list[NDArray[np.bool_]]] = {(ALL, np.nan): list(done.written)}
     for needle, written in zip(done.needles, done.written, strict=True):
         cells.setdefault((len(needle), needle.depth), []).append(written)
-    rows = [
-        {"length": length, "depth": depth, "copied": _share_written(cells[length, depth])}
-        for length, depth in sorted(cells)
-    ]
+    rows = []
+    for length, depth in sorted(cells):
+        # Needles are the units, as one may be copied as a whole or not at all.
+        answers = np.stack(cells[length, depth])
+        sums = RunningSums()
+        sums.add(answers.sum(1), np.full(len(answers), answers.shape[1]))
+        low, high = sums.share_interval(hits=True, dependence=1)
+        copied = Estimate(float(sums.ratio()), float(low), float(high), count=float(answers.size))
+        rows.append({"length": length, "depth": depth, "copied": copied})
     return Table.of(Heads.TABLES["written"], rows)
-
-
-def _share_written(answers: Sequence[NDArray[np.bool_]]) -> Estimate:
-    """Return a share of tokens; needles are the units, as one may be copied as a whole or not at all."""
-    written = np.stack(answers)
-    sums = RunningSums()
-    sums.add(written.sum(1), np.full(len(written), written.shape[1]))
-    low, high = sums.share_interval(hits=True, dependence=1)
-    return Estimate(float(sums.ratio()), float(low), float(high), count=float(written.size))
-
-
-def _notes(options: NeedleOptions, written: Table) -> list[str]:
-    notes = []
-    copied = float(written["copied"][0])
-    if copied < options.threshold:
-        notes.append(
-            f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be "
-            "one of retrieval, and no roles are given."
-        )
-    return notes
 
 
 def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:

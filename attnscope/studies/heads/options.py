@@ -62,12 +62,6 @@ class DescribeOptions:
     heads: tuple[tuple[int, int], ...] | None = option(
         "(layer, head) of the heads that are described, of every kind; None = all.", default=None, python_only=True
     )
-    chunk: int | None = option(
-        "Long texts are cut into chunks of this many tokens; None = as many as the model takes.",
-        default=None,
-        python_only=True,
-    )
-    stride: int | None = stride_option()
     seed: int = seed_option("the draw of texts and queries", python_only=True)
 
 
@@ -121,10 +115,6 @@ class HeadsOptions:
                 raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
 
 
-def _lengths(listed: str) -> tuple[int, ...]:
-    return whole_numbers(listed, "--lengths")
-
-
 def write_percent(depth: float) -> str:
     """Return a depth as measures are named by it: 0.125 is "12.5"."""
     return f"{100 * depth:g}"
@@ -139,7 +129,7 @@ class NeedleOptions:
     lengths: tuple[int, ...] = option(
         "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
         default=(1024,),
-        read=_lengths,
+        read=lambda listed: whole_numbers(listed, "--lengths"),
         written="1024",
         rare=True,
     )

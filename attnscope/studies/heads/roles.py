@@ -10,7 +10,7 @@ the best of them.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
 from attnscope.questions.heads import ROLES, Heads, heads_table
 from attnscope.results.table import PARTS, Column, Estimate, Table
-from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, kinds_of, measure_intervals
+from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, divide, kinds_of, measure_intervals
 from attnscope.studies.heads.measuring import PAIR_MEASURES, Tally
 
 LEVEL = 0.05
@@ -181,24 +181,19 @@ def effective_texts(tally: Tally) -> float:
     return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
 
 
-@dataclass(frozen=True)
-class _Test:
-    """One test: a role, and a measure that it may rest on."""
+class _Test(NamedTuple):
+    """A role, and a measure that it may rest on: its name, column and the name of the whole measure."""
 
     role: str
     rule: Rule
     measure: str
     column: int
+    whole: str
 
     @property
     def is_active(self) -> bool:
         """Return whether the measure counts attention outside sinks alone."""
-        return self.measure.endswith("_active")
-
-    @property
-    def whole(self) -> str:
-        """Return the name of the whole measure."""
-        return self.measure.removesuffix("_active")
+        return self.measure != self.whole
 
 
 class _Judged:
@@ -226,12 +221,12 @@ class _Judged:
         self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
         # The tests: each role by each measure it may rest on, whole and outside sinks.
         self.columns = {name: number for number, name in enumerate(tally.names)}
-        self.tests = [
-            _Test(name, rule, measure, self.columns[measure])
-            for name, rule in RULES.items()
-            for measure in rule.names
-            if measure in self.columns
-        ]
+        self.tests = []
+        for name, rule in RULES.items():
+            for measure in rule.names:
+                if measure in self.columns:
+                    whole = measure.removesuffix("_active")
+                    self.tests.append(_Test(name, rule, measure, self.columns[measure], whole))
         self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
         self.limits = np.stack([self._limit(test, i) for i, test in enumerate(self.tests)], -1)
         # p-values by kind of measure, (layer, head, test): shares, or Student's t.
@@ -264,11 +259,9 @@ class _Judged:
         if test.whole == "similar_token":
             # Nothing is more like a token than itself: the mass on the same token, here or elsewhere.
             ending = test.measure.removeprefix(test.whole)
-            same = [
-                self.columns[name] for name in (f"self_token{ending}", f"same_token{ending}") if name in self.columns
-            ]
-            mass = self.tally.measures.total("s")[..., same].sum(-1)
-            baseline = np.fmax(baseline, _divide(mass, self.counts[..., test.column], np.nan))
+            same = {f"self_token{ending}", f"same_token{ending}"}
+            mass = self.tally.measures.total("s")[..., np.isin(self.tally.names, list(same))].sum(-1)
+            baseline = np.fmax(baseline, divide(mass, self.counts[..., test.column]))
         return baseline
 
     def _limit(self, test: _Test, number: int) -> Floats:
@@ -280,8 +273,9 @@ class _Judged:
         # NaN where the measure, or what the rule asks of the head, is missing.
         limit: Floats = np.fmax(self.thresholds[test.role], above)
         limit[np.isnan(self.values[..., test.column])] = np.nan
-        if test.rule.least_defined:
-            limit[self._share_defined(test) < test.rule.least_defined] = np.nan
+        # Of any other `_active` measure the count is a mass, and no share of queries.
+        if test.rule.is_sink or not test.is_active:
+            limit[self._share_of(self.columns[test.whole], "resting", 1.0) < test.rule.least_defined] = np.nan
         if test.is_active:
             limit[~(self._share_of(test.column, test.whole, 0.0) >= LEAST_ACTIVE)] = np.nan
         if test.rule.needs_preference and "relative_entropy" in self.columns:
@@ -301,16 +295,6 @@ class _Judged:
         far = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, math.log(FULL_KEYS))
         return 1 - (1 - self.thresholds["diffuse"]) * math.log(FULL_KEYS) / far
 
-    def _share_defined(self, test: _Test) -> Floats:
-        """Return the share of queries for which a measure is defined, (layer, head).
-
-        For a sink's `_active` measure it is that of the whole measure. It is 1 for any other `_active` measure, whose
-        count is a mass.
-        """
-        if test.is_active and not test.rule.is_sink:
-            return np.ones(self.values.shape[:2])
-        return self._share_of(self.columns[test.whole], "resting", 1.0)
-
     def _share_of(self, column: int, other: str, missing: float) -> Floats:
         """Return a count as a share, 0 to 1, of that of another measure, (layer, head).
 
@@ -319,7 +303,7 @@ class _Judged:
         """
         if other not in self.columns:
             return np.full(self.values.shape[:2], missing)
-        return _divide(self.counts[..., column], self.counts[..., self.columns[other]], 0.0)
+        return divide(self.counts[..., column], self.counts[..., self.columns[other]], 0.0)
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -378,8 +362,3 @@ class _Judged:
                 }
             )
         return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]))
-
-
-def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
-    result: Floats = np.divide(a, b, out=np.full(a.shape, undefined), where=b > 0)
-    return result

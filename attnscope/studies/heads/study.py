@@ -216,8 +216,7 @@ def study_heads(
     thresholds = _require_measurable(model, options)
     special = special_ids(model)
     how = options.describe
-    if how is not None:
-        how = replace(how, chunk=options.chunk, stride=options.stride)
+    cut: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
     # Read the corpus once, to count tokens and draw the texts that are described.
     drawing = Drawing(how.seed if how else 0)
     copies = Copies()
@@ -228,24 +227,21 @@ def study_heads(
     read = {"n_copies": copies.n, "sha256": sha256_of(texts)}
     problems = problems_of(texts)
     # Descriptions need some rows of some texts: they are kept as these are measured.
-    sample = drawing.sample(model, how) if how else []
+    sample = drawing.sample(model, how, **cut) if how else []
     make = partial(
         _make_measurer,
         measurer,
         frequencies=frequencies,
         special=special,
-        chunk=options.chunk,
-        stride=options.stride,
         sampled={(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample},
+        **cut,
     )
     # Run the model, then its untrained twin if a control is asked for.
-    makers = [make]
-    if options.control:
-        makers.append(partial(make, sampled={}, seed=options.seed))
+    makers = [make, partial(make, sampled={}, seed=options.seed)][: 1 + options.control]
+    shared = (workers,) if workers else None
     runs: list[Run[HeadSums]] = []
     for number, make_measurer in enumerate(makers):
         step = scale_report(report, number, len(makers))
-        shared = (workers,) if workers else None
         none = nothing or HeadSums()
         runs.append(run(make_measurer, (model,), texts, none, block=BLOCK, workers=shared, report=step))
         if not runs[-1].complete:
