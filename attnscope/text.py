@@ -103,7 +103,8 @@ def segments_of(sequence_ids: Iterable[int | None]) -> list[int]:
 
     Not the type ids: those are what the model reads, and RoBERTa's are all 0.
     """
-    segments, current = [], 0
+    segments = []
+    current = 0
     for sequence in sequence_ids:
         current = current if sequence is None else sequence
         segments.append(current)
@@ -123,7 +124,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     start = -1
     alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
     spaces = {char for char in alphabet if char.isspace()}
-    marks = {char for char in alphabet if _is_punctuation(char) or _is_cjk(char)}
+    marks = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
     # A mark or a space ends the word before it; a mark is a word too.
     for i, char in enumerate(text):
         if char in marks and not _is_inner_apostrophe(text, i):
@@ -149,7 +150,8 @@ def _word_of_character(text: str) -> list[int]:
     return owner
 
 
-def _is_punctuation(char: str) -> bool:
+def is_punctuation(char: str) -> bool:
+    """Return whether a character is a word of its own: Unicode's punctuation, and ASCII symbols."""
     return unicodedata.category(char)[0] == "P" or (char.isascii() and not char.isalnum() and 32 < ord(char) < 127)
 
 
@@ -270,7 +272,8 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         except OSError as error:
             raise AttnscopeError(f"cannot read {name}: {error.strerror or error}") from error
     elif text is not None:
-        name, result = "the text", text.replace("\r\n", "\n").replace("\r", "\n")
+        name = "the text"
+        result = text.replace("\r\n", "\n").replace("\r", "\n")
     else:
         raise UsageError("no text is given", "give a text, - for stdin, or --file PATH")
 

@@ -61,6 +61,8 @@ def write_jsonl(chance: random.Random) -> Written:
     for number in range(N_TEXTS):
         one, two = f"one{number}x", f"two{number}x"
         a, b = sentence(chance, one), sentence(chance, two)
+        question = {"role": "user", "content": a}
+        answer = {"role": "assistant", "content": b}
         entries: list[tuple[Any, list[tuple[str, str]]]] = [
             ({first: a}, [(one, first)]),
             ({first: a, second: b}, [(one, first), (two, second)]),
@@ -68,11 +70,8 @@ def write_jsonl(chance: random.Random) -> Written:
             ({first: [a, b]}, [(one, first), (two, first)]),
             ({first: " ", second: b}, [(two, second)]),
             ({first: a, "label": 3, "id": "x7"}, [(one, first)]),
-            (
-                {"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]},
-                [(one, ""), (two, "")],
-            ),
-            ({"messages": [{"role": "user", "content": a}], "system": b}, [(one, ""), (two, "system")]),
+            ({"messages": [question, answer]}, [(one, ""), (two, "")]),
+            ({"messages": [question], "system": b}, [(one, ""), (two, "system")]),
             ({first: {"nested": a}}, [(one, first)]),
             ([a, b], [(one, ""), (two, "")]),
         ]

@@ -79,23 +79,23 @@ def place_links(
     # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
     reasons: dict[int, str] = {}
-    placed: list[Placed] = []
+    chunks: list[Placed] = []
     for part in parts:
         pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
         words = _Words(pieces, whole, len(part.tokens))
         links = []
         for number, link in list(waiting.items()):
-            found = _place_link(link, looking or words, words, causal)
-            if isinstance(found, PlacedLink):
-                links.append(found)
+            in_tokens = _place_link(link, looking or words, words, causal)
+            if isinstance(in_tokens, PlacedLink):
+                links.append(in_tokens)
                 del waiting[number]
             # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
             elif len(parts) == 1 or all(pieces[word] for word in (*link.source, *link.targets)):
-                reasons[number] = found
+                reasons[number] = in_tokens
         if links:
-            placed.append(Placed(part, words.unit, words.word, tuple(links), target))
+            chunks.append(Placed(part, words.unit, words.word, tuple(links), target))
     left_out = Counter((link.relation, reasons.get(number, OUTSIDE)) for number, link in waiting.items())
-    return placed, left_out
+    return chunks, left_out
 
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:

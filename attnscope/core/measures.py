@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.seam import AttentionCall, Kind
+from attnscope.core.attention.seam import AttentionCall, Kind, refuse_second
 from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, blocks
 from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, Measured, unit_queries
 from attnscope.core.facts import TextFacts, key_facts, outlying, pair_facts
@@ -74,10 +74,7 @@ class HeadMeasures:
             RuntimeError: The layer of this kind has been here already.
             ValueError: The call's shapes are not those of the texts.
         """
-        if call.layer in self.sums.get(call.kind, {}):
-            raise RuntimeError(
-                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new HeadMeasures probe"
-            )
+        refuse_second(self.sums, call.kind, call.layer)
         with torch.no_grad():
             texts = self._plan(call)
             layer = _Layer(texts, call.n_heads, self._outlying(call, texts.keys))

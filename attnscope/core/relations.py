@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.row_samples import rows_of
-from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights
+from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights, refuse_second
 from attnscope.core.attention.tiles import attend_lean
 
 WEIGHTS_AT_ONCE = 2**22
@@ -79,11 +79,7 @@ class Links:
             RuntimeError: The layer of this kind has been here already.
             ValueError: The call's shapes are not those of the links.
         """
-        by_layer = self.sums.setdefault(call.kind, {})
-        if call.layer in by_layer:
-            raise RuntimeError(
-                f"{call.kind} layer {call.layer} reached the probe twice; a new batch needs a new Links probe"
-            )
+        refuse_second(self.sums, call.kind, call.layer)
         n_texts, _, n_queries, _ = call.query.shape
         n_keys = call.key.shape[2]
         last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
@@ -92,7 +88,8 @@ class Links:
                 f"{call.kind} layer {call.layer} has {n_texts} texts of {n_queries} queries and {n_keys} keys; the "
                 f"links are of {tuple(self._facts.units.shape)}"
             )
-        by_layer[call.layer] = _links_of_call(call, self._facts.on(call.query.device))
+        links = _links_of_call(call, self._facts.on(call.query.device))
+        self.sums.setdefault(call.kind, {})[call.layer] = links
         return attend_lean(call)
 
 

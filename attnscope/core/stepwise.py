@@ -129,7 +129,9 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     row = ":" if query is None else str(query)
     more = "" if query is None else f", {query}"
     queries = ("query",) if query is None else ()
-    d, d_value, read = inputs.d_head, inputs.d_value, head // (inputs.n_heads // inputs.n_kv_heads)
+    d = inputs.d_head
+    d_value = inputs.d_value
+    read = head // (inputs.n_heads // inputs.n_kv_heads)  # its key/value head
     # Take the head's columns of Q and K.
     add(
         "query",
@@ -249,9 +251,11 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         shape = f"{inputs.W_O.shape[0]} × {inputs.W_O.shape[1]}"
-        formula, code = f"W_O ({shape}) times joined", "output = joined @ W_O.T"
+        formula = f"W_O ({shape}) times joined"
+        code = "output = joined @ W_O.T"
         if inputs.b_O is not None:
-            formula, code = f"{formula}, + b_O", f"{code} + b_O"
+            formula += ", + b_O"
+            code += " + b_O"
         lines.append(Line("output", "Output projection", formula, code, "output", (*queries, "output")))
     return lines
 

@@ -56,7 +56,8 @@ def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterat
         characters += n_characters(text)
         if len(run) == n or characters >= BLOCK_CHARACTERS:
             yield tuple(run)
-            run, characters = [], 0
+            run = []
+            characters = 0
     if run:
         yield tuple(run)
 
@@ -140,11 +141,11 @@ def chunks(
     starts = range(first, last - room + step, step)
     opening, closing = np.arange(first), np.arange(last, len(tokens))
     n_queries = last - first + len(starts) * n_ends
-    made = []
+    parts = []
     for number, start in enumerate(starts):
         part = tokens.take(np.concatenate([opening, np.arange(start, min(start + room, last)), closing]))
-        made.append(Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries))
-    return made
+        parts.append(Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries))
+    return parts
 
 
 def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Chunk, ...]]:
@@ -153,14 +154,14 @@ def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Ch
     Ascending; chunks of one length in the order of the corpus. A chunk longer than the budget is a batch of its own.
     Depends on nothing but the chunks.
     """
-    made: list[list[Chunk]] = []
+    batch_parts: list[list[Chunk]] = []
     # Sorting by length keeps padding small.
     for part in sorted(parts, key=lambda part: (len(part), part.text, part.number)):
-        if made and (len(made[-1]) + 1) * len(part) <= budget:
-            made[-1].append(part)
+        if batch_parts and (len(batch_parts[-1]) + 1) * len(part) <= budget:
+            batch_parts[-1].append(part)
         else:
-            made.append([part])
-    return [tuple(batch) for batch in made]
+            batch_parts.append([part])
+    return [tuple(batch) for batch in batch_parts]
 
 
 def block_batches(
@@ -177,7 +178,8 @@ def block_batches(
 
     See `chunks` and `batches`; `special_ids` are the special tokens of texts that come as numbers.
     """
-    special, parts = frozenset(special_ids), list[Chunk]()
+    special = frozenset(special_ids)
+    parts: list[Chunk] = []
     for text in block.texts:
         parts += chunks(tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride)
     return batches(parts, budget)

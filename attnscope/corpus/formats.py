@@ -163,7 +163,8 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
             # A blank line ends a paragraph.
             elif text:
                 yield number - len(text), "\n".join(text)
-                text, size = [], 0
+                text = []
+                size = 0
     except UnreadableError as error:
         # A text that is cut off is left out from its first line on.
         if text:

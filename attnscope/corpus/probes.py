@@ -128,7 +128,8 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
     if hay.encode is None:
         drawn = _draw(chance, vocabulary, 2 * (n_answer + _CUE_TOKENS))
         cue, other, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
-        question, end = cue, drawn[:0]
+        question = cue
+        end = drawn[:0]
     else:
         things = [THINGS[place] for place in _draw(chance, np.arange(len(THINGS)), 2)]
         cue, other, question, end = (
@@ -168,7 +169,9 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
     # them finds one as often as the other.
     at = {is_needle: around[raw[is_needle] % len(around)] for is_needle in (False, True)}
     # Put needle and decoy into the haystack, in the order of their places.
-    parts, places, first = [np.array(hay.before, np.int64)], {}, 0
+    parts = [np.array(hay.before, np.int64)]
+    places = {}
+    first = 0
     for is_needle in sorted(at, key=lambda which: (at[which], which == raw[2] % 2)):
         sentence = np.concatenate([cue, answer, end] if is_needle else [other, decoy, end])
         parts += [stack[first : at[is_needle]], sentence]

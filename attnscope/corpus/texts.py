@@ -250,7 +250,7 @@ class Corpus:
             return
         # jsonl and CSV: list a malformed line, read the next.
         bad = BadLines(name, self.problems)
-        told: set[str] = set()
+        named: set[str] = set()
         entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, "\t" if wanted == "tsv" else ",")
         for number, entry in entries:
             try:
@@ -262,10 +262,10 @@ class Corpus:
                 continue
             # A field that holds text and is not read is named once.
             for unread in unread_fields(entry, self.field, self.pair_field, self.chat):
-                if unread not in told:
+                if unread not in named:
                     reason = f'the field "{shorten(unread)}" holds text too, which is not read'
                     self.problems.append(Problem(name, number, reason))
-                told.add(unread)
+                named.add(unread)
             yield number, content
 
     def _format_of(self, name: str) -> Format:
@@ -291,7 +291,9 @@ def _open_stdin() -> BinaryIO:
 
 def _size(path: Path) -> int | None:
     """Return how many bytes a file has; None = that of a pipe is not known."""
-    return None if path.is_fifo() else path.stat().st_size if path.is_file() else 0
+    if path.is_fifo():
+        return None
+    return path.stat().st_size if path.is_file() else 0
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:

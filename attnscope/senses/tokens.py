@@ -9,14 +9,14 @@ from attnscope.results.tokens import Tokens
 
 
 def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) -> Tokens:
-    """The tokens of a picture: those `before` that stand for no place ("CLS", "REG0" …), then patches "row,column"."""
+    """Return the tokens of a picture: those `before` that stand for no place ("CLS"), then patches "row,column"."""
     patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
     n = len(before) + len(patches)
     return _tokens(source, (*before, *patches), special=np.arange(n) < len(before))
 
 
 def key_tokens(n: int, labels: Mapping[int, str], sources: Sequence[str]) -> Tokens:
-    """The n keys of cross-attention from words or learned queries: patches, and tokens without a place in a picture.
+    """Return n keys of cross-attention from words or learned queries: patches, and tokens without a place in a picture.
 
     `labels` name keys "row,column", or "CLS"; the others are there to fill up.
     """
@@ -48,7 +48,7 @@ def _tokens(
     special: NDArray[np.bool_] | None = None,
     words: NDArray[np.int32] | None = None,
 ) -> Tokens:
-    """Numbered from 0, none of them a part of a text."""
+    """Return tokens numbered from 0, none of them a part of a text."""
     n = len(labels)
     return Tokens(
         text=text,

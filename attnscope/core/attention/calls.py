@@ -53,7 +53,9 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
     """
     apart = [select_heads(call, [head]) for call, head in heads]
-    first, queries, keys = apart[0], [call.query for call in apart], [call.key for call in apart]
+    first = apart[0]
+    queries = [call.query for call in apart]
+    keys = [call.key for call in apart]
     for call in apart:
         if call.query.shape[:3] != first.query.shape[:3] or call.key.shape[2] != first.key.shape[2]:
             return "the heads are over different texts"

@@ -11,7 +11,7 @@ WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
 def without_autocast(device: torch.device | str) -> torch.autocast:
-    """A context that leaves its caller's autocast aside: what is computed has the precision that records name."""
+    """Leave the caller's autocast aside within a `with` block: what is computed has the precision that records name."""
     return torch.autocast(torch.device(device).type, enabled=False)
 
 
@@ -26,10 +26,10 @@ def sum_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def move(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Numbers on a device; those in float64 in the precision of its sums."""
+    """Return numbers on a device; those in float64 in the precision of its sums."""
     return numbers.to(device, sum_dtype(device)) if numbers.dtype == torch.float64 else numbers.to(device)
 
 
 def in_float64(numbers: Tensor) -> Tensor:
-    """Numbers of any shape in float64: where they lie, or on the processor if their device has none."""
+    """Return numbers of any shape in float64: where they lie, or on the processor if their device has none."""
     return numbers.double() if has_float64(numbers.device) else numbers.cpu().double()

@@ -20,6 +20,7 @@ from attnscope.core.attention.seam import (
     attend,
     attend_with_weights,
     attention_weights,
+    refuse_second,
     select_heads,
 )
 from attnscope.core.attention.tiles import attend_lean, tiles
@@ -85,10 +86,7 @@ class OfChosen(Generic[Kept]):
             return False
         if self.layers is not None and layer not in self.layers:
             return False
-        if layer in self.maps.get(kind, {}):
-            raise RuntimeError(
-                f"{kind} layer {layer} reached the probe twice in one forward pass; clear what it has between passes"
-            )
+        refuse_second(self.maps, kind, layer)
         beyond = [head for head in self.heads or () if head >= n_heads]
         if beyond:
             raise ValueError(

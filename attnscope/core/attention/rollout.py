@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArray[np.float64]:
-    """Attention with the residual connection: (1 - r) W + r I, and each row divided by its sum.
+    """Mix attention with the residual connection: (1 - r) W + r I, and each row divided by its sum.
 
     A row that sums to less than 1 (a model with sinks) or to 0 (a query that may attend to nothing) leaves more to the
     identity. With r = 0 a row of zeros stays one.
@@ -27,14 +27,14 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArra
 
 
 def row_shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows (..., key), each divided by its sum; rows of zeros stay zeros."""
+    """Return rows (..., key), each divided by its sum; rows of zeros stay zeros."""
     total = rows.sum(-1, keepdims=True)
     shares: NDArray[np.float64] = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
     return shares
 
 
 def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Attention rollout: the product of all layers up to each, Ã(l) = A(l) Ã(l - 1) (Abnar & Zuidema 2020, section 3).
+    """Return the product of all layers up to each, Ã(l) = A(l) Ã(l - 1) (Abnar & Zuidema 2020, section 3).
 
     Args:
         layers: A as `mix_residual` gives it, (layer, query, key), from the first layer of the model on.
@@ -49,7 +49,7 @@ def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Mean over heads of max(∇A ⊙ A, 0): what a layer's attention adds to a score (Chefer et al. 2021, equation 5).
+    """Return the mean over heads of max(∇A ⊙ A, 0): what a layer adds to a score (Chefer et al. 2021, equation 5).
 
     Args:
         weights: A, (head, query, key).
@@ -64,7 +64,7 @@ def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating
 
 
 def relevance(layers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Relevance up to each layer, R ← R + Ā R from R = I on (Chefer et al. 2021, equation 6).
+    """Return relevance up to each layer, R ← R + Ā R from R = I on (Chefer et al. 2021, equation 6).
 
     Args:
         layers: Ā as `head_relevance` gives it, (layer, query, key), from the first layer of the model on.

@@ -105,14 +105,14 @@ class RowSamples:
             if layer in rows.weights:
                 raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
             queries, n_keys = wanted
-            kept = []
-            seen = []
+            weight_parts = []
+            allowed_parts = []
             # A few rows at a time: those of all heads of a long text would be as large as a map.
             for some in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
                 weights, allowed = read_rows(attention, kind, text, some, n_keys)
                 weights = weights.movedim(1, 0).float()  # (row, head, key)
                 weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-                kept.append(weights.half().numpy())
-                seen.append(allowed.numpy())
-            rows.weights[layer] = np.concatenate(kept)
-            rows.allowed[layer] = np.concatenate(seen)
+                weight_parts.append(weights.half().numpy())
+                allowed_parts.append(allowed.numpy())
+            rows.weights[layer] = np.concatenate(weight_parts)
+            rows.allowed[layer] = np.concatenate(allowed_parts)

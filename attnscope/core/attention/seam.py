@@ -13,7 +13,7 @@ Source:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -113,6 +113,16 @@ Probe = Callable[[AttentionCall], Tensor]
 """What computes at the seam: gets a call, returns its output (batch, n_heads, query, d_value), in the values' dtype."""
 
 
+def refuse_second(seen: Mapping[Kind, Mapping[int, object]], kind: Kind, layer: int) -> None:
+    """Refuse an attention that a probe has seen already: it serves one forward pass.
+
+    Raises:
+        RuntimeError: The layer of this kind is among those seen.
+    """
+    if layer in seen.get(kind, {}):
+        raise RuntimeError(f"{kind} layer {layer} reached the probe twice; each forward pass needs a new probe")
+
+
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
     """Refuse a mask, of any shape, that is not boolean: its 1 or 0 could mean either.
 
@@ -172,7 +182,7 @@ def within_reach(
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
-    """`allowed`, and the rows (batch, head, query, 1) where nothing is allowed; None if there are none.
+    """Return `allowed`, and the rows (batch, head, query, 1) where nothing is allowed; None if there are none.
 
     Rows that may attend to nothing are opened wide. Their softmax then stays finite, forward and backward and in every
     fused kernel, and the caller overwrites the result with zeros. Over -inf alone softmax is 0 / 0, and zeroing its
@@ -231,7 +241,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
 def attend_with_weights(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
-    """Attention by the whole map: the output and the weights that made it.
+    """Attend by the whole map: return the output and the weights that made it.
 
     Returns:
         The output sum over k of A_qk v_k, in the dtype of the values; and the weights of `attention_weights`. If
@@ -247,7 +257,7 @@ def attend_with_weights(
 
 
 def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
-    """The same attention with some query heads, in the order given, each with the key/value head that it reads."""
+    """Return the attention of some query heads, in the order given, each with the key/value head that it reads."""
     chosen = list(heads)
     read = [head // (call.n_heads // call.n_kv_heads) for head in chosen]
 
@@ -304,7 +314,7 @@ def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
 
 
 def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attention by the fastest way there is: what a model runs when nobody watches.
+    """Attend by the fastest way there is: what a model runs when nobody watches.
 
     Takes torch's scaled_dot_product_attention if that can express the call (masks, causality, grouped queries, a bias
     in the queries' own dtype), else the whole map (soft cap, sinks).

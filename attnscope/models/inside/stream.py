@@ -273,10 +273,8 @@ class _Look:
 
     def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
         """Return the last module that gave a tensor after so many attentions; None if none did."""
-        for passed in reversed(self._passed):
-            if passed.n_calls == n_calls and _same(passed.gave, output):
-                return passed.module
-        return None
+        modules = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.gave, output)]
+        return modules[-1] if modules else None
 
     def norm_of(self, module: nn.Module | None) -> Norm | None:
         """Return a module as a norm; None if it is none."""
@@ -289,10 +287,8 @@ class _Look:
 
     def _norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
         """Return the module that made one tensor of another; None if none did."""
-        for passed in reversed(self._passed):
-            if _same(passed.gave, after) and _same(passed.given, before):
-                return passed.module
-        return None
+        modules = [p.module for p in self._passed if _same(p.gave, after) and _same(p.given, before)]
+        return modules[-1] if modules else None
 
     @torch.no_grad()
     def attentions(self) -> tuple[Attention, ...]:
@@ -309,10 +305,11 @@ class _Look:
         entered = self.entered_at(layer)
         source = self._sources.get(layer)
         norm = None
-        is_known = entered is not None and source is not None
-        if entered is not None and source is not None and not _same(source, entered):
-            norm = self.norm_of(self._norm_between(entered, source))
-            is_known = norm is not None
+        is_known = False
+        if entered is not None and source is not None:
+            is_direct = _same(source, entered)
+            norm = None if is_direct else self.norm_of(self._norm_between(entered, source))
+            is_known = is_direct or norm is not None
         projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
         if is_known:
             projections = {role: self._projection(call, role) for role in ROLES}

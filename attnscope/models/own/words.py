@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from attnscope.results.tokens import Tokens
-from attnscope.text import build_tokens, word_spans
+from attnscope.text import build_tokens, is_punctuation, word_spans
 
 BOS, REST, SEP, EOS = range(4)
 SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
@@ -64,15 +64,10 @@ def _split(text: str, segment: int) -> Iterator[_Row]:
 
 @lru_cache(maxsize=2**16)
 def _number(word: str) -> int:
-    if len(word) == 1 and _is_punctuation(word):
+    if len(word) == 1 and is_punctuation(word):
         return FIRST_PUNCTUATION + ord(word)
     # Case folding can undo composition, so that words are composed before and after it.
     plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
     # A 64-bit hash is so wide that its remainder favours no number.
     digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return FIRST_WORD + int.from_bytes(digest, "little") % (VOCABULARY - FIRST_WORD)
-
-
-def _is_punctuation(char: str) -> bool:
-    """Return whether word_spans sets a character apart as punctuation: Unicode's P categories, and ASCII symbols."""
-    return unicodedata.category(char)[0] == "P" or ("!" <= char <= "~" and not char.isalnum())
