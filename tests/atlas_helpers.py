@@ -13,27 +13,8 @@ from attnscope.studies.atlas.rows import Example, Wanted
 from attnscope.studies.atlas.study import example_tables
 from tests.findings_helpers import fake_findings
 
-WORDS = (
-    "the",
-    "old",
-    "cat",
-    "did",
-    "not",
-    "cross",
-    "wide",
-    "street",
-    "because",
-    "it",
-    "was",
-    "too",
-    "tired",
-    "to",
-    "walk",
-    "any",
-    "further",
-    "that",
-    "day",
-)
+STORY = "the old cat did not cross wide street because it was too tired to walk any further that day"
+WORDS = STORY.split()
 
 
 def written(labels: Sequence[str]) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -119,7 +119,9 @@ def oracle(call: attention.AttentionCall) -> tuple[Tensor, Tensor]:
     scores = (batch, n_heads, n_queries, call.key.shape[2])
     mask = None if call.mask is None else call.mask.expand(scores).numpy()
     bias = None if call.bias is None else call.bias.detach().double().expand(scores).numpy()
-    query, key, value = (part.detach().double().numpy() for part in (call.query, call.key, call.value))
+    query = call.query.detach().double().numpy()
+    key = call.key.detach().double().numpy()
+    value = call.value.detach().double().numpy()
     outputs = np.zeros((batch, n_heads, n_queries, value.shape[3]))
     weights = np.zeros(scores)
     for b in range(batch):

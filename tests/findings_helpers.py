@@ -18,7 +18,6 @@ from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.describe.study import add_lines
 
 NAN = math.nan
-UNDEFINED = Estimate(NAN, NAN, NAN, NAN, 0.0)
 
 # role: (threshold, uniform's value, what it is)
 ROLES = {

@@ -63,11 +63,6 @@ def names_of(head: Seen) -> set[str]:
     return {role.name for role in head.roles}
 
 
-def roles_by_place(found: Heads) -> dict[tuple[int, int], set[str]]:
-    """The names of the roles of each head, by layer and number."""
-    return {(head.layer, head.head): names_of(head) for head in heads_in(found)}
-
-
 def head_of(found: Heads, name: str) -> Seen:
     row = found["heads"].head_names().index(name)
     return Seen(found["heads"], row, found["roles"])

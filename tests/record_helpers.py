@@ -66,7 +66,8 @@ def require_read(kind: type[Result], described: Mapping[str, Any], held: Mapping
 
 def require_close(found: Result, expected: Result, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
     """They hold the same numbers but for rounding, in arrays and elsewhere; notes and what made them may differ."""
-    ours, theirs = (dict(_leaves({"": one.describe(), **one.arrays()})) for one in (found, expected))
+    ours = dict(_leaves({"": found.describe(), **found.arrays()}))
+    theirs = dict(_leaves({"": expected.describe(), **expected.arrays()}))
     assert list(ours) == list(theirs), of
     for name, value in theirs.items():
         if np.issubdtype(np.asarray(value).dtype, np.floating):

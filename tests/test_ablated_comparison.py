@@ -1,7 +1,5 @@
 """A model compared with itself without some heads: what later heads do after an ablation."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import transformers
@@ -13,7 +11,7 @@ TEXT = "the cat sat on a mat."
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_tiny(tmp_path_factory.mktemp("bert"), num_hidden_layers=3)
 
 
@@ -25,14 +23,15 @@ def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attentio
     whole = eager(**inputs, output_attentions=True).attentions
     for layer, head in ((0, 2), (1, 0)):
 
-        def take_out(module: object, values: tuple, head: int = head) -> tuple:  # type: ignore[type-arg]
+        def take_out(module, values, head=head):
             values[0][..., 5 * head : 5 * head + 5] = 0
             return values
 
         eager.encoder.layer[layer].attention.output.dense.register_forward_pre_hook(take_out)
     rest = eager(**inputs, output_attentions=True).attentions
     # (layer, head, query, key), then the root of the mean squared Hellinger distance of each head.
-    first, second = (np.concatenate([w.detach().double().numpy() for w in maps]) for maps in (whole, rest))
+    first = np.concatenate([w.detach().double().numpy() for w in whole])
+    second = np.concatenate([w.detach().double().numpy() for w in rest])
     expected = np.sqrt((1 - np.sqrt(first * second).sum(-1)).mean(-1).clip(0)).ravel()
     np.testing.assert_allclose(np.diag(record.distance("hellinger")), expected, atol=1e-3)
     np.testing.assert_allclose(np.diag(record.distance("hellinger"))[3:], expected[3:], atol=1e-5)

@@ -33,7 +33,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> HuggingFaceModel:
+def gpt2():
     return wrap(tiny("gpt2", dtype=torch.float64))
 
 
@@ -41,7 +41,6 @@ def _by_hand(model: HuggingFaceModel, text: CorpusText, gate: Any) -> tuple[torc
     """Hidden states and log probabilities of one text alone, by a whole forward."""
     with torch.no_grad():
         found = model.outputs(Batch(torch.tensor([text.ids])), gate)
-    assert found.logits is not None
     return found.hidden[0], found.logits[0].log_softmax(-1)
 
 
@@ -61,7 +60,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
     found = ablate(gpt2, TEXTS)
     heads = found.table("heads")
     for row in (1, 5, 8):
-        place: Any = ("decoder", int(heads["layer"][row]))
+        place = ("decoder", int(heads["layer"][row]))
         factors = torch.ones(3, dtype=torch.float64)
         factors[int(heads["head"][row])] = 0
         gate = Gate({place: factors}, {place: torch.cat(_outputs(gpt2, place), 1).mean(1)} if mode == "mean" else None)
@@ -80,7 +79,8 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
         np.testing.assert_allclose(heads[f"{mode}_l2"][row], np.mean(l2), rtol=1e-6)
         np.testing.assert_allclose(heads[f"{mode}_loss"][row], rise / n, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(heads[f"{mode}_kl"][row], kl / n, rtol=1e-6)
-        assert (heads[f"{mode}_l2_count"][row], heads[f"{mode}_kl_count"][row]) == (4, n)
+        assert heads[f"{mode}_l2_count"][row] == 4
+        assert heads[f"{mode}_kl_count"][row] == n
         value, low, high = heads.interval(f"{mode}_l2")[row]
         assert low < value < high
 
@@ -121,7 +121,6 @@ def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2):
 
 def loss_of(found: Ablation, name: str = "loss") -> float:
     row = found.row("whole", name)
-    assert row is not None
     return float(row[0])
 
 
@@ -145,11 +144,11 @@ def test_picked_heads_go_alone_and_together(gpt2):
     found = ablate(gpt2, TEXTS, AblateOptions(choice=Choice(pick=((2, 1), (0, 0)))))
     assert found.head_names == ["L0H0", "L2H1"]
     together = found.row("together", "zero_l2")
-    assert together is not None
     gate = Gate({("decoder", 0): torch.tensor([0.0, 1, 1]), ("decoder", 2): torch.tensor([1.0, 0, 1])})
     l2 = []
     for text in TEXTS:
-        whole, hidden = (_by_hand(gpt2, text, probe)[0] for probe in (attend, gate))
+        whole = _by_hand(gpt2, text, attend)[0]
+        hidden = _by_hand(gpt2, text, gate)[0]
         l2.append(float((hidden - whole).norm() / whole.norm()))
     np.testing.assert_allclose(together[0], np.mean(l2), rtol=1e-6)
 
@@ -161,7 +160,9 @@ def test_copies_of_a_text_count_once(gpt2):
     often = ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
     for table in ("heads", "together"):
         assert repr([*often[table].rows()]) == repr([*once[table].rows()])  # NaN is not equal to itself
-    assert (often.corpus["n_texts"], often.corpus["n_copies"], once.corpus["n_copies"]) == (4, 7, 0)
+    assert often.corpus["n_texts"] == 4
+    assert often.corpus["n_copies"] == 7
+    assert once.corpus["n_copies"] == 0
     assert any("7 texts are left out: copies" in note for note in often.report().problems)
 
 
@@ -183,7 +184,7 @@ def test_grouped_queries_and_cross_attention():
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def masked(tmp_path_factory):
     return load(save_tiny(tmp_path_factory.mktemp("masked"), "bert"), engine="hf")
 
 
@@ -202,9 +203,9 @@ def test_a_seeded_share_of_ordinary_tokens_is_masked(masked):
     assert not tokens.special[hidden].any()
     assert read.answers.tolist() == tokens.ids[hidden].tolist()
     mask_id = masked.tokenizer.mask_id
-    assert mask_id is not None
     assert (read.batch.ids[0] == mask_id).nonzero().flatten().tolist() == hidden
-    again, other = (_rows(masked, text, seed=seed)[1].positions.tolist() for seed in (1, 2))
+    again = _rows(masked, text, seed=1)[1].positions.tolist()
+    other = _rows(masked, text, seed=2)[1].positions.tolist()
     assert again == hidden != other
     assert len(_rows(masked, "a")[1].positions) == 1
 
@@ -229,7 +230,7 @@ def test_long_texts_are_cut_into_chunks_of_one_text(masked):
 
 
 def test_the_target_of_an_encoder_decoder_is_its_own_answer_or_what_is_given(tmp_path):
-    model: Any = load(save_tiny(tmp_path / "t5", "t5"))
+    model = load(save_tiny(tmp_path / "t5", "t5"))
     block = Block(0, (CorpusText(0, "texts", 1, text="the cat"),))
     reader = Reader(model, "target")
     (own,) = map(reader.read, reader.batches(block))
@@ -255,7 +256,7 @@ def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     network.save_pretrained(folder)
-    model: Any = load(str(folder), engine="hf")
+    model = load(str(folder), engine="hf")
     texts = ["the cat", "a dog sat on it", "the b"]
     found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
     gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
@@ -267,7 +268,8 @@ def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
         positions = [0] if classifier is BertForSequenceClassification else np.flatnonzero(~tokens.special)
         batch = Batch(torch.from_numpy(tokens.ids)[None])
         with torch.no_grad():
-            whole, without = (model.outputs(batch, probe).logits[0].log_softmax(-1) for probe in (attend, gate))
+            whole = model.outputs(batch, attend).logits[0].log_softmax(-1)
+            without = model.outputs(batch, gate).logits[0].log_softmax(-1)
         for logs, gated in zip(whole[positions], without[positions], strict=True):
             right = int(logs.argmax()) if answer is None else 0
             losses.append(float(-logs[right]))
@@ -301,7 +303,7 @@ def test_what_cannot_be_done_is_said(gpt2, options, says):
 
 
 def test_a_text_on_which_the_model_computes_nan_is_named():
-    source: Any = tiny("gpt2")
+    source = tiny("gpt2")
     model = wrap(source)
     with torch.no_grad():
         source.transformer.h[1].attn.c_proj.bias[0] = math.inf
@@ -313,7 +315,7 @@ def test_an_interruption_keeps_whole_blocks(gpt2, monkeypatch):
     monkeypatch.setattr(ablation_reading, "BLOCK", 2)
     usual = ablate(gpt2, TEXTS[:2], AblateOptions(modes=("zero",)))
 
-    def stop(done: Any) -> None:
+    def stop(done):
         if done.n_texts > 2:
             raise KeyboardInterrupt
 

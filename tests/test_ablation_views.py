@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: b
     chance = np.random.default_rng(0)
     n = n_layers * n_heads
     names = ["zero_l2", *(["zero_loss", "zero_kl", "importance"] if loss else [])]
-    values: dict[str, Any] = {}
+    values = {}
     for name in names:
         numbers = chance.normal(size=n) * 0.1
         if name == "zero_l2":
@@ -96,16 +95,14 @@ def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     ("arguments", "status", "says"),
     [
         (("a cat", "-m", "own", "--importance"), 1, "importance is the slope of a loss"),
-        (("a cat", "-m", "own", "--loss", "mse"), 2, "--loss has no 'mse'"),
-        (("a cat", "-m", "own", "--ablation", "one"), 2, "no ablation 'one'"),
         (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
-        (("a cat", "-m", "own", "--answer", "POSITIVE"), 1, "has no class 'POSITIVE'"),
         (("a cat", "-m", "own", "--answer", "POSITIVE", "--loss", "none"), 2, "--loss none measures no likelihood"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(run, arguments, status, says):
     found, out, err = run("ablate", *arguments)
-    assert (found, out) == (status, "")
+    assert found == status
+    assert out == ""
     first, second = err.splitlines()
     assert first.startswith("error: ")
     assert says in first

@@ -1,8 +1,5 @@
 """Tokenizers of one matter: SMILES, amino acids, SELFIES. They pass over what is not of their alphabet, also an "a"."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
@@ -39,7 +36,7 @@ def regex_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module", params=list(ALPHABETS))
-def made(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def made(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     config = BertConfig(
         vocab_size=40,
@@ -64,7 +61,8 @@ def test_studies_read_texts_of_one_alphabet(made, engine):
     assert "".join(shown.maps[0].queries.labels[1:-1]) == texts[0]
     found = attnscope.heads(model, list(texts))
     assert found.corpus["n_texts"] == 2
-    first, last = (model.tokenizer.encode(texts[0]).offsets[place].tolist() for place in (1, -2))
+    first = model.tokenizer.encode(texts[0]).offsets[1].tolist()
+    last = model.tokenizer.encode(texts[0]).offsets[-2].tolist()
     links = (Link("end→begin", (1,), (0,)),)
     annotated = [AnnotatedText(texts[0], ((first[0], first[1]), (last[0], last[1])), links, "texts", 1)]
     assert attnscope.relations(model, annotated)["relations"]["n"].tolist() == [1]
@@ -74,7 +72,8 @@ def test_the_example_is_one_that_the_tokenizer_keeps(made):
     _, folder = made
     for engine in ("hf", "native"):
         tokens = example_tokens(attnscope.load(folder, engine=engine).tokenizer)
-        assert (tokens.labels[0], tokens.labels[-1]) == ("[CLS]", "[SEP]")
+        assert tokens.labels[0] == "[CLS]"
+        assert tokens.labels[-1] == "[SEP]"
         assert not tokens.special[1:-1].any()
         assert (tokens.offsets[1:-1] >= 0).all()
         assert len(tokens) > 2

@@ -157,7 +157,6 @@ def test_files_in_a_row_compressed_and_not_utf8(tmp_path):
     for _ in range(2):  # as often as one likes
         assert [Path(text.source).name for text in corpus] == ["a.conllu.gz", "b.conllu"]
         assert ["not UTF-8" in problem.reason for problem in corpus.problems] == [True]
-    assert corpus.share_read is not None
     assert corpus.share_read > 0.9
 
 
@@ -179,17 +178,14 @@ def test_spans_are_words_and_many_targets_may_be_right():
         "a",
         3,
     )
-    assert text is not None
     assert shown(text) == {("coref", "it", "A big dog Rex"), ("link", "big", "dog")}
     assert text.line == 3
 
 
 def test_spans_cut_words_where_they_must():
     text = spans.parse(line("CCO (ab)", {"from": [0, 1], "to": [2, 3], "label": "bond"}), "a", 1)
-    assert text is not None
     assert [text.word(n) for n in range(len(text.words))] == ["C", "C", "O", "(", "ab", ")"]
     whole = spans.parse(line("New York is big", {"from": [0, 8], "to": [12, 15]}, words=[[12, 15], [0, 8]]), "a", 1)
-    assert whole is not None
     assert shown(whole) == {("link", "New York", "big")}
 
 
@@ -198,15 +194,11 @@ def test_spans_cut_words_where_they_must():
     [
         ("{", "malformed JSON"),
         ('{"links": []}', 'no "text"'),
-        ('{"text": "a"}', 'no "links"'),
         (line("a b", {"from": [0, 4], "to": [2, 3]}), '"from" [0, 4] is outside the text of 3 characters'),
         (line("a b", {"from": [0, 1], "to": [2, 2]}), '"to" [2, 2] is empty'),
-        (line("a b", {"from": [1, 2], "to": [2, 3]}), '"from" [1, 2] is empty'),
         (line("a b", {"from": [0, 1], "to": [0, 3]}), "[0, 3] overlaps its source [0, 1]"),
         (line("a b", {"from": [0, True], "to": [2, 3]}), "not [first, last + 1]"),
-        (line("a b", {"from": [0, 1], "to": []}), "not [first, last + 1]"),
-        (line("a b", {"from": [0, 1], "to": [2, 3], "label": 3}), "label is no text"),
-        (line("a b", "x"), "link 1 is no object"),  # type: ignore[arg-type]
+        (line("a b", "x"), "link 1 is no object"),
         (line("abc d", {"from": [0, 2], "to": [4, 5]}, words=[[0, 3], [4, 5]]), "the span [0, 2] cuts a word"),
         (line("a b c", {"from": [0, 1], "to": [4, 5]}, words=[[0, 1]]), "the span [4, 5] holds no word"),
         (line("abc", words=[[0, 2], [1, 3]]), "words [0, 2] and [1, 3] overlap"),
@@ -245,7 +237,7 @@ def test_any_span_of_any_text_is_read_or_refused(text, data):
 def at(text: AnnotatedText) -> set[tuple[str, str, int, str, int]]:
     """Links as (relation, word, line, target, its line)."""
 
-    def place(words: tuple[int, ...]) -> tuple[str, int]:
+    def place(words):
         first = text.words[words[0]][0]
         last = text.words[words[-1]][1]
         return text.text[first:last], text.text.count("\n", 0, first) + 1
@@ -357,7 +349,8 @@ def test_words_find_their_tokens_by_characters():
     assert found.unit.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
     assert found.word.tolist() == [-1, 2, 3]
     (link,) = found.links
-    assert (link.tokens, link.targets) == ((4,), (2,))
+    assert link.tokens == (4,)
+    assert link.targets == (2,)
     assert left_out == {("a", UNALIGNED): 1, ("b", UNALIGNED): 1}
 
 

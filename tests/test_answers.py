@@ -115,7 +115,6 @@ def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run):
     run("heatmap", "The cat sat", "-L", "0", "--query", "[CLS]", "--hide-special", "-o", "out", "-f", "npz,png")
     record = load("out")
     whole = load_whole(run)
-    assert isinstance(record, Heatmap)
     assert record.maps[0].queries.labels == ("[CLS]", *record.tokens) == ("[CLS]", "the", "cat", "sat")
     rows = whole[:, :4, 1:4].astype(np.float64)
     np.testing.assert_allclose(record["weights"], divide_by_rest(rows), atol=1e-6)
@@ -172,7 +171,7 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
 
 def test_a_table_of_the_largest_weights_of_each_query(run):
     run("heatmap", TIRED, "--pick", "L3H1", "--top", "3", "-o", "out", "-f", "csv,json,npz")
-    weights = load("out").of(3, 1)  # type: ignore[attr-defined]
+    weights = load("out").of(3, 1)
     rows = [*csv.DictReader(Path("out/heatmap.csv").read_text("utf-8").splitlines())]
     expected = np.sort(weights, axis=1)[:, :-4:-1]
     np.testing.assert_array_equal(np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected)
@@ -189,7 +188,6 @@ def test_without_sinks_rows_are_divided_by_what_other_keys_get(run):
     weights[..., [0, -1]] = 0
     np.testing.assert_allclose(load("out")["weights"], divide_by_rest(weights), atol=1e-6)
     record = load("out")
-    assert isinstance(record, Heatmap)
     assert record.changes == ("without_sinks",)
     assert "special tokens get nothing" in str(next(iter(plates_of(record))).figure.notes)
     run("show", "whole", "--without-sinks", "-o", "again", "-f", "npz")
@@ -213,10 +211,8 @@ def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind, tmp_pat
     model = load_model(folder)
     pixels = photo()
     usual = attnscope.picture_heatmap(model, pixels)
-    assert usual.picture is not None
     side = 2 * usual.picture.pixels.shape[0]
     large = attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side))
-    assert large.picture is not None
     assert large.picture.pixels.shape == (side, side, 3)
     assert large.picture.grid == tuple(2 * n for n in usual.picture.grid)
     eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,14 +23,14 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
 from tests.atlas_helpers import examples_of, pieces_of, places_of, rows_of, weights_of
-from tests.conftest import SAMPLES, SENTENCES, write_tiny
+from tests.conftest import SAMPLES, SENTENCES, write_tiny, write_tiny_t5
 from tests.heads_helpers import after
 
 FEW = AtlasOptions(examples=3, sample=9)
 
 
 @pytest.fixture(scope="module")
-def of_own(own: Model) -> Atlas:
+def of_own(own):
     return atlas(own, SENTENCES, FEW)
 
 
@@ -51,7 +50,7 @@ def letters(n: int, rare: set[int], seed: int = 0) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def planted(tmp_path_factory):
     """A BERT whose L0H0 attends to z wherever it stands, and evenly where there is none."""
     folder = write_tiny(tmp_path_factory.mktemp("planted") / "bert")
     weights = load_file(folder / "model.safetensors")
@@ -62,7 +61,8 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Model:
     weights[name][z, 0] = 40.0
     weights["embeddings.LayerNorm.weight"][:] = 1.0
     weights["embeddings.LayerNorm.bias"][:] = 0.0
-    query, key = ("encoder.layer.0.attention.self." + which for which in ("query", "key"))
+    query = "encoder.layer.0.attention.self.query"
+    key = "encoder.layer.0.attention.self.key"
     weights[f"{query}.weight"][:5] = 0.0
     weights[f"{query}.bias"][:5] = torch.tensor([9.0, 0, 0, 0, 0])
     weights[f"{key}.weight"][:5] = 0.0
@@ -175,10 +175,8 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
             count = 0
             for of, text in zip(maps, tokens, strict=True):
                 off = ~text.special & (np.arange(len(text)) > 0)
-                asks, gets = (
-                    [label.lower() == token.lower() for label in text.labels]
-                    for token in (row.tokens[0], row.tokens[-1])
-                )
+                asks = [label.lower() == row.tokens[0].lower() for label in text.labels]
+                gets = [label.lower() == row.tokens[-1].lower() for label in text.labels]
                 keys = off if row.side == "asks" else off & gets
                 queries = np.ones(len(text), np.bool_) if row.side == "gets" else np.array(asks)
                 weights = of[head.layer][0, head.head].numpy()[queries]
@@ -188,7 +186,8 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
                 masses.append(part.sum() / len(part))
                 lifts.append(part.sum() / even)
                 count += len(part)
-            assert (row.n_texts, row.count) == (2, count)
+            assert row.n_texts == 2
+            assert row.count == count
             assert (row.mass, row.lift) == pytest.approx((np.mean(masses), np.mean(lifts)), abs=1e-4, rel=1e-5)
             assert row.low <= row.lift <= row.high
             n_rows += 1
@@ -228,8 +227,7 @@ def test_long_texts_are_shown_by_their_chunks(own):
 
 @pytest.mark.parametrize("road", ["seam", "eager"])
 def test_an_encoder_decoder_has_all_its_kinds(road, tmp_path, monkeypatch):
-    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
-    write_tiny(tmp_path / "t5", "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+    write_tiny_t5(tmp_path / "t5")
     model = attnscope.load(str(tmp_path / "t5"))
     if road == "eager":
         monkeypatch.setattr(model, "info", replace(model.info, path="eager"))
@@ -282,13 +280,13 @@ def test_an_interruption_keeps_what_was_done(own, monkeypatch):
 
 
 def reports(model: Model) -> list[int]:
-    told: list[int] = []
+    told = []
     atlas(model, SENTENCES, FEW, lambda done: told.append(done.n_tokens) if done.step == "reading examples" else None)
     return told
 
 
 def test_a_failure_in_the_second_pass_keeps_the_first(own, monkeypatch):
-    def fail(*given: Any) -> None:
+    def fail(*given):
         raise RuntimeError("no")
 
     monkeypatch.setattr(study, "read_rows", fail)

@@ -90,7 +90,8 @@ def test_the_filter(opened, typed, wanted):
 def test_the_filter_box_has_the_grammar_of_where(opened):
     for condition, heads in CONDITIONS:
         opened.go(f=quote(condition, safe=""))
-        assert (sorted(opened.listed(), key=NAMES.index), opened.text(".wrong")) == (heads, ""), condition
+        assert sorted(opened.listed(), key=NAMES.index) == heads, condition
+        assert opened.text(".wrong") == "", condition
 
 
 @pytest.mark.parametrize(
@@ -99,14 +100,9 @@ def test_the_filter_box_has_the_grammar_of_where(opened):
         ("inducton > 0.4", "no measure is called inducton – did you mean induction?"),
         ("induction >", "a number is missing after >"),
         ("(layer > 1", "a bracket is not closed: ) is missing"),
-        ("layer > 1)", ") is one too many"),
         ("& layer > 1", "something is missing before &"),
-        ("layer > 1 &", "something is missing after &"),
-        ('"open', "a quote is not closed"),
         ("it ->", "a token is missing after ->"),
-        ("-> animal", "something is missing before ->"),
         ("zebra:local", "before : stands one of name, kind, role, description, token, not zebra"),
-        ("constructor > 1", "no measure is called constructor"),
     ],
 )
 def test_a_wrong_filter_says_what_is_wrong_and_changes_nothing(opened, typed, says):

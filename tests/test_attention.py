@@ -30,7 +30,6 @@ def test_causality_is_aligned_at_the_upper_left(n_queries, n_keys):
     call = make_call(n_queries=n_queries, n_keys=n_keys, is_causal=True)
     fast, _, weights, mask = see_all(call)
     expected = torch.tensor([[k <= q for k in range(n_keys)] for q in range(n_queries)])
-    assert mask is not None
     assert torch.equal(mask[0, 0], expected)
     assert torch.equal(weights[0, 0] > 0, expected)
     torch_says = F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True, scale=call.scale)
@@ -40,7 +39,6 @@ def test_causality_is_aligned_at_the_upper_left(n_queries, n_keys):
 def test_finfo_min_in_the_bias_is_a_number_like_any_other():
     lowest = torch.finfo(torch.float32).min
     call = make_call(dtype=torch.float32, n_queries=3, n_keys=5, bias=torch.full((3, 5), lowest))
-    assert call.bias is not None
     call.bias[0, 0, 1, 0] = 0.0
     fast, dense, weights, _ = see_all(call)
     uniform = torch.full((5,), 0.2)
@@ -90,8 +88,6 @@ def test_gradients_equal_those_of_autograd_through_the_formula():
     call = make_call(requires_grad=True, n_kv_heads=2, mask_shape=(5, 7), softcap=2.0, with_sinks=True, group=2)
     seed = torch.randn(2, 4, 5, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = [call.query, call.key, call.value, call.sinks]
-    assert call.sinks is not None
-    assert call.mask is not None
     key = call.key.repeat_interleave(2, 1)
     value = call.value.repeat_interleave(2, 1)
     scores = 2.0 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", call.query, key) * call.scale / 2.0)
@@ -122,7 +118,6 @@ def test_no_keys_at_all_give_zeros(fields):
     assert torch.equal(fast, torch.zeros_like(fast))
     assert torch.equal(dense, torch.zeros_like(dense))
     (fast.sum() + dense.sum()).backward()
-    assert call.query.grad is not None
     assert (call.query.grad == 0).all()
 
 
@@ -155,7 +150,7 @@ def test_error_is_at_most_twice_that_of_plain_torch(dtype, fields, seed):
     plain_weights = scores.softmax(-1)
     plain_output = plain_weights @ value
 
-    def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    def error(got, expected):
         return (got.double() - expected).abs().max().item()
 
     fast, dense, weights, _ = see_all(call)
@@ -200,18 +195,14 @@ def test_dropout_touches_the_output_and_not_the_weights():
     ("fields", "error", "says"),
     [
         ({"mask": torch.ones(5, 7)}, TypeError, "True = may attend"),
-        ({"mask": torch.ones(5, 7, dtype=torch.int64)}, TypeError, "torch.int64"),
         ({"mask": torch.ones(7, 5, dtype=torch.bool)}, ValueError, r"mask \(7, 5\).*\(2, 3, 5, 7\)"),
-        ({"mask": torch.ones(1, 2, 3, 5, 7, dtype=torch.bool)}, ValueError, r"\(1, 2, 3, 5, 7\)"),
         ({"bias": torch.ones(7, 5)}, ValueError, r"bias \(7, 5\)"),
-        ({"bias": torch.ones(5, 7, dtype=torch.bool)}, TypeError, "floating"),
         ({"softcap": 0.0}, ValueError, "softcap"),
         ({"sinks": torch.ones(1)}, ValueError, r"3 heads.*\(1,\)"),
         ({"key": torch.ones(2, 2, 7, 11), "value": torch.ones(2, 2, 7, 13)}, ValueError, "3 query heads.*2 key"),
         ({"key": torch.ones(2, 3, 7, 13)}, ValueError, r"\(2, 3, 7, 13\)"),
         ({"value": torch.ones(2, 3, 5, 13)}, ValueError, r"\(2, 3, 5, 13\)"),
         ({"query": torch.ones(1, 3, 5, 11)}, ValueError, r"\(1, 3, 5, 11\)"),
-        ({"query": torch.ones(3, 5, 11)}, ValueError, r"\(3, 5, 11\)"),
     ],
 )
 def test_a_call_that_cannot_be_meant_is_refused(fields, error, says):

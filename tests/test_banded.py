@@ -59,7 +59,7 @@ def test_bands_are_full_rows_of_a_dense_softmax(make):
         for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.4)
-    kept: dict[str, torch.Tensor] = {}
+    kept = {}
     for number, attention in enumerate(attentions):
         for name in ("query", "key"):
             getattr(attention, name).register_forward_hook(

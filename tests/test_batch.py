@@ -12,7 +12,6 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,14 +53,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "texts.txt"
     path.write_text("\n".join(TEXTS) + "\n", "utf-8")
     return path
 
 
 @pytest.fixture(scope="module")
-def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("batch") / "out"
     result = batch("own", Corpus([corpus]), out, HOW)
     assert result.complete
@@ -71,12 +70,12 @@ def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(undisturbed: Path, tmp_path: Path) -> Path:
+def copied(undisturbed, tmp_path):
     return Path(shutil.copytree(undisturbed, tmp_path / "out"))
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody(monkeypatch):
     monkeypatch.setattr("attnscope.studies.workers.ProcessPoolExecutor", None)
 
 
@@ -158,7 +157,7 @@ def test_other_options_or_another_model_are_drawn_anew(tmp_path, tiny_bert):
         {"chat": True},
         {"loading": LoadOptions(dtype="float64")},
     ):
-        assert study._hash_all_but_the_text(source, replace(HOW, **change)) != base, change  # type: ignore[arg-type]
+        assert study._hash_all_but_the_text(source, replace(HOW, **change)) != base, change
     write_tokenizer(tiny_bert, [*VOCABULARY, "more"])
     assert study._hash_all_but_the_text(source, HOW) != base
 
@@ -217,7 +216,7 @@ def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("expected")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workers, "executor_on", lambda *_: Here())
@@ -234,7 +233,7 @@ def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str
 
 
 def test_ctrl_c_before_the_first_text_leaves_an_earlier_list(corpus, copied, monkeypatch):
-    def interrupted(_: object) -> bool:
+    def interrupted(_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Workers, "executor_on", lambda *_: Here(lost=interrupted))
@@ -250,9 +249,11 @@ def test_ctrl_c_leaves_whole_files_and_the_same_command_goes_on(corpus, tmp_path
         said = run.communicate(timeout=LIMIT_S)[1].decode()
     if run.returncode != 0:  # else it was done already
         assert run.returncode == 130, said
-        assert re.search(r"note: \d texts? drawn; the same command goes on", said)
         assert "Traceback" not in said
-        assert "the same command draws the rest" in (tmp_path / "index.html").read_text()
+        told = re.search(r"note: (\d) texts? drawn; the same command goes on", said)
+        assert told, said
+        if told[1] != "0":  # the first text may be in its place and not yet counted
+            assert "the same command draws the rest" in (tmp_path / "index.html").read_text()
     assert not any(name.endswith(".part") for name in files(tmp_path))
     require_finished_by_one_more_run(corpus, tmp_path, expected)
 
@@ -294,7 +295,7 @@ def test_a_text_that_fails_leaves_what_was_there(corpus, copied, worker_here, mo
     before = files(copied)
     (copied / folder_name(0, TEXTS[0]) / "mine.png").write_text("mine")
 
-    def fail(*_: Any) -> int:
+    def fail(*_):
         raise AttnscopeError("it is full")
 
     monkeypatch.setattr(study._Drawer, "_draw", fail)

@@ -17,11 +17,11 @@ def call_of(
 ) -> AttentionCall:
     drawn = torch.Generator().manual_seed(seed)
 
-    def tensor(heads: int) -> torch.Tensor:
+    def tensor(heads):
         return torch.randn(batch, heads, n_queries, 5, generator=drawn, dtype=torch.float64)
 
     fields = {"layer": 0, "kind": "decoder", "scale": 0.7}
-    return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))  # type: ignore[arg-type]
+    return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))
 
 
 def masks(n: int) -> dict[str, dict[str, object]]:
@@ -54,7 +54,6 @@ class TestSingleHead:
     def test_it_is_the_softmax_over_queries_and_keys_side_by_side(self):
         call = call_of(is_causal=True, scale=1 / math.sqrt(5))
         found = single_head([(call, 1), (call, 4), (call, 5)])
-        assert not isinstance(found, str)
         weights = attention_weights(found)[0, 0]
         queries = np.concatenate([call.query[0, h].numpy() for h in (1, 4, 5)], -1)
         keys = np.concatenate([call.key[0, h // 2].numpy() for h in (1, 4, 5)], -1)
@@ -67,13 +66,11 @@ class TestSingleHead:
     def test_of_one_head_it_is_that_head(self):
         call = call_of(softcap=2.0)
         found = single_head([(call, 3)])
-        assert not isinstance(found, str)
         np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT)
 
     def test_what_all_heads_share_stays(self):
         bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         found = single_head([(call_of(bias=bias), 0), (call_of(seed=2, bias=bias), 1)])
-        assert not isinstance(found, str)
         assert found.bias is not None
 
     @pytest.mark.parametrize(

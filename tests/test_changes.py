@@ -24,7 +24,7 @@ def words_of(draw: st.DrawFn, n: int) -> Tokens:
 
 def groups_of(tokens: Tokens) -> list[list[int]]:
     """By the definition: neighbours of the same word of the same segment."""
-    groups: list[list[int]] = []
+    groups = []
     for i in range(len(tokens)):
         joined = (
             i > 0

@@ -18,23 +18,8 @@ from attnscope.questions.links import find_links
 from tests.ablation_helpers import tiny
 from tests.test_damaged import change_one
 
-WORDS = (
-    "who",
-    "wrote",
-    "it",
-    "ada",
-    "bob",
-    "cleo",
-    "the",
-    "page",
-    "says",
-    "read",
-    "be",
-    "brief",
-    "now",
-    "rome",
-    "oslo",
-)
+KNOWN = "who wrote it ada bob cleo the page says read be brief now rome oslo"
+WORDS = KNOWN.split()
 FRAME = ["system", "user", "assistant", "tool"]
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'narrator' %}{{ raise_exception('no narrators') }}{% endif %}"
@@ -57,7 +42,7 @@ def tokenizer(template: str | None = TEMPLATE) -> transformers.PreTrainedTokeniz
 
 
 @pytest.fixture(scope="module")
-def llama() -> HuggingFaceModel:
+def llama():
     return wrap(tiny("llama", num_hidden_layers=2), tokenizer())
 
 

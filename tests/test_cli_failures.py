@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,26 +29,16 @@ __all__ = ["elsewhere", "loaded_once"]
         (["heatmap", "x", "--file", "y"], "both a text and a file"),
         (["heatmap", "x", "y"], "unexpected extra argument"),
         (["heatmap", "x", "--format", "gif"], "no format 'gif'"),
-        (["heatmap", "x", "--format", ","], "no format is given"),
         (["heatmap", "x", "-m", "absent", "--cmap", "beige"], "no colormap 'beige'"),
-        (["heatmap", "x", "--scale", "log"], "no scale 'log'"),
         (["heatmap", "x", "-L", "one"], "'one' is not a number"),
         (["heatmap", "x", "-L", "3-1"], "'3-1' is not a range"),
-        (["heatmap", "x", "-L", "0-99999999999"], "is not a range"),
         (["heatmap", "x", "-L", "9" * 6000], "a layer or head has 6,000 digits"),
-        (["heatmap", "x", "--pick", "L0H" + "9" * 6000], "a head has 6,000 digits"),
-        (["patch", "a", "--by", "nothing"], "--by has no 'nothing'"),
-        (["heatmap", "x", "-H", ","], "no layer or head"),
-        (["heatmap", "x", "-H", "-1"], "'-1' is not a number"),
         (["heatmap", "x", "--pick", "3"], "'3' is not a head"),
-        (["heatmap", "x", "--pick", ""], "no head is given"),
         (["heatmap", "x", "--pick", "L0H0", "-L", "0"], "either singly or by layers"),
         (["heatmap", "x", "--engine", "gpu"], "no engine 'gpu'"),
         (["heatmap", "x", "--dtype", "int4"], "no precision 'int4'"),
         (["heatmap", "x", "--generate", "many"], "--generate"),
         (["heatmap", "x", "--nonsense"], "No such option"),
-        (["heatmap", "x", "--out"], "requires an argument"),
-        (["models", "--engine", "gpu"], "no engine 'gpu'"),
         (["show"], "Missing argument"),
         (["draw"], "No such command"),
     ],
@@ -68,20 +56,14 @@ def test_wrong_usage_is_one_line_and_2(run, tmp_path, arguments, said):
     [
         (["heatmap", ""], "the text is empty"),
         (["heatmap", " \n\t"], "the text is blank"),
-        (["heatmap", "a", "--pair", ""], "the second text is empty"),
         (["heatmap", "a", "--pair", "b\udcff"], "the second text is not valid Unicode"),
         (["heatmap", "a\udcff"], "the text is not valid Unicode"),
         (["heatmap", "x", "-L", "6"], "no layer 6: minilm has 6 layers"),
         (["heatmap", "x", "-H", "0-12"], "no head 12: minilm has 12 heads"),
-        (["heatmap", "x", "--pick", "L9H0"], "no layer 9"),
         (["heatmap", "x", "--query", "y"], "no token is 'y'"),
-        (["heatmap", "x", "--query", ""], "no token is ''"),
-        (["heatmap", "x", "--query", "@3"], "no token is '@3'"),
         (["heatmap", "x", "--device", "toaster"], "device 'toaster'"),
         (["heatmap", "--file", "absent.txt"], "cannot read absent.txt"),
-        (["heatmap", "--file", "."], "cannot read ."),
         (["heatmap", "x", "-m", "minilmm"], "no model minilmm"),
-        (["heatmap", "x", "-m", "./absent"], "no folder"),
         (["heatmap", "x", "-m", ""], "name is empty"),
         (["heatmap", "x", "-m", "a\x1b[31m"], r"a<U\+001B>\[31m"),
         (["show", "absent.npz"], "no file absent.npz"),
@@ -107,7 +89,7 @@ def test_places_that_cannot_be_written(run, tmp_path, command, out):
 
 
 def test_a_disk_that_fills_up_leaves_no_part_of_a_file(run, tmp_path, monkeypatch):
-    def full(path: Path, content: bytes) -> Path:
+    def full(path, content):
         from attnscope.errors import AttnscopeError
 
         raise AttnscopeError(f"cannot write {path}: {os.strerror(errno.ENOSPC)}", "make room there")
@@ -117,56 +99,11 @@ def test_a_disk_that_fills_up_leaves_no_part_of_a_file(run, tmp_path, monkeypatc
     assert files(tmp_path) == []
 
 
-# Models that cannot be shown
-
-
-def corrupt(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(b"\xff" * 50 + path.read_bytes()[50:])
-
-
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def only_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": 1}))
-
-
-def nan_weights(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    next(iter(weights.values()))[..., 0] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{", "utf-8")
-
-
-BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
-    "corrupt": (corrupt, "model.safetensors"),
-    "truncated": (truncate, "model.safetensors"),
-    "pickle only": (only_pickle, "only as a pickle"),
-    "NaN": (nan_weights, "NaN"),
-    "no tokenizer": (no_tokenizer, "tokenizer|vocab"),
-    "no config": (no_config, "config.json"),
-}
-
-
 # Bugs, interrupts, streams
 
 
 def test_a_bug_names_itself_in_one_line(run, monkeypatch):
-    def broken(*_: object) -> None:
+    def broken(*_):
         raise ZeroDivisionError("division\nby zero")
 
     monkeypatch.setattr(heatmap_study, "study", broken)
@@ -194,7 +131,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
         "out",
     ]
 
-    def begun() -> bool:
+    def begun():
         try:
             return any(tmp_path.glob("out/*.png"))
         except FileNotFoundError:  # the folder is made for a moment, to find out whether it can be
@@ -209,7 +146,8 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
     assert [line for line in err.splitlines() if not line.startswith("note: Weights are made by hand;")] == [
         "error: interrupted"
     ]
-    assert all((tmp_path / name).is_file() for name in out.splitlines())  # Ctrl-C may come as the last is in its place
+    paths = [line for line in out.splitlines() if line.startswith("out/")]
+    assert all((tmp_path / path).is_file() for path in paths)  # Ctrl-C may come as the last is in its place
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert left
     assert all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
@@ -221,8 +159,6 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path):
     path = simple(200, layers=3).save(tmp_path / "heatmap.npz")
     command = [sys.executable, "-m", "attnscope", "show", str(path), "--json"]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
-        assert run.stdout is not None
-        assert run.stderr is not None
         run.stdout.read(10)
         run.stdout.close()
         assert run.stderr.read() == b""
@@ -259,7 +195,7 @@ def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path):
 
 @pytest.mark.parametrize(("asked", "built"), [(["models", "--help"], ["models"]), (["inof"], None), ([], None)])
 def test_a_command_that_is_named_is_built_alone(monkeypatch, asked, built):
-    found: list[Sequence[str]] = []
+    found = []
     build = cli.build_app
     monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
     monkeypatch.setattr(cli, "build_app", lambda names=cli.NAMES: found.append(names) or build(names))

@@ -27,7 +27,9 @@ def test_one_json_document(run):
     document = json.loads(out)
     assert status == 0
     options = document["options"]
-    assert (document["schema"], options["compared"], document["files"]) == ("attnscope.compare/2", "heads", [])
+    assert document["schema"] == "attnscope.compare/2"
+    assert options["compared"] == "heads"
+    assert document["files"] == []
     assert options["distances"] == ["jensen_shannon"]
     assert document["run"]["model"] == "own"
     assert document["distance_low:jensen_shannon"][0][1] is None
@@ -75,9 +77,9 @@ def test_a_query_that_stands_twice_is_said_to_be_pooled(run):
 def test_the_figure_shows_what_it_attends_to_in_both_texts():
     found = attnscope.compare_texts(attnscope.load("minilm"), TIRED, WIDE, query="it")
     (grid,) = found.report().figures()["query-010"]
-    assert grid.rows[:2] == ["L3H1 · 0.341: first text", "second text"]  # type: ignore[attr-defined]  # a Grid
-    animal = grid.columns.index("animal")  # type: ignore[attr-defined]
-    assert grid.values[:2, animal] == pytest.approx([0.68, 0.28], abs=0.005)  # type: ignore[attr-defined]
+    assert grid.rows[:2] == ["L3H1 · 0.341: first text", "second text"]
+    animal = grid.columns.index("animal")
+    assert grid.values[:2, animal] == pytest.approx([0.68, 0.28], abs=0.005)
 
 
 def test_picked_heads(run):
@@ -100,8 +102,6 @@ def test_picked_heads(run):
         (["a", "--pick", "L0H0,L0H1", "--with", "b"], "different comparisons"),
         (["a", "--query", "a"], "--query ranks the heads of a minimal pair"),
         (["a", "--measures", "cosine"], "there is no measure 'cosine'"),
-        (["--file", SENTENCES, "--with", "b"], "--with takes one TEXT"),
-        (["a", "--with", "b", "-L", "0"], "--with ranks all heads"),
         (["a", "--pick", "L0H0"], "nothing to compare"),
     ],
 )
@@ -117,7 +117,6 @@ def test_wrong_usage_is_one_line_and_a_hint(run, arguments, said):
     [
         (["a cat", "--with", " "], "the second text is blank"),
         (["a cat", "--with", "a dog", "--query", "horse"], "no token is 'horse'"),
-        (["a cat", "-L", "7"], "there is no layer 7"),
         (["a cat", "--with-model", "minilm"], "split the same text into different tokens"),
     ],
 )

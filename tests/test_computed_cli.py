@@ -10,11 +10,8 @@ from rich.console import Console
 
 from attnscope.cli.quiz import ask
 from attnscope.questions.cost import Cost
-from attnscope.questions.split import Split
-from attnscope.questions.trace import Trace
 from attnscope.studies.cost import cost
 from attnscope.studies.trace import trace_example
-from tests.conftest import Run
 from tests.core_helpers import WORKED
 from tests.processes import python
 
@@ -22,7 +19,7 @@ TEXT = "The cat sat on the mat."
 
 
 @pytest.fixture
-def attnscope(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def attnscope(run, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "ATTNSCOPE_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MPLBACKEND", "Agg")
@@ -42,7 +39,7 @@ def has_matrix(out: str, labels: list[str], rows: object) -> bool:
     """Whether a table of these rows, behind these labels, stands in the output."""
     lines = [
         rf" *{label}" + "".join(rf" +{value:.4f}" for value in row) for label, row in zip(labels, rows, strict=True)
-    ]  # type: ignore[call-overload]
+    ]
     return re.search("\n".join(lines), out) is not None
 
 
@@ -121,21 +118,6 @@ def test_splits_and_costs_are_saved(attnscope, tmp_path):
 
 
 # Drawn in any terminal
-
-
-def drawn(thing: Trace | Split | Cost, width: int, *, encoding: str = "utf-8") -> str:
-    """What a terminal without colours shows."""
-
-    class Plain(Console):
-        @property
-        def encoding(self) -> str:
-            return encoding
-
-    held = io.StringIO()
-    console = Plain(width=width, color_system=None, highlight=False, file=held)
-    kind = thing.record_kind()
-    console.print(kind.view("show")(thing, console, **dict.fromkeys(kind.shown_with, True)))
-    return held.getvalue()
 
 
 # The quiz

@@ -46,7 +46,7 @@ def modules() -> Iterator[ModuleType]:
 
 def public() -> dict[str, tuple[Any, ModuleType]]:
     """Functions, classes, and the public methods of these, where they are defined."""
-    found: dict[str, tuple[Any, ModuleType]] = {}
+    found = {}
     for module in modules():
         for name, thing in vars(module).items():
             if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
@@ -95,7 +95,7 @@ def annotations(function: Any) -> dict[str, str]:
 def raised(thing: Any) -> set[str]:
     """The errors that the lines of a function raise; of a class, those of making one."""
     made = (vars(thing).get("__init__"), vars(thing).get("__post_init__")) if inspect.isclass(thing) else (thing,)
-    found: set[str] = set()
+    found = set()
     if getattr(thing, "_is_protocol", False):
         return found
     for function in filter(inspect.isfunction, made):

@@ -16,7 +16,6 @@ from attnscope.corpus import Block, Corpus, CorpusText, Problem, block_batches, 
 from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import write
 
-VISIBLE = st.characters(categories=["L", "N", "P", "S", "Zs"])
 # One line of text that is not blank; other characters that str.splitlines would cut at may be inside.
 
 
@@ -143,7 +142,9 @@ def test_a_stdin_that_finds_no_room_ends_the_study_and_is_no_part_of_it(stdin, m
 def test_progress_and_the_hash_of_what_was_read(tmp_path):
     one = write(tmp_path / "a.txt", "a\nb\n")
     held = Corpus([one])
-    assert (held.n_bytes, held.bytes_read, held.sha256) == (4, 0, "")
+    assert held.n_bytes == 4
+    assert held.bytes_read == 0
+    assert held.sha256 == ""
     list(held)
     assert held.bytes_read == 4
     compressed = Corpus([write(tmp_path / "a.gz", gzip.compress(b"a\r\n\r\nb"))])
@@ -199,7 +200,8 @@ def test_what_cannot_be_read_is_listed_and_the_next_file_follows(name, raw, befo
             continue
         assert read == [*before, "after"]
         (problem,) = held.problems
-        assert (problem.source, problem.line) == (str(path), line)
+        assert problem.source == str(path)
+        assert problem.line == line
         assert reason in problem.reason
         assert "\n" not in str(problem)
         assert len(str(problem)) < 300

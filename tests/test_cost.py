@@ -11,7 +11,6 @@ import torch
 from attnscope.errors import AttnscopeError
 from attnscope.models import files
 from attnscope.models.sizes import PRESETS, sizes_of
-from attnscope.report.numbers import abbreviate
 from attnscope.report.plain_text import open_console
 from attnscope.report.terminal import show
 from attnscope.studies.cost import cost, find_sizes
@@ -75,7 +74,6 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
 def test_counts_are_those_of_the_model(family, auto, settings):
     matrices, vectors, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(sizes_of(settings | {"model_type": family}, family, ""), 10) if settings or family != "llama" else None
-    assert found is not None
     assert found.value("projections") == matrices
     assert ("projection_biases" in found["quantities"]["name"]) == (vectors > 0)
     if vectors:
@@ -95,7 +93,7 @@ def test_counts_are_those_of_the_model(family, auto, settings):
 )
 def test_presets_are_the_published_models(name, auto):
     s = PRESETS[name]
-    settings: dict[str, Any] = {}
+    settings = {}
     if name.startswith("llama"):
         settings = {
             "hidden_size": s.d_model,
@@ -108,11 +106,14 @@ def test_presets_are_the_published_models(name, auto):
     family = {"bert-base": "bert", "gpt2": "gpt2"}.get(name, "llama")
     matrices, _, everything = true_counts(on_meta(family, auto, **settings))
     found = cost(name)
-    assert (found.value("projections"), found.value("parameters")) == (matrices, everything)
+    assert found.value("projections") == matrices
+    assert found.value("parameters") == everything
 
 
 def test_grouped_queries_cost_less_and_cache_less():
-    mha, gqa, mqa = (cost("llama-2-7b", 4096, n_kv_heads=n) for n in (32, 8, 1))
+    mha = cost("llama-2-7b", 4096, n_kv_heads=32)
+    gqa = cost("llama-2-7b", 4096, n_kv_heads=8)
+    mqa = cost("llama-2-7b", 4096, n_kv_heads=1)
     assert mha.value("kv_cache_bytes") == 4 * gqa.value("kv_cache_bytes")
     assert mqa.value("kv_cache_bytes") == 2 * 32 * 128 * 4096 * 2
     assert cost("llama-2-7b", 4096, dtype="int8").value("kv_cache_bytes") == mha.value("kv_cache_bytes") / 2
@@ -216,23 +217,6 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path, monkeypatch):
 
 
 # Records and figures
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "said"),
-    [
-        (9_663_676_416, "bytes", "9.66 GB (9.00 GiB)"),
-        (999, "bytes", "999 B"),
-        (109_482_240, "parameters", "109.5 M"),
-        (174_604_259_328, "parameters", "174.6 B"),
-        (12, "parameters", "12"),
-        (0.2589, "share", "25.9%"),
-        (1024.0, "times", "1,024x"),
-        (367_402_130_866_176, "multiply-adds", "367.4 T"),
-    ],
-)
-def test_large_numbers_in_short(value, unit, said):
-    assert abbreviate(value, unit) == said
 
 
 @pytest.mark.parametrize("name", ["bert-base", "llama-2-70b", "minilm"])

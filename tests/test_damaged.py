@@ -125,7 +125,7 @@ def test_a_damaged_archive_is_one_line(name, damage, made, run):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_another_version_is_refused(name, made, run):
-    def raise_version(document: Any) -> None:
+    def raise_version(document):
         document["schema"] = document["schema"].rpartition("/")[0] + "/99"
 
     broken = Path(f"x{Path(name).suffix}")
@@ -161,7 +161,7 @@ def change_one(document: Any, lot: random.Random) -> None:
 def change_array(held: dict[str, Any], lot: random.Random) -> None:
     name = lot.choice([name for name in held if name != "record"] or ["record"])
     array = held[name]
-    damages: list[Callable[[], Any]] = [
+    damages = [
         lambda: array[..., :-1] if array.ndim else array[None],
         lambda: array.astype("U3"),
         lambda: array.astype(np.complex64),
@@ -239,7 +239,7 @@ PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [
 
 @pytest.mark.parametrize(("name", "place", "value", "told"), PLANTED)
 def test_damage_is_refused_before_it_is_shown(name, place, value, told, tmp_path):
-    def plant(document: Any) -> None:
+    def plant(document):
         for key in place[:-1]:
             document = document[key]
         document[place[-1]] = value
@@ -256,9 +256,9 @@ def test_damage_is_refused_before_it_is_shown(name, place, value, told, tmp_path
 
 def test_an_archive_that_would_unpack_to_far_more_is_not_unpacked(run, tmp_path, monkeypatch):
     path = simple(5).save(tmp_path / "heatmap.npz")
-    np.savez_compressed(path, **members(path))  # type: ignore[arg-type]
+    np.savez_compressed(path, **members(path))
     assert run("show", path)[0] == 0
-    np.savez_compressed(path, **members(path), more=np.zeros(10**6))  # type: ignore[arg-type]
+    np.savez_compressed(path, **members(path), more=np.zeros(10**6))
     monkeypatch.setattr(reading, "MOST_BYTES", 10**6)
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was unpacked"))
     status, out, err = run("show", path)

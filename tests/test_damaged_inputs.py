@@ -92,7 +92,7 @@ def test_damaged_inputs_run_or_are_one_line(seed):
         for _ in range(EACH):
             inputs, labels = damage_inputs(chance)
             try:
-                model: Any = attnscope.load(Attention(), inputs=inputs, labels=labels)
+                model = attnscope.load(Attention(), inputs=inputs, labels=labels)
                 attnscope.heads(model, model.texts)
             except AttnscopeError as error:
                 assert "\n" not in f"{error.message}{error.hint}", inputs

@@ -1,7 +1,5 @@
 """The decoder of examples/decoder.py is an ordinary torch module to train, and two ways lead from it to attnscope."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ def ids_of(*shape: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     network = decoder(WORDS, n_layers=2, n_heads=3, d_model=18)
     return network.save(tmp_path_factory.mktemp("run") / "checkpoint-7")
 
@@ -33,7 +31,8 @@ def test_what_is_saved_is_what_is_loaded(d_ff, tmp_path):
         expected = network(ids)
     torch.testing.assert_close(model.outputs(Batch(ids), attend).logits, expected, rtol=1e-5, atol=5e-6)
     torch.testing.assert_close(wrap(network).outputs(Batch(ids), attend).logits, expected)
-    ours, theirs = (attnscope.heatmap(each, "the cat sat on a mat").weights for each in (wrap(network), model))
+    ours = attnscope.heatmap(wrap(network), "the cat sat on a mat").weights
+    theirs = attnscope.heatmap(model, "the cat sat on a mat").weights
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
     assert model.tokenizer.encode("a cat sat").ids.tolist() == [4, 1, 2]
 
@@ -50,7 +49,7 @@ def test_the_sum_of_its_parts_is_what_it_computes():
     speeds = 10_000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
     turns = torch.polar(torch.ones(n, 3, dtype=torch.float64), torch.outer(torch.arange(n).double(), speeds))
 
-    def rotate(rows: torch.Tensor) -> torch.Tensor:
+    def rotate(rows):
         turned = torch.complex(rows[:, :3], rows[:, 3:]) * turns
         return torch.cat((turned.real, turned.imag), 1)
 
@@ -62,7 +61,9 @@ def test_the_sum_of_its_parts_is_what_it_computes():
             heads = []
             for h in range(3):
                 rows = slice(h * width, (h + 1) * width)
-                q, k, v = (given @ part.weight[rows].T for part in (a.q_proj, a.k_proj, a.v_proj))
+                q = given @ a.q_proj.weight[rows].T
+                k = given @ a.k_proj.weight[rows].T
+                v = given @ a.v_proj.weight[rows].T
                 scores = rotate(q) @ rotate(k).T / width**0.5
                 heads.append(scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(1) @ v)
             stream = stream + torch.cat(heads, 1) @ a.out_proj.weight.T

@@ -11,58 +11,32 @@ from attnscope.studies.describe.features import blocks_of, catalogue
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
-PIECES = [
-    "[CLS]",
-    "the",
-    "cat",
-    "sa",
-    "##t",
-    ".",
-    '"',
-    "alice",
-    "saw",
-    "the",
-    "cat",
-    ",",
-    '"',
-    "he",
-    "said",
-    ".",
-    "[SEP]",
-]
-SPANS = [
-    (0, 0),
-    (0, 3),
-    (4, 7),
-    (8, 10),
-    (10, 11),
-    (11, 12),
-    (13, 14),
-    (14, 19),
-    (20, 23),
-    (24, 27),
-    (28, 31),
-    (31, 32),
-    (32, 33),
-    (34, 36),
-    (37, 41),
-    (41, 42),
-    (0, 0),
-]
+TOKENISED = '[CLS] the cat sa ##t . " alice saw the cat , " he said . [SEP]'
+PIECES = TOKENISED.split()
 IDS = [101, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 6, 10, 11, 5, 102]
 
 
 def tokens() -> Tokens:
     special = [piece[0] == "[" for piece in PIECES]
+    spans = []
+    end = 0
+    for piece, is_special in zip(PIECES, special, strict=True):
+        if is_special:
+            spans.append((0, 0))
+            continue
+        letters = piece.removeprefix("##")
+        start = TEXT.lower().index(letters, end)
+        end = start + len(letters)
+        spans.append((start, end))
     return build_tokens(
-        TEXT, ids=IDS, pieces=PIECES, offsets=SPANS, special=special, segments=[0] * len(IDS), style="plain"
+        TEXT, ids=IDS, pieces=PIECES, offsets=spans, special=special, segments=[0] * len(IDS), style="plain"
     )
 
 
 def facts(**more: object) -> TextFacts:
     read = tokens()
     frequent = np.isin(read.ids, [1, 10])
-    return TextFacts(read, np.full(len(read), -5.0), frequent, **more)  # type: ignore[arg-type]
+    return TextFacts(read, np.full(len(read), -5.0), frequent, **more)
 
 
 FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
@@ -142,7 +116,7 @@ def test_lines_and_brackets_of_source_are_features():
     )
     known = TextFacts(read, np.full(n, -5.0), np.zeros(n, np.bool_))
 
-    def seen(name: str, query: str) -> str:
+    def seen(name, query):
         return " ".join(pieces[key] for key in keys(name, pieces.index(query), known))
 
     assert seen("opener", "b") == "["

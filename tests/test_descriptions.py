@@ -18,14 +18,12 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
-from attnscope.results.table import Estimate
 from attnscope.studies.describe.rows import join_rows
-from attnscope.studies.describe.study import _attending, _resting
 from attnscope.studies.heads.measuring import target_of
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.heads.study import heads
 from attnscope.studies.inputs.texts import batch_of
-from tests.conftest import write_tiny
+from tests.conftest import write_tiny, write_tiny_t5
 from tests.heads_helpers import read_sample
 
 ALICE = Path(__file__).resolve().parents[1] / "sample_texts" / "alice.txt"
@@ -33,12 +31,12 @@ FEW = DescribeOptions(queries=240)
 
 
 @pytest.fixture(scope="module")
-def paragraphs() -> list[str]:
+def paragraphs():
     return [text.text or "" for text in Corpus([ALICE], split="paragraph")]
 
 
 @pytest.fixture(scope="module")
-def of_own(own: Model, paragraphs: list[str]) -> Heads:
+def of_own(own, paragraphs):
     return heads(own, paragraphs, HeadsOptions(describe=FEW))
 
 
@@ -82,7 +80,8 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm):
     """Nothing about these heads is coded: their pairs and tokens are found in the texts."""
     options = HeadsOptions(describe=DescribeOptions(heads=((3, 1), (1, 3), (5, 3))))
     found = heads(minilm, Corpus([ALICE], split="paragraph"), options)
-    referents, names = (str(found["heads"]["summary"][found.row(*place)]) for place in ((3, 1), (5, 3)))
+    referents = str(found["heads"]["summary"][found.row(3, 1)])
+    names = str(found["heads"]["summary"][found.row(5, 3)])
     first = terms_of(found, found.row(5, 3))
     assert first["own"][0]
     assert first["words"][0].startswith("tokens like alice, rabbit")
@@ -111,7 +110,8 @@ def test_the_sample_depends_on_what_texts_say_alone(own, paragraphs):
     assert sampled(own, [*paragraphs, *paragraphs]) == once
     # A text stays drawn in a growing corpus while its lot is small.
     few = DescribeOptions(queries=60)
-    small, large = ({text for text, *_ in sampled(own, some, few)} for some in (paragraphs[:30], paragraphs))
+    small = {text for text, *_ in sampled(own, paragraphs[:30], few)}
+    large = {text for text, *_ in sampled(own, paragraphs, few)}
     assert large & set(paragraphs[:30]) <= small
 
 
@@ -173,7 +173,7 @@ def test_without_descriptions_there_are_no_columns_of_them(own, paragraphs):
 
 
 def test_a_failure_costs_the_descriptions_alone(own, paragraphs, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise AttnscopeError("no luck", "try again")
 
     monkeypatch.setattr("attnscope.studies.heads.study.add_descriptions", fail)
@@ -183,23 +183,9 @@ def test_a_failure_costs_the_descriptions_alone(own, paragraphs, monkeypatch):
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
 
 
-def test_a_line_says_first_what_a_head_attends_to_and_then_where_it_rests():
-    cls = {"words": "[CLS]", "weight": 3.0, "share": Estimate(0.27, baseline=0.02)}
-    sep = {"words": "[SEP]", "weight": 2.0, "share": Estimate(0.3, baseline=0.02)}
-    repelled = {"words": "[SEP]", "weight": -1.0, "share": Estimate(0.02, baseline=0.1)}
-    assert _resting(0.31, [cls, sep]) == "rests 69% on [SEP] and [CLS]"
-    assert _resting(0.31, [cls, repelled]) == "rests 69% on [CLS]"
-    assert _resting(0.99, [cls]) == ""
-    assert _attending(2.0, 0.66, "near tokens") == "near tokens"
-    assert _attending(0.04, 0.66, "near tokens") == "all other tokens evenly"
-    assert _attending(2.0, 0.2, "near tokens") == "near tokens; mostly undescribed"
-    assert _attending(2.0, 0.66, "") == "undescribed"
-
-
 def encoder_decoder(folder: Path) -> Model:
     """A T5 whose decoder's L0H1 and L1H1 look at the token before, by their position bias."""
-    sizes = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11}
-    write_tiny(folder, "t5", **sizes, pad_token_id=0, decoder_start_token_id=0)
+    write_tiny_t5(folder)
     weights = load_file(folder / "model.safetensors")
     bias = next(name for name in weights if name.startswith("decoder") and "relative_attention_bias" in name)
     weights[bias][:, 1] = 0.0
@@ -230,7 +216,6 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
     for number, unit in enumerate(units[:2]):
         tokens = unit.chunk.tokens
         kept = Weights()
-        assert unit.target is not None
         with torch.no_grad():
             model.run(batch_of([tokens], [target_of(unit.target, tokens)]), kept)
         for kind in ("decoder", "cross"):
@@ -240,7 +225,7 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
             rows = np.flatnonzero(active.texts == number)
             assert len(rows)
             for head, (layer, at) in enumerate(groups[kind].heads):
-                dense = kept.maps[kind][layer][0, at].numpy()  # type: ignore[index]
+                dense = kept.maps[kind][layer][0, at].numpy()
                 for row in rows:
                     entries = slice(*active.starts[row : row + 2])
                     expected = dense[queries[row], queries[row] + offsets[entries]]
@@ -249,9 +234,8 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
 
 def test_chosen_heads_are_described_as_among_all(own):
     sentences = (ALICE.parent / "sentences.txt").read_text("utf-8").splitlines()
-    whole, some = (
-        heads(own, sentences, HeadsOptions(describe=replace(FEW, heads=chosen))) for chosen in (None, ((1, 3), (0, 2)))
-    )
+    whole = heads(own, sentences, HeadsOptions(describe=FEW))
+    some = heads(own, sentences, HeadsOptions(describe=replace(FEW, heads=((1, 3), (0, 2)))))
     rows = np.flatnonzero(some["heads"]["description"] != "")
     assert rows.tolist() == [some.row(0, 2), some.row(1, 3)]
     assert some["heads"]["description"][rows].tolist() == whole["heads"]["description"][rows].tolist()
@@ -259,7 +243,7 @@ def test_chosen_heads_are_described_as_among_all(own):
 
 
 def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own):
-    def report(_: object) -> None:
+    def report(_):
         raise AssertionError("a text was read")
 
     with pytest.raises(UsageError, match="there is no head L9H99 to describe"):

@@ -111,7 +111,7 @@ def test_a_refit_is_at_the_minimum():
     rows = rows_with(heads, features, starts, texts)
     part = rows.of_texts(range(12))
 
-    def mean_kl(weights: np.ndarray) -> float:
+    def mean_kl(weights):
         terms = dict(zip((0, 3), weights, strict=True))
         return float(part.weights[0] @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index])
 
@@ -164,7 +164,8 @@ def test_texts_weigh_the_same_however_many_rows_they_have():
         texts[again],
         weights[None, entries],
     )
-    one, other = (of.of_texts(range(6)) for of in (rows, more))
+    one = rows.of_texts(range(6))
+    other = more.of_texts(range(6))
     np.testing.assert_allclose(one.expected[0], other.expected[0], rtol=1e-12)
     assert one.even(6, 0) == pytest.approx(other.even(6, 0), rel=1e-6)
     np.testing.assert_allclose(refit(one, 0, (0, 2))[0], refit(other, 0, (0, 2))[0], rtol=1e-6)
@@ -206,7 +207,7 @@ def call_with(**more: object) -> AttentionCall:
     torch.manual_seed(0)
     query = torch.randn(BATCH, HEADS, TOKENS, WIDTH)
     key, value = torch.randn(2, BATCH, KV, TOKENS, WIDTH)
-    return AttentionCall(0, "decoder", query, key, value, 0.9, **more)  # type: ignore[arg-type]
+    return AttentionCall(0, "decoder", query, key, value, 0.9, **more)
 
 
 CALLS = {

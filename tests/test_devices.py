@@ -4,7 +4,7 @@ The device is pretended (tests/pretend_device.py): a tensor that is made in the 
 moved, raises there as it would on CUDA.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ TEXTS = ["The cat sat on the mat.", "It was tired.", "Time flies like an arrow."
 
 
 @pytest.fixture(params=[True, False], ids=["float64", "no-float64"])
-def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def elsewhere(request, monkeypatch):
     if not request.param:
         monkeypatch.setattr(precision, "WITHOUT_FLOAT64", frozenset({NAME}))
     # Of tensors of this kind torch's inference mode cannot make views; gradients are off all the same.
@@ -72,9 +72,11 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
 
 
 def agree(spec: str, name: str) -> None:
-    here, there = (models.load(spec, device=device) for device in ("cpu", NAME))
+    here = models.load(spec, device="cpu")
+    there = models.load(spec, device=NAME)
     assert there.info.device == f"{NAME}:0"
-    ours, theirs = (numbers_of(STUDIES[name](model)) for model in (here, there))
+    ours = numbers_of(STUDIES[name](here))
+    theirs = numbers_of(STUDIES[name](there))
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-5)

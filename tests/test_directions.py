@@ -56,7 +56,8 @@ def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarr
 def test_tokens_and_pairs_of_classes_that_a_head_attends_to_are_found(is_pair, correlation, share, seed):
     rows, offsets, x = sample(seed)
     if is_pair:
-        queries, keys = (x[:, column] > 0.2 for column in (0, 1))  # classes that embeddings tell apart
+        queries = x[:, 0] > 0.2  # classes that embeddings tell apart
+        keys = x[:, 1] > 0.2
         planted = keys[rows.key_types] & np.repeat(queries[rows.query_types], N_KEYS)
     else:
         planted = np.isin(rows.key_types, np.random.default_rng(seed).choice(N_TYPES, 6, replace=False))

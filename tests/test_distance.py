@@ -62,7 +62,7 @@ def test_empty_rows_take_no_part(measure):
     assert found.counts.tolist() == [[5, 4, 5], [4, 4, 4], [5, 4, 5]]
     assert float(found.sums[0, 1]) == pytest.approx(float(there.sums[0, 1]), abs=1e-12)
     assert float(found.sums[0, 2]) > float(there.sums[0, 2])
-    rows = row_divergences(measure, weights[0], weights[1])  # type: ignore[arg-type]  # a name of LARGEST
+    rows = row_divergences(measure, weights[0], weights[1])
     assert np.isnan(rows).tolist() == [False, False, True, False, False]
     assert np.nansum(rows) == pytest.approx(float(found.sums[0, 1]), abs=1e-12)
 

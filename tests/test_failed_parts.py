@@ -11,7 +11,6 @@ from matplotlib.text import Text
 from attnscope.drawing.canvas import Drawing
 from attnscope.errors import AttnscopeError
 from attnscope.report.plain_text import open_console, print_record, to_html
-from attnscope.results.result import Result
 from attnscope.results.result import load_record as load
 from tests.made_records import RECORDS
 from tests.page_helpers import Opened
@@ -22,7 +21,7 @@ SENTENCE = "--frobnicate failed: a bug"
 
 def failed_record(name: str) -> Any:
     """A saved record, whose study failed in part."""
-    record: Any = load(RECORDS / name)
+    record = load(RECORDS / name)
     return replace(record, run={**record.run, "failures": [FAILURE]})
 
 
@@ -31,7 +30,7 @@ WITH_RUN = [name for name in sorted(path.name for path in RECORDS.iterdir()) if 
 
 @pytest.mark.parametrize("name", WITH_RUN)
 def test_tables_name_the_part_that_failed(name, run, tmp_path):
-    record: Result = failed_record(name)
+    record = failed_record(name)
     console = open_console(record=True, file=io.StringIO(), width=100)
     print_record(record, console)
     assert SENTENCE in console.export_text()
@@ -43,9 +42,9 @@ def test_tables_name_the_part_that_failed(name, run, tmp_path):
 
 @pytest.mark.parametrize("name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)])
 def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
-    said: list[bool] = []
+    said = []
 
-    def look(self: Drawing, kind: str) -> bytes:
+    def look(self, kind):
         said.append(any("--frobnicate" in str(text.get_text()) for text in self.figure.findobj(Text)))
         return b""  # writing it takes most of the time
 

@@ -91,10 +91,12 @@ def test_sharp_random_heads_get_no_role_that_other_texts_deny(kind, sharpness, t
     for seed in range(8):
         model = sharp_model(tmp_path / str(seed), kind, seed, sharpness)
         # What a head does on 300 other texts it may do.
-        known = {head.name: roles_of(head) for head in heads(model, prose(300, np.random.default_rng([seed, 1]))).heads}
+        others = heads(model, prose(300, np.random.default_rng([seed, 1])))
+        known = {head.name: roles_of(head) for head in heads_in(others)}
         n_heads += len(known)
         for name, texts in corpora(seed).items():
-            false[name] += sum(len(roles_of(head) - known[head.name]) for head in heads(model, texts).heads)
+            for head in heads_in(heads(model, texts)):
+                false[name] += len(roles_of(head) - known[head.name])
     assert max(false.values()) <= 0.05 * n_heads, false
 
 

@@ -108,6 +108,3 @@ def test_a_head_that_rests_has_no_interval_of_its_distance_excluding_sinks():
         sums.add([[distance, 0.3 * distance], [distance, 0.05 * distance]], [[1.0, 0.3], [1.0, 0.05]])
     low, _ = measure_intervals(sums, names, 20.0, np.full((2, 2), 6.0))
     assert np.isnan(low).tolist() == [[False, False], [False, True]]
-
-
-# Real heads -----------------------------------------------------------------------------------------------------

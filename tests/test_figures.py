@@ -1,6 +1,5 @@
 """Figures: which there are, what values and words are on them, and that the same record gives the same bytes."""
 
-import io
 import itertools
 import json
 import os
@@ -13,11 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from PIL import Image
 
 from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK
-from attnscope.drawing.files import png
 from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import SCALES, Style
 from attnscope.errors import AttnscopeError
@@ -62,7 +59,7 @@ def test_the_rows_of_a_query_are_framed_in_labelled_maps():
     canvas = page_of(record, "L00", "it")
     plain = page_of(record, "L00")
 
-    def frames(canvas: MapsPage) -> list[tuple[float, float]]:
+    def frames(canvas):
         orange = [lines for lines in canvas.axes.collections if to_hex(lines.get_edgecolor()[0]) == MARK]
         return [tuple(path.get_extents().min) for lines in orange for path in lines.get_paths()]
 
@@ -125,40 +122,6 @@ def test_limits_follow_the_scale():
     assert limits["figure"] == [(0, max(tops))] * 3
 
 
-def test_the_colour_bar_says_what_it_measures():
-    record = simple(6)
-    said = {scale: words(page_of(record, "L00", scale=scale)) for scale in SCALES}
-    assert "attention weight: the share of a query's attention that a key gets" in said["fixed"]
-    assert [word for word in said["fixed"] if re.fullmatch(r"[01](\.\d+)?", word)] == [
-        "0",
-        "0.2",
-        "0.4",
-        "0.6",
-        "0.8",
-        "1",
-    ]
-    assert "attention weight ÷ the largest weight of the same head" in said["head"]
-    assert [w for w in said["head"] if w.startswith("max")] == [
-        f"max {record.weights[0, h].max():.2f}" for h in range(3)
-    ]
-    assert any(word.endswith("(scale: largest of this figure)") for word in said["figure"])
-
-
-def test_titles_name_model_layer_and_text():
-    record = simple(5)
-    assert words(page_of(record, "L01")).count("toy · layer 1") == 1
-    assert "toy · 2 layers, 3 heads" in words(page_of(record, "overview"))
-    assert "toy · layer 1, head 2" in words(page_of(record.only([(1, 2)]), "L01H02"))
-    assert "toy · 2 heads" in words(page_of(record.only([(1, 2), (0, 0)]), "picked"))
-    asked = page_of(record, "query-001", "t1")
-    assert "toy · what “t1” (token 1) attends to" in words(asked)
-    for canvas in (page_of(record, "L00"), asked):
-        assert "“[CLS] t1 t2 t3 [SEP]”" in words(canvas)
-    assert {"H0", "H1", "H2"} <= set(words(page_of(record, "L00")))
-    assert {"L0", "L1", "H0", "H1", "H2"} <= set(words(page_of(record, "overview")))
-    assert {"L1H2", "L0H0"} <= set(words(page_of(record.only([(1, 2), (0, 0)]), "picked")))
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(scale, monkeypatch):
     """Labels are copied from the first map to the others, and maps pasted: no pixel is another for it."""
@@ -169,13 +132,6 @@ def test_pixels_show_what_matplotlib_would_draw_of_all_labels_and_maps(scale, mo
     monkeypatch.setattr(drawn, "_copies", [])
     monkeypatch.setattr(drawn, "_boxes", {})
     np.testing.assert_array_equal(fast, drawn.pixels())
-
-
-def test_a_png_holds_the_pixels():
-    pixels = np.random.default_rng(3).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    with Image.open(io.BytesIO(png(pixels))) as image:
-        np.testing.assert_array_equal(np.asarray(image), pixels)
-        assert image.info["dpi"] == pytest.approx((100, 100), abs=0.01)
 
 
 def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
@@ -258,9 +214,6 @@ def test_a_query_is_shown_in_all_heads_with_their_weights():
     assert numbers == [f"{w:.2f}" if w >= 0.005 else "" for w in record.weights[:, :, 2].ravel()]
 
 
-# Sizes
-
-
 # The same bytes
 
 
@@ -269,7 +222,7 @@ def variations() -> list[Heatmap]:
     base = simple(4, heads=2)
     tokens = base.maps[0].queries
 
-    def with_tokens(**changes: object) -> Heatmap:
+    def with_tokens(**changes):
         changed = replace(tokens, **changes)
         return replace(base, maps=(replace(base.maps[0], queries=changed, keys=changed),))
 
@@ -290,7 +243,7 @@ def variations() -> list[Heatmap]:
 def test_records_never_leak_into_each_other():
     records = variations()
 
-    def pixels(some: Sequence[Heatmap]) -> list[bytes]:
+    def pixels(some):
         plates = itertools.chain(*(plates_of(record, Style(), "@1") for record in some))
         return [page.pixels().tobytes() for _, page in draw_plates(plates, Style())]
 

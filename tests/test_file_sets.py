@@ -34,7 +34,7 @@ LATER = dict.fromkeys(NEW, "new") | {"index.txt": " ".join(NEW), "notes.txt": "m
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     write_set(tmp_path / "out", "old", OLD)
     (tmp_path / "out/notes.txt").write_text("mine")
     return tmp_path / "out"
@@ -94,7 +94,7 @@ def test_an_empty_name_is_not_the_working_folder(command, run):
 
 
 def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tmp_path, capsys, monkeypatch):
-    def interrupted(*_: object, **__: object) -> list[Path]:
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     formats = ("npz", "csv", "png")

@@ -23,11 +23,6 @@ def command_of(path: Path) -> str:
     return path.read_text("utf-8").splitlines()[0].removeprefix("$ ")
 
 
-def arguments_of(command: str, folder: Path) -> list[str]:
-    """Return the words of a command, with its sample texts as files of this folder."""
-    return [word.replace("sample_texts", str(folder / "sample_texts")) for word in shlex.split(command)[1:]]
-
-
 def first_lines(printed: str, folder: Path) -> list[str]:
     """Return the first lines, with names of folders as a reader of the docs has them."""
     told = printed.replace(f"file://{folder}/", "file:///folder/").replace(f"{folder}/", "")

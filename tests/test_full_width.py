@@ -35,7 +35,6 @@ def test_it_is_one_head_over_all_columns(n_kv_heads):
     bias = torch.randn(QUERIES, KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     call = call_of(n_kv_heads, mask=mask, bias=bias)
     found = full_width(call)
-    assert found is not None
     query = side_by_side(call.query[0])
     key = side_by_side(call.key[0], HEADS // n_kv_heads)
     _, true = attention(query, key, key, mask=mask[0, 0].numpy(), bias=bias.numpy())
@@ -43,7 +42,7 @@ def test_it_is_one_head_over_all_columns(n_kv_heads):
 
 
 def test_the_worked_example():
-    def heads(name: str) -> torch.Tensor:
+    def heads(name):
         return torch.tensor(WORKED[name], dtype=torch.float64).reshape(1, 5, 2, 2).transpose(1, 2)
 
     call = AttentionCall(0, "encoder", heads("Q"), heads("K"), heads("V"), scale=1 / math.sqrt(2))

@@ -2,30 +2,24 @@
 
 import gzip
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import SAMPLES, Run
-from tests.processes import LIMIT_S, started
+from tests.conftest import SAMPLES
 
 SENTENCES = str(SAMPLES / "sentences.txt")
 
 
 @pytest.fixture
-def study(run: Run) -> Run:
+def study(run):
     """Runs `attnscope heads` on the glass box."""
     return lambda *arguments: run("heads", "-m", "own", *arguments)
 
 
 def document(out: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(out)
-    return found
+    return json.loads(out)
 
 
 def roles_in(found: dict[str, Any], layer: int, head: int) -> set[str]:
@@ -123,22 +117,14 @@ def test_show_tells_all_of_one_head(run, study, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--threshold", "local"),
         ("--threshold", "nobody=0.2"),
         ("--threshold", "local=2"),
-        ("--split", "word"),
-        ("--format", "gif", "-o", "out"),
-        ("--format", "", "-o", "out"),
         ("--format", "npz"),
         ("--control", "trained"),
         ("--chunk", "0"),
-        ("--stride", "-1"),
-        ("--chunk", "many"),
         ("--measures", "nothing"),
         ("--probe", "repeat"),
         ("a text too",),
-        ("--engine", "steam"),
-        ("--dtype", "int8"),
     ],
     ids=" ".join,
 )
@@ -178,43 +164,3 @@ def test_an_unreadable_file_in_the_middle_loses_nothing(study, tmp_path):
 
 
 # Interruptions ---------------------------------------------------------------------------------------------------
-
-_SLOWLY = """
-import sys, time
-import attnscope.studies.heads.study
-import attnscope.studies.run as study
-attnscope.studies.heads.study.BLOCK = 4
-blocks = study.blocks
-def slowly(*arguments, **more):
-    for block in blocks(*arguments, **more):
-        if block.index == 2:
-            print("READY", file=sys.stderr, flush=True)
-            while True:
-                time.sleep(0.01)
-        yield block
-study.blocks = slowly
-from attnscope.cli import main
-main()
-"""
-
-
-@pytest.mark.slow
-def test_ctrl_c_at_any_moment_leaves_whole_files_or_none(tmp_path):
-    command = [sys.executable, "-m", "attnscope", "heads", "--file", str(SAMPLES / "alice.txt"), "-f", "npz,json"]
-    for number in range(12):
-        folder = tmp_path / str(number)
-        with started(
-            [*command, "-o", str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as running:
-            time.sleep(0.3 + 0.5 * number)
-            running.send_signal(signal.SIGINT)
-            _, err = running.communicate(timeout=LIMIT_S)
-        assert running.returncode in (0, 130, -signal.SIGINT), err
-        assert "Traceback" not in err or number < 2  # before main has begun Python speaks for itself
-        for path in folder.glob("*") if folder.exists() else ():
-            assert path.name in ("heads.npz", "heads.json")
-            if path.suffix == ".json":
-                json.loads(path.read_text("utf-8"))

@@ -13,7 +13,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
 from attnscope.report.figures import pages
 from attnscope.report.head_maps import Scale, scale_of
-from attnscope.results.table import Column, Estimate, Table, number
+from attnscope.results.table import Estimate, Table, number
 from tests.findings_helpers import NAN, Head, described_findings, fake_findings, head, of, page_of, role, written
 
 
@@ -71,7 +71,6 @@ class TestSmallMaps:
         ]
         # The first map draws its low cell a second time, paler than the second map has it.
         assert len(fills) >= 5
-        assert len({*fills}) == len({*fills})
         assert max(map(sum, fills)) > 2.8
 
     @pytest.mark.parametrize("width", ["column", "page"])
@@ -119,14 +118,15 @@ class TestScales:
 
     def test_shares_start_at_nothing(self):
         scale = self.scale(0.1, 0.8)
-        assert (scale.low, scale.high, scale.share(0.2)) == (0, 0.8, 0.25)
+        assert scale.low == 0
+        assert scale.high == 0.8
+        assert scale.share(0.2) == 0.25
 
     def test_what_has_two_signs_has_its_zero_in_the_middle(self):
         scale = self.scale(-3.0, 1.0)
-        assert (scale.low, scale.high, scale.share(0)) == (-3, 3, 0.5)
-
-    def test_what_is_far_from_zero_starts_at_a_round_number(self):
-        assert self.scale(7.1, 9.2).low == 7
+        assert scale.low == -3
+        assert scale.high == 3
+        assert scale.share(0) == 0.5
 
     def test_the_baseline_is_on_the_scale(self):
         scale = self.scale(1.0, 2.0, baseline=4.0)
@@ -153,10 +153,6 @@ class TestLargeMaps:
         assert {"H0", "H2"} <= {*written(page_of(made, "measure-x"))}
         assert "H1" not in written(page_of(made, "measure-x"))
 
-    def test_numbers_go_where_cells_are_too_small(self):
-        assert len(page_of(fake_findings(1, 32), "measure-local").written_numbers) >= 32
-        assert not page_of(fake_findings(1, 64), "measure-local").written_numbers
-
     def test_of_many_cells_the_ten_largest_have_numbers(self):
         values = np.random.default_rng(0).permutation(101) - 50.3
         values[:2] = np.nan
@@ -167,12 +163,6 @@ class TestLargeMaps:
         assert any("numbers: the 10 largest by absolute value" in text for text in written(page))
         assert any(text.endswith("grey: undefined") for text in written(page))
         assert len(page_of(of(*heads[:100]), "measure-x").written_numbers) == 100
-
-    def test_baseline_and_meaning_are_said(self):
-        texts = written(page_of(fake_findings(2, 4), "measure-distance_tokens"))
-        assert "minilm · distance tokens" in texts
-        assert "uniform 11.4" in texts
-        assert any(text.startswith("mean distance to the key · 812 texts") for text in texts)
 
     @pytest.mark.parametrize("shape", [(1, 1), (30, 9), (64, 48)])
     def test_pages_are_wide_enough_and_everything_is_on_them(self, shape):
@@ -196,10 +186,3 @@ def test_heads_that_were_not_asked_for_have_no_row_and_no_column():
     for stem, page in pages(found, measures="local"):
         texts = {*written(page)}
         assert {"L2", "H4"} <= texts and not {"L0", "L1", "H0", "H1"} & texts, stem
-
-
-def test_names_of_columns_stand_for_units():
-    made = of(
-        Head("encoder", 0, 0, (), 0.5, {"rarity": Estimate(0.5)}), columns={"rarity": Column("rarity", unit="nats")}
-    )
-    assert "model · rarity (nats)" in written(page_of(made, "measures"))

@@ -52,7 +52,7 @@ def maps(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def tuned(tmp_path: Path) -> tuple[Path, Path, Any]:
+def tuned(tmp_path):
     """A Llama's folder, that of its LoRA, and peft's own model with eager attention."""
     base = saved(llama(), tmp_path / "base")
     return (
@@ -73,7 +73,8 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned):
     assert float((plain - expected).abs().max()) > 0.05
     for shown in (load(str(lora)), load(str(base), adapter=lora), load(resolve(str(base)), adapter=str(lora))):
         torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
-        assert (shown.info.name, shown.info.adapter) == ("base+lora", "lora")
+        assert shown.info.name == "base+lora"
+        assert shown.info.adapter == "lora"
         assert shown.info.adapter_sha256 == file_sha256(lora / "adapter_model.safetensors")
         assert shown.info.notes[0].startswith("Adapter lora (sha256 ")
         assert "adapter_sha256" in shown.info.as_json()
@@ -83,7 +84,8 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned):
     with wrapped.disable_adapter():
         off = attnscope.load(wrapped)
         torch.testing.assert_close(maps(off, IDS), plain, rtol=0, atol=2e-5)
-    assert (off.info.adapter, off.info.notes[0]) == ("", "The model's adapters are switched off: this is the base.")
+    assert off.info.adapter == ""
+    assert off.info.notes[0] == "The model's adapters are switched off: this is the base."
 
 
 def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(tuned, tmp_path, monkeypatch):
@@ -159,5 +161,7 @@ def test_the_command_line_takes_an_adapter_and_the_record_names_it(tuned, run, t
     assert status == 0, err
     (path,) = out.glob("*.json")
     told = json.loads(path.read_text())["run"]
-    assert (told["model"], told["adapter"], len(told["adapter_sha256"])) == ("base+lora", "lora", 64)
+    assert told["model"] == "base+lora"
+    assert told["adapter"] == "lora"
+    assert len(told["adapter_sha256"]) == 64
     assert told["sha256"] != load(str(base)).info.sha256

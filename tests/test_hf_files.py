@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
@@ -83,7 +83,6 @@ def nllb_moe() -> PreTrainedModel:
 
 def longcat() -> PreTrainedModel:
     model = build("longcat_flash")
-    assert not isinstance(model, str)
     return transformers.AutoModelForCausalLM.from_config(model.config)
 
 
@@ -136,7 +135,7 @@ def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(
     folder = saved(llama(), tmp_path)
     clean = opened(folder).info.notes
 
-    def old(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def old(weights):
         name = "model.layers.0.self_attn"
         return weights | {
             f"{name}.rotary_emb.inv_freq": torch.ones(4),
@@ -160,7 +159,8 @@ def test_the_class_that_the_configuration_names_is_loaded_where_it_is_an_encoder
     model = cls(cls.config_class(**T5)).eval()
     folder = saved(model, tmp_path)
     shown = opened(folder)
-    assert (shown.info.kinds, shown.info.n_layers) == (("encoder",), (2,))
+    assert shown.info.kinds == ("encoder",)
+    assert shown.info.n_layers == (2,)
     ids = torch.randint(5, 55, (1, 11))
     probe = Weights()
     hidden = shown.run(Batch(ids), probe)
@@ -175,16 +175,9 @@ def test_a_gguf_file_is_meant_by_its_path(tmp_path):
     for name in ("one.gguf", "two.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     source = resolve(str(tmp_path / "two.gguf"))
-    assert (source.name, source.folder, source.file) == ("two", tmp_path, "two.gguf")
+    assert source.name == "two"
+    assert source.folder == tmp_path
+    assert source.file == "two.gguf"
     with pytest.raises(AttnscopeError, match="holds 2 GGUF files") as caught:
         load_huggingface(resolve(str(tmp_path)))
     assert str(tmp_path / "one.gguf") in caught.value.hint
-
-
-def test_extra_weights_of_a_base_model_are_seen_too(tmp_path):
-    torch.manual_seed(0)
-    model = AutoModel.from_config(transformers.BertConfig(**SIZES, num_hidden_layers=3))
-    folder = saved(model, tmp_path)
-    configure(folder, num_hidden_layers=2)
-    with pytest.raises(AttnscopeError, match=r"encoder\.layer\.2\."):
-        opened(folder)

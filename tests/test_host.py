@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def handler() -> Iterator[None]:
+def handler():
     before = signal.getsignal(signal.SIGINT)
     hook = sys.unraisablehook
     yield
@@ -27,7 +26,7 @@ def handler() -> Iterator[None]:
 
 
 @pytest.fixture
-def interrupting_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def interrupting_module(tmp_path, monkeypatch):
     """A module in the middle of whose import Ctrl-C comes."""
     (tmp_path / "struck.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -97,6 +96,8 @@ def test_who_ignores_or_handles_ctrl_c_keeps_it_so(of_others):
     signal.signal(signal.SIGINT, of_others)
     wait_for_imports()
     die_at_once()
+    with delay_interrupts():
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == of_others
 
 

@@ -5,13 +5,11 @@ No command obeys any of it: no markup is read, and no control character leaves.
 
 import json
 import unicodedata
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 import attnscope
@@ -26,7 +24,7 @@ MARKUP = ("[red]", "[link=evil]", ":boom:")
 
 
 @pytest.fixture
-def model(tiny_bert: Path) -> Path:
+def model(tiny_bert):
     """A model in a folder of that name, whose configuration and vocabulary hold it too."""
     folder = tiny_bert.rename(tiny_bert.parent / NAME)
     path = folder / "config.json"
@@ -39,14 +37,14 @@ def model(tiny_bert: Path) -> Path:
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Path:
+def texts(tmp_path):
     path = tmp_path / f"texts {NAME}.txt"
     path.write_text(f"a cat {NAME}\nthe dog {NAME} a b\n", "utf-8")
     return path
 
 
 @pytest.fixture
-def annotated(tmp_path: Path) -> Path:
+def annotated(tmp_path):
     path = tmp_path / f"links {NAME}.jsonl"
     label = f"=cmd|{NAME}"
     line = {"text": "a b c d", "links": [{"from": [4, 5], "to": [0, 1], "label": label}]}
@@ -143,16 +141,6 @@ def test_json_on_a_terminal_holds_nothing_to_obey(capfdbinary):
 
 
 CONTROLS = "</svg>\x1b[31m\x00\u202e"
-
-
-def rewritten(name: str, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A record of those that are kept here, with something else in its description."""
-    with np.load(RECORDS / name) as held:
-        arrays = {part: held[part] for part in held.files}
-    told = json.loads(arrays.pop("record").tobytes())
-    change(told)
-    np.savez(folder / name, record=np.frombuffer(json.dumps(told).encode(), np.uint8), **arrays)
-    return folder / name
 
 
 def test_needles_with_hostile_names_are_drawn_as_svg_that_can_be_read(tmp_path):

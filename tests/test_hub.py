@@ -3,16 +3,15 @@
 import re
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 from huggingface_hub import constants
 
 
 @pytest.fixture(params=["refuses", "hangs"])
-def dead_hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[float], str]]:
+def dead_hub(request, monkeypatch):
     """A port behind which nobody answers: what the Hub's client slept between attempts, and what is to be said."""
-    slept: list[float] = []
+    slept = []
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         if request.param == "hangs":

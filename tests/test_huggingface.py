@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface, AutoModel, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 import attnscope
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf import seam
 from attnscope.models.hf.assembling import wrap
@@ -42,7 +41,8 @@ def test_segments_that_say_nothing_change_nothing():
     model = wrap(tiny("gpt2"))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        plain, zeros = (model.run(Batch(ids, segments=s), attend) for s in (None, torch.zeros_like(ids)))
+        plain = model.run(Batch(ids, segments=None), attend)
+        zeros = model.run(Batch(ids, segments=torch.zeros_like(ids)), attend)
     assert torch.equal(plain, zeros)
 
 
@@ -75,7 +75,7 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     if model_type == "vit":
         sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
         config = transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
-        inputs: dict[str, Any] = {input_name: torch.randn(2, 3, 24, 24)}
+        inputs = {input_name: torch.randn(2, 3, 24, 24)}
     else:
         sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
         heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
@@ -128,7 +128,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def _broken(**changes: Any) -> Any:
-    def attention(module: Any, *tensors: Any, **given: Any) -> Any:
+    def attention(module, *tensors, **given):
         return seam.attention_function(module, *tensors, **{**given, **changes})
 
     return attention
@@ -182,7 +182,7 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
 
     model = tiny("bart")
     true_kinds = survey.kinds_of
-    other: Any = {"encoder": "decoder", "decoder": "encoder", "cross": "cross"}
+    other = {"encoder": "decoder", "decoder": "encoder", "cross": "cross"}
     with monkeypatch.context() as patch:
         patch.setattr(survey, "kinds_of", lambda *given: [other[kind] for kind in true_kinds(*given)])
         with pytest.raises(AttnscopeError, match="self-check"):
@@ -190,7 +190,7 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
     llama = tiny("llama")
     true_rehearsal = check.rehearse
 
-    def reordered(*given: Any) -> Any:
+    def reordered(*given):
         output, seen = true_rehearsal(*given)
         return output, [seam.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
 
@@ -198,14 +198,6 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
         patch.setattr(check, "rehearse", reordered)
         with pytest.raises(AttnscopeError, match="layer 0"):
             wrap(llama)
-
-
-def test_an_unknown_argument_is_refused_unless_it_says_nothing():
-    module = torch.nn.Module()
-    tensors = [torch.randn(1, 2, 3, 4) for _ in range(3)]
-    seam.attention_function(module, *tensors, position_ids=torch.arange(3), indices=None, gate=False)
-    with pytest.raises(AttnscopeError, match="indices"):
-        seam.attention_function(module, *tensors, indices=torch.arange(3))
 
 
 def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road():
@@ -219,9 +211,9 @@ def test_a_probe_that_needs_the_seam_is_refused_on_the_eager_road():
 
 def test_grouped_queries_reach_the_probe_unrepeated():
     shown = wrap(tiny("llama"))
-    calls: list[AttentionCall] = []
+    calls = []
 
-    def watch(call: AttentionCall) -> Tensor:
+    def watch(call):
         calls.append(call)
         return attend(call)
 
@@ -229,7 +221,8 @@ def test_grouped_queries_reach_the_probe_unrepeated():
     assert [(call.layer, call.kind, call.n_heads, call.n_kv_heads) for call in calls] == [
         (layer, "decoder", 4, 2) for layer in range(3)
     ]
-    assert (shown.info.n_heads, shown.info.n_kv_heads) == ((4,), (2,))
+    assert shown.info.n_heads == (4,)
+    assert shown.info.n_kv_heads == (2,)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +273,7 @@ def test_the_limit_in_tokens(model_type, limit):
         config = transformers.RobertaConfig(
             hidden_size=24, num_hidden_layers=1, num_attention_heads=4, vocab_size=60, max_position_embeddings=64
         )
-        model: PreTrainedModel = AutoModel.from_config(config)
+        model = AutoModel.from_config(config)
         assert config.pad_token_id == 1
     else:
         model = tiny(model_type)
@@ -332,7 +325,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind():
     shown = wrap(model)
     batch = batches(False)[0]
 
-    def fail(call: AttentionCall) -> Tensor:
+    def fail(call):
         if call.layer == 1:
             raise KeyError("in the middle")
         return attend(call)
@@ -352,7 +345,6 @@ def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model():
     shown = wrap(model)
     gate = torch.ones(3, 4, requires_grad=True)
     shown.run(batches(False)[0], lambda call: attend(call) * gate[call.layer][:, None, None]).square().sum().backward()
-    assert gate.grad is not None
     assert bool((gate.grad != 0).all())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -366,9 +358,9 @@ def test_threads_do_not_see_each_other():
         probe = Weights()
         shown.run(batch, probe)
         expected[name] = probe.maps
-    wrong: list[str] = []
+    wrong = []
 
-    def work(name: str, shown: Any) -> None:
+    def work(name, shown):
         for _ in range(15):
             probe = Weights()
             shown.run(batch, probe)
@@ -383,15 +375,6 @@ def test_threads_do_not_see_each_other():
     assert wrong == []
 
 
-def test_outside_of_a_run_the_function_is_plain_attention():
-    model = tiny("llama")
-    ids = torch.arange(10, 19)[None]
-    with torch.no_grad():
-        own = model(input_ids=ids).last_hidden_state
-        model.set_attn_implementation(LIKE_SDPA)
-        torch.testing.assert_close(model(input_ids=ids).last_hidden_state, own, rtol=1e-4, atol=1e-5)
-
-
 # Masks ----------------------------------------------------------------------------------------------------------
 
 
@@ -400,31 +383,15 @@ def test_masks_of_floats_are_taken_apart(dtype):
     least = torch.finfo(dtype).min
     added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[None, None]
     mask, bias = mask_and_bias(added, dtype)
-    assert mask is not None
-    assert bias is not None
     assert mask[0, 0].tolist() == [[True, False, False, True], [True, False, True, True]]
     assert bias[0, 0].tolist() == [[0, 0, 0, 1.5], [0, 0, 0, -3.0]]
-
-
-def test_a_mask_that_hides_nothing_is_none():
-    assert mask_and_bias(torch.zeros(1, 1, 3, 3), torch.float32) == (None, None)
-    assert mask_and_bias(None, torch.float32) == (None, None)
-    with pytest.raises(AttnscopeError, match="int64"):
-        mask_and_bias(torch.ones(1, 1, 3, 3, dtype=torch.int64), torch.float32)
-
-
-def test_a_mask_made_for_half_precision_and_converted_still_hides():
-    mask, bias = mask_and_bias(torch.tensor([[0.0, torch.finfo(torch.float16).min]]), torch.float16)
-    assert mask is not None
-    assert mask.tolist() == [[True, False]]
-    assert bias is None
 
 
 @pytest.mark.parametrize("name", ["native", "hf", "own"])
 def test_a_callers_autocast_does_not_lower_what_a_record_calls_float32(name, tmp_path):
     folder = write_tiny(tmp_path / "bert")
 
-    def seen() -> tuple[NDArray[np.float32], torch.Tensor]:
+    def seen():
         model = attnscope.load("own" if name == "own" else folder, engine=name if name in ("native", "hf") else "auto")
         record = attnscope.heatmap(model, "the cat sat")
         outputs = model.outputs(Batch(torch.arange(5)[None]), attend)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
 import attnscope
@@ -80,7 +79,7 @@ def test_weights_that_would_be_random_are_refused(tiny_bert):
 
 
 def test_a_missing_pooler_is_noted(tiny_bert):
-    def drop_pooler(weights: dict[str, Tensor]) -> None:
+    def drop_pooler(weights):
         for name in [name for name in weights if "pooler" in name]:
             weights.pop(name)
 
@@ -152,15 +151,9 @@ def test_gguf_without_its_packages(tiny_bert, monkeypatch):
         assert caught.value.hint == "pip install gguf accelerate"
 
 
-@pytest.mark.parametrize("settings", [{"dtype": "float7"}, {"device": "nowhere"}])
-def test_precisions_and_devices_that_are_not_there(tiny_bert, settings):
-    with pytest.raises(AttnscopeError, match="float7|nowhere"):
-        load_huggingface(folder_source(tiny_bert), **settings)  # type: ignore[arg-type]
-
-
 def test_only_transformers_models_are_wrapped():
     with pytest.raises(AttnscopeError, match="Linear is no transformers model"):
-        wrap(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
+        wrap(torch.nn.Linear(2, 2))
 
 
 # Writing --------------------------------------------------------------------------------------------------------
@@ -196,7 +189,8 @@ def test_generate_takes_the_most_probable_token_each_time():
     assert len(shown.writer.generate(given, 99)) == 32
 
     tokens = shown.writer.generate(given, 4)
-    assert (tokens.ids.tolist(), tokens.n_given) == (expected[:7], 3)
+    assert tokens.ids.tolist() == expected[:7]
+    assert tokens.n_given == 3
 
     model.generation_config.eos_token_id = [expected[5]]
     assert shown.writer.generate(given, 9).ids.tolist() == expected[:5]

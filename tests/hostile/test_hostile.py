@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,12 @@ FEW, MANY = 40, 4000
 
 
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Generator:
+def generator(tmp_path_factory):
     return Generator(tmp_path_factory.mktemp("home"), RECORDS)
 
 
 @pytest.fixture
-def home(generator: Generator) -> Iterator[Path]:
+def home(generator):
     folder = generator.inputs.parent
     yield folder
     clean(folder, generator)
@@ -95,22 +95,20 @@ def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(sent,
     The times are drawn over what the commands compute; every other one is drawn from when files are being written.
     """
     lot = random.Random(7)
-    tally: Counter[str] = Counter()
+    tally = Counter()
     for turn in range(STOPS):
         name, number = WRITING[turn % len(WRITING)]
         case = generator.base(name, number)
         whole = results(case, home, generator, tmp_path / f"{name}-{number}-whole")
-        earlier: dict[Path, bytes] = {}
+        earlier = {}
         if name != "prune":  # which takes no folder with files in it
             before_it = tmp_path / f"{name}-{number}-earlier"
             earlier = results(generator.base(name, number, other=True), home, generator, before_it)
-            assert case.out is not None
             copy(before_it, case.out)
             put_foreign(case.out)
         before = {path: complete(path) for path in earlier}
         call = [sys.executable, "-c", _BEGUN, *case.arguments]
         with started(call, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-            assert run.stdout is not None
             run.stdout.read(1)
             moment = lot.uniform(0.05, 5) if turn % 2 else lot.uniform(0, 0.1)
             while computed_s(run.pid) < moment if turn % 2 else not [*home.glob("**/unfinished-*")]:
@@ -140,7 +138,6 @@ FOREIGN: list[Path] = []
 
 def put_foreign(out: Path | None) -> None:
     """Puts a file that attnscope did not write into each folder of a result."""
-    assert out is not None
     folders = [out, *(path for path in out.rglob("*") if path.is_dir())] if out.is_dir() else [out.parent]
     FOREIGN[:] = [folder / "foreign.txt" for folder in folders]
     for path in FOREIGN:
@@ -154,7 +151,6 @@ def copy(source: Path, target: Path) -> None:
 
 def results(case: Case, home: Path, generator: Generator, kept: Path) -> dict[Path, bytes]:
     """What a command writes that nothing stops, by its files. It runs once, into `kept`."""
-    assert case.out is not None
     if not kept.exists():
         status, _, said = run_case(case, home)
         assert status == 0, said
