@@ -18,7 +18,7 @@ the target, and "to" of the text; "target_words" sets its words.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
@@ -49,7 +49,7 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
 
     # The words of both texts, and the links between them.
     # Words are cut at the ends of all spans, so that each span holds whole words.
-    goals = [goal for several in targets.values() for goal in several]
+    goals = list(chain.from_iterable(targets.values()))
     origins = [origin for origin, _ in targets]
     words = _words_of(entry.get("words"), text, goals if target is not None else [*origins, *goals])
     target_words = [] if target is None else _words_of(entry.get("target_words"), target, origins)
@@ -114,7 +114,7 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
     if value == "characters":
         return [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]
     if value is None:
-        ends = {end for span in spans for end in span}
+        ends = set(chain.from_iterable(spans))
         words: list[Span] = []
         for start, stop in word_spans(text):
             words += pairwise([start, *sorted(end for end in ends if start < end < stop), stop])

@@ -51,7 +51,8 @@ ENOUGH = 0.995
 ALIKE = 0.02
 """Share of the largest gain within which candidates are alike, and the simplest of them is taken."""
 
-REFITTED, REFITTED_GRADED = 6, 2
+REFITTED = 6
+REFITTED_GRADED = 2
 """How many candidates are refitted: the best of all; and by another rule, of those with more than two values."""
 
 FEWEST_TEXTS = 3
@@ -63,8 +64,11 @@ TINY = 1e-9
 RIDGE = 1e-4
 """The cost of a squared weight in a fit, in nats."""
 
-LARGEST_WEIGHT, LARGEST_STEP = 16.0, 3.0
-_ITERATIONS, _CLOSE, _CLOSE_ENOUGH = 30, 1e-7, 1e-4
+LARGEST_WEIGHT = 16.0
+LARGEST_STEP = 3.0
+_ITERATIONS = 30
+_CLOSE = 1e-7
+_CLOSE_ENOUGH = 1e-4
 _TIED = 1e-8
 _HEADS_AT_ONCE = 12  # heads that share a product with all features; the tables of all of them are kept meanwhile
 

@@ -31,7 +31,9 @@ DIMENSIONS = 96
 RIDGES = {"keys": 0.5, "pairs": 3.0, "types": 8.0}
 """Weights of the ridges, in rows."""
 
-N_PAIRS, ROUNDS, PAIR_ROUNDS = 2, 4, 2
+N_PAIRS = 2
+ROUNDS = 4
+PAIR_ROUNDS = 2
 
 KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 """Shares of the fitted entries below which the levels of keys begin."""
@@ -39,7 +41,8 @@ KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
 PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 """The same of the queries of a pair."""
 
-KEY_RANK, PAIR_RANK = 6, 7
+KEY_RANK = 6
+PAIR_RANK = 7
 """How simple columns are: known classes that explain as much come first."""
 
 GRADES = 16

@@ -439,7 +439,8 @@ class _Layer:
         sums, counts, uniform = (part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform))
         index = slice(None), block.texts, slice(None), block.queries
         counts_query = texts.counts_query[index]
-        n_keys, n_pairs = len(texts.columns.keys), len(texts.columns.pairs)
+        n_keys = len(texts.columns.keys)
+        n_pairs = len(texts.columns.pairs)
 
         # Keys: what each one receives, (b, h, k), times what it is worth. Queries of a group are added up in the
         # precision of weights, (b, m, group, q) @ (b, h, q, k), and the groups in float64.

@@ -5,7 +5,7 @@ no code with core.attention (the kernels) nor with tests/oracle.py (loops), whic
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,130 +120,94 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
     Returns:
         Lines in the order in which they run. For one query, vectors over keys; for all, (query, key) matrices.
     """
-    lines: list[Line] = []
+    steps = [
+        *_projection_steps(inputs, head, query),
+        *_score_steps(inputs, head, query),
+        *_softmax_steps(inputs, head, query),
+        *_output_steps(head, query),
+    ]
+    return [
+        Line(name, title, formula, code, code.split(" = ")[0], axes, head) for name, title, formula, code, axes in steps
+    ]
 
-    def add(name: str, title: str, formula: str, code: str, axes: tuple[str, ...]) -> None:
-        lines.append(Line(name, title, formula, code, code.split(" = ")[0], axes, head))
 
-    # Names that the lines below use: rows and columns of the head's part.
+_Step = tuple[str, str, str, str, tuple[str, ...]]
+"""Name, title, formula, code and axes of a `Line`."""
+
+
+def _query_axis(query: int | None) -> tuple[str, ...]:
+    return ("query",) if query is None else ()
+
+
+def _projection_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+    """Yield the head's columns of Q, and those of K and V of the key/value head that serves it."""
     row = ":" if query is None else str(query)
+    served_by = head // (inputs.n_heads // inputs.n_kv_heads)
+    shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {served_by} serves it"
+    # Columns of queries and keys are d_head wide, those of values d_value.
+    d_head, d_value = inputs.d_head, inputs.d_value
+    formula = f"head {head} takes columns {_span(head, d_head)} of Q"
+    code = f"q = Q[{row}, {_columns(head, d_head)}]"
+    yield "query", "Queries" if query is None else "The query", formula, code, (*_query_axis(query), "column")
+    formula = f"columns {_span(served_by, d_head)} of K{shared}"
+    yield "keys", "Every key", formula, f"k = K[:, {_columns(served_by, d_head)}]", ("key", "column")
+    formula = f"columns {_span(served_by, d_value)} of V{shared}"
+    yield "values", "Every value", formula, f"v = V[:, {_columns(served_by, d_value)}]", ("key", "column")
+
+
+def _score_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+    """Yield the dot products, scaled, then all that the model adds to them."""
+    axes = (*_query_axis(query), "key")
     more = "" if query is None else f", {query}"
-    queries = ("query",) if query is None else ()
-    d = inputs.d_head
-    d_value = inputs.d_value
-    read = head // (inputs.n_heads // inputs.n_kv_heads)  # its key/value head
-    # Take the head's columns of Q and K.
-    add(
-        "query",
-        "Queries" if query is None else "The query",
-        f"head {head} takes columns {_span(head, d)} of Q",
-        f"q = Q[{row}, {_columns(head, d)}]",
-        (*queries, "column"),
-    )
-    shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {read} serves it"
-    add(
-        "keys",
-        "Every key",
-        f"columns {_span(read, d)} of K{shared}",
-        f"k = K[:, {_columns(read, d)}]",
-        ("key", "column"),
-    )
-    add(
-        "values",
-        "Every value",
-        f"columns {_span(read, d_value)} of V{shared}",
-        f"v = V[:, {_columns(read, d_value)}]",
-        ("key", "column"),
-    )
-    # Scores: dot products, scaled, then all that the model adds to them.
-    scores = (*queries, "key")
-    add("dot_products", "Dot products", f"q · k, over {d} columns", "dots = q @ k.T", scores)
-    add("scores", "Scaling", _scaling(inputs.scale, d), "scores = dots * scale", scores)
+    yield "dot_products", "Dot products", f"q · k, over {inputs.d_head} columns", "dots = q @ k.T", axes
+    yield "scores", "Scaling", _scaling(inputs.scale, inputs.d_head), "scores = dots * scale", axes
     if inputs.softcap is not None:
         cap = f"{inputs.softcap:g}"
-        add(
-            "capped_scores",
-            "Soft cap",
-            f"{cap} · tanh(scores / {cap})",
-            "scores = softcap * np.tanh(scores / softcap)",
-            scores,
-        )
+        code = "scores = softcap * np.tanh(scores / softcap)"
+        yield "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})", code, axes
     if inputs.bias is not None:
         own = head if inputs.bias.shape[0] > 1 else 0
-        add(
-            "biased_scores",
-            "Position bias",
-            "scores + the bias that the model has for this distance",
-            f"scores = scores + bias[{own}{more}]",
-            scores,
-        )
+        formula = "scores + the bias that the model has for this distance"
+        yield "biased_scores", "Position bias", formula, f"scores = scores + bias[{own}{more}]", axes
     if inputs.may is not None:
         own = head if inputs.may.shape[0] > 1 else 0
-        add(
-            "masked_scores",
-            "Mask",
-            "-inf where the query may not attend",
-            f"scores = np.where(may[{own}{more}], scores, -np.inf)",
-            scores,
-        )
-    # Softmax, with a share for the sink if there is one.
-    add(
-        "exponentials",
-        "Softmax: exponentials",
-        "exp(score - the row's largest): the same result, and nothing overflows",
-        "exps = np.exp(scores - scores.max(-1, keepdims=True))",
-        scores,
-    )
-    # A sink takes part of the sum, so that rows sum to less than 1.
+        code = f"scores = np.where(may[{own}{more}], scores, -np.inf)"
+        yield "masked_scores", "Mask", "-inf where the query may not attend", code, axes
+
+
+def _softmax_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+    """Yield the softmax; a sink takes part of the sum, so that rows sum to less than 1."""
+    axes = (*_query_axis(query), "key")
+    formula = "exp(score - the row's largest): the same result, and nothing overflows"
+    code = "exps = np.exp(scores - scores.max(-1, keepdims=True))"
+    yield "exponentials", "Softmax: exponentials", formula, code, axes
     if inputs.sinks is None:
         code = "weights = exps / exps.sum(-1, keepdims=True)"
-        add("weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, scores)
-    else:
-        add(
-            "sink",
-            "Softmax: the sink's exponential",
-            "exp(sink - the row's largest): takes weight, gives no value",
-            f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))",
-            (*queries, "sink"),
-        )
-        add(
-            "weights",
-            "Softmax: the weights",
-            "exp / (Σ exp + sink); each row sums to less than 1",
-            "weights = exps / (exps.sum(-1, keepdims=True) + sink)",
-            scores,
-        )
-    # Output: weights times values.
+        yield "weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, axes
+        return
+    formula = "exp(sink - the row's largest): takes weight, gives no value"
+    code = f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))"
+    yield "sink", "Softmax: the sink's exponential", formula, code, (*_query_axis(query), "sink")
+    formula = "exp / (Σ exp + sink); each row sums to less than 1"
+    code = "weights = exps / (exps.sum(-1, keepdims=True) + sink)"
+    yield "weights", "Softmax: the weights", formula, code, axes
+
+
+def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
+    """Yield the weights times the values."""
+    code = f"H[{head}] = weights @ v"
     if query is not None:
-        add(
-            "weighted_values",
-            "Weighted values",
-            "each value times its weight",
-            "weighted = weights[:, None] * v",
-            ("key", "column"),
-        )
-        add(
-            "head_output",
-            f"What head {head} puts out",
-            "Σ over keys of weight · value",
-            f"H[{head}, {query}] = weighted.sum(0)",
-            ("column",),
-        )
-    else:
-        add(
-            "head_output",
-            f"What head {head} puts out",
-            "Σ over keys of weight · value",
-            f"H[{head}] = weights @ v",
-            ("query", "column"),
-        )
-    return lines
+        weighted = "weighted = weights[:, None] * v"
+        yield "weighted_values", "Weighted values", "each value times its weight", weighted, ("key", "column")
+        code = f"H[{head}, {query}] = weighted.sum(0)"
+    axes = (*_query_axis(query), "column")
+    yield "head_output", f"What head {head} puts out", "Σ over keys of weight · value", code, axes
 
 
 def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """Return the steps after the heads: concatenation, and the output projection where it is known."""
     # (query, joined) for all queries, (joined,) for one.
-    queries = ("query",) if query is None else ()
+    queries = _query_axis(query)
     width = inputs.n_heads * inputs.d_value
     formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
     code = "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])"

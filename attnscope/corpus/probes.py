@@ -32,7 +32,8 @@ THINGS = (
 _CUE = " The secret words of the {} are"
 _QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
 _CUE_TOKENS = 2
-DEPTH_SHARE, DEPTH_TOKENS = 0.1, 32
+DEPTH_SHARE = 0.1
+DEPTH_TOKENS = 32
 """How much of a haystack, and at least how many of its tokens, are the places of needles of one depth."""
 
 _LEAST_ROOM = 16
@@ -212,7 +213,8 @@ def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
     return words if len(words) >= _FEWEST_WORDS else numbers
 
 
-_LEAST_LETTERS, _FEWEST_WORDS = 3, 200
+_LEAST_LETTERS = 3
+_FEWEST_WORDS = 200
 
 
 def repeat_probe(

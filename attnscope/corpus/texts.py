@@ -251,7 +251,8 @@ class Corpus:
         # jsonl and CSV: list a malformed line, read the next.
         bad = BadLines(name, self.problems)
         named: set[str] = set()
-        entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, "\t" if wanted == "tsv" else ",")
+        delimiters = {"csv": ",", "tsv": "\t"}
+        entries = csv_entries(lines, delimiters[wanted]) if wanted in delimiters else json_entries(lines)
         for number, entry in entries:
             try:
                 if isinstance(entry, str):

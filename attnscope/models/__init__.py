@@ -79,34 +79,17 @@ def load(
         device_map = "auto"
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
-    # Objects in memory: modules with inputs, or transformers models.
     if not isinstance(spec, str | Source):
         if engine not in ("auto", "hf") or (device, dtype, adapter) != ("cpu", "float32", None):
             hint = "move, cast or adapt (peft) it yourself, and leave out the options"
             raise UsageError("a model in memory stays as it is", hint)
-        if inputs is not None:
-            from attnscope.models.inputs.model import load_inputs
-
-            if tokenizer is not None:
-                raise UsageError("inputs are no texts", "leave out the tokenizer, or the inputs")
-            return load_inputs(spec, inputs, labels, check=check is not False)
-        if labels is not None:
-            raise UsageError("labels name the positions of inputs", "give inputs=… too")
-        from attnscope.models.hf.assembling import wrap
-
-        return wrap(cast("PreTrainedModel", spec), tokenizer, check=check is not False)
+        return _take(spec, tokenizer, inputs, labels, check is not False)
     if inputs is not None or labels is not None:
         raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
-    # Options that do not go together.
     if device_map is not None:
-        if engine in ("native", "numpy") or device not in ("cpu", "auto"):
-            raise UsageError(
-                "a device map goes with --engine hf, and instead of a device", "leave out the other option"
-            )
-        if spec in BUILT_IN:
-            raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
+        _require_spreadable(spec, engine, device)
         engine = "hf"
     if engine == "numpy" and not (device in ("cpu", "auto") and dtype == "float32"):
         raise UsageError(
@@ -141,6 +124,29 @@ def load(
         trust_remote_code=trust_remote_code,
         device_map=device_map,
     )
+
+
+def _take(module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", check: bool) -> Model:
+    """Return a model in memory as a Model: a torch module with its inputs, or one of transformers."""
+    if inputs is None:
+        if labels is not None:
+            raise UsageError("labels name the positions of inputs", "give inputs=… too")
+        from attnscope.models.hf.assembling import wrap
+
+        return wrap(cast("PreTrainedModel", module), tokenizer, check=check)
+    from attnscope.models.inputs.model import load_inputs
+
+    if tokenizer is not None:
+        raise UsageError("inputs are no texts", "leave out the tokenizer, or the inputs")
+    return load_inputs(module, inputs, labels, check=check)
+
+
+def _require_spreadable(spec: str | Source, engine: str, device: str) -> None:
+    """Refuse a device map where it means nothing."""
+    if engine in ("native", "numpy") or device not in ("cpu", "auto"):
+        raise UsageError("a device map goes with --engine hf, and instead of a device", "leave out the other option")
+    if spec in BUILT_IN:
+        raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
 
 
 def require_known(engine: str, dtype: str = "float32") -> None:

@@ -21,12 +21,6 @@ DeviceMap = str | Mapping[str, str | int]
 """As accelerate takes it: "auto", "balanced", "sequential", or the device of each module, "disk" among them."""
 
 
-def dtype_of(name: str) -> torch.dtype:
-    """Return the precision of a name, "float32" and so on; refuse any other name."""
-    require_choice("precision", name, tuple(_DTYPES))
-    return _DTYPES[name]
-
-
 def name_dtype(dtype: torch.dtype) -> str:
     """Return the name of a precision, such as "float32"."""
     return str(dtype).removeprefix("torch.")
@@ -37,7 +31,8 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
     """
-    precision = dtype_of(dtype)
+    require_choice("precision", dtype, tuple(_DTYPES))
+    precision = _DTYPES[dtype]
     device = _best() if device == "auto" else device
     # Try the device: a name may be well formed, and its driver missing.
     try:

@@ -102,17 +102,15 @@ class ModelInfo:
             False: "no: the comparison with eager attention was skipped",
             None: "not needed",
         }
+        engine = f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}"
+        if self.engine == "numpy":
+            engine = "numpy, without torch"
         return [
             ("model", self.name),
             ("source", self.source),
             ("sha256", self.sha256 or "-"),
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
-            (
-                "engine",
-                "numpy, without torch"
-                if self.engine == "numpy"
-                else f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}",
-            ),
+            ("engine", engine),
             ("layers", each(self.n_layers)),
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),

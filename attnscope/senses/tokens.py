@@ -10,7 +10,7 @@ from attnscope.results.tokens import Tokens
 
 def patch_tokens(grid: tuple[int, int], before: tuple[str, ...], source: str) -> Tokens:
     """Return the tokens of a picture: those `before` that stand for no place ("CLS"), then patches "row,column"."""
-    patches = [f"{row},{column}" for row in range(grid[0]) for column in range(grid[1])]
+    patches = [f"{row},{column}" for row, column in np.ndindex(grid)]
     n = len(before) + len(patches)
     return _tokens(source, (*before, *patches), special=np.arange(n) < len(before))
 

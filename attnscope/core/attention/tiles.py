@@ -148,7 +148,8 @@ def blocks(call: AttentionCall, elements: int | None = None, unit: int | None = 
 
 def _block(call: AttentionCall, texts: slice, queries: slice) -> Block:
     # The range of keys within reach.
-    start, stop = 0, call.key.shape[2]
+    start = 0
+    stop = call.key.shape[2]
     if call.is_causal:
         stop = min(stop, queries.stop)
     if call.window is not None:
