@@ -293,7 +293,7 @@ def _read_example(
     tokens = text.tokens
     places = window(tokens.special, focus, key)
     rows = seen.rows(layer, torch.from_numpy(places))[0][head].double().numpy()
-    kept = keep_rows(rows[:, places], rows.sum(1), KEPT_MASS, MOST_KEYS)
+    sparse = keep_rows(rows[:, places], rows.sum(1), KEPT_MASS, MOST_KEYS)
     excerpt, offsets = excerpt_of(tokens, places)
     return Example(
         wanted=wanted,
@@ -306,7 +306,7 @@ def _read_example(
         focus=int(np.searchsorted(places, focus)),
         excerpt=excerpt,
         offsets=offsets,
-        **kept._asdict(),
+        **sparse._asdict(),
     )
 
 

@@ -93,8 +93,8 @@ class Scores:
         every = cls(tuple(heads), tuple(texts), values[order], n_top, n_sample)
         # Keep the sample and the best of each head.
         best = every.best()
-        kept = np.union1d(every.sample, best[best >= 0]).astype(np.int64)
-        return replace(every, texts=tuple(texts[number] for number in order[kept]), values=every.values[kept])
+        numbers = np.union1d(every.sample, best[best >= 0]).astype(np.int64)
+        return replace(every, texts=tuple(texts[number] for number in order[numbers]), values=every.values[numbers])
 
     def of_heads(self, heads: Sequence[Place]) -> Scores:
         """Return the scores of some heads, in their order."""

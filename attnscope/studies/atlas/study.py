@@ -139,7 +139,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
     vocabulary: dict[str, int] = {}
     rows: list[dict[str, Any]] = []
     shown = [np.zeros((0, len(Atlas.TABLES["shown"])), np.int64)]
-    kept = [np.zeros((2, 0), np.uint8)]
+    keys_and_codes = [np.zeros((2, 0), np.uint8)]
     excerpts = ""
     n_kept = 0
     for row, example in enumerate(order):
@@ -160,7 +160,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
             np.diff(first_kept),
         )
         shown.append(np.stack(columns, 1))
-        kept.append(np.stack([example.keys, example.codes]))
+        keys_and_codes.append(np.stack([example.keys, example.codes]))
         excerpts += example.excerpt
         n_kept += len(example.keys)
 
@@ -171,6 +171,6 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         "shown": Table.of_arrays(Atlas.TABLES["shown"], **of_tokens),
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    keys, codes = np.concatenate(kept, 1)
+    keys, codes = np.concatenate(keys_and_codes, 1)
     characters = np.frombuffer(excerpts.encode("utf-32-le", "surrogatepass"), "<u4").copy()
     return tables, {"kept_key": keys, "kept_code": codes, "characters": characters}

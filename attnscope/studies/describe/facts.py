@@ -118,18 +118,15 @@ class TextFacts:
                 continue
             # A closing mark belongs to the sentence before it, unless a space stands between them.
             is_end = surface[0] in _SENTENCE_ENDS
-            closes = is_end or (surface[0] in "\"'”’»)]}" and not self._is_spaced(place))
+            start = max(0, int(self.tokens.offsets[place, 0]))
+            before = self.tokens.text[max(0, start - 1) : start] + self.surfaces[place][:1]
+            closes = is_end or (surface[0] in "\"'”’»)]}" and not any(map(str.isspace, before)))
             if has_ended and not closes:
                 number += 1
                 has_ended = False
             numbers[place] = number
             has_ended = has_ended or is_end
         return numbers
-
-    def _is_spaced(self, place: int) -> bool:
-        """Return whether there is white space before a token."""
-        start = int(self.tokens.offsets[place, 0])
-        return self.surfaces[place][:1].isspace() or self.tokens.text[max(0, start - 1) : max(0, start)].isspace()
 
     @cached_property
     def line(self) -> Numbers:

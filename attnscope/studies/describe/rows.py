@@ -244,17 +244,20 @@ def join_rows(
     """
     # Features and types of tokens, of all texts together.
     tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
-    special = dict.fromkeys(of.labels[place] for of in tokens for place in np.flatnonzero(of.special))
+    special: dict[str, None] = {}
+    labels = dict(also or {})
+    for text in tokens:
+        special |= dict.fromkeys(text.labels[place] for place in np.flatnonzero(text.special))
+        labels |= dict(zip(text.ids.tolist(), text.labels, strict=True))
     features = catalogue(list(special))
-    labels = {int(i): label for of in tokens for i, label in zip(of.ids, of.labels, strict=True)}
-    types = Types.of(model, {**(also or {}), **labels})
+    types = Types.of(model, labels)
     frequent = frequent_words(units, frequencies)
 
     # One group for each kind of attention and each set of layers with the same mask.
     groups = []
     for kind in model.info.kinds:
         facts = [text_facts(model, unit.tokens(kind), frequencies, frequent) for unit in units]
-        blocks = [blocks_of(features, of, unit.queries) for of, unit in zip(facts, units, strict=True)]
+        blocks = [blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)]
         for layers in _alike(kind, units, heads):
             groups.append(_group(kind, layers, units, blocks, tuple(features), types))
     return groups
@@ -276,12 +279,12 @@ def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent:
 def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
     """Return the most frequent words, which together are half of all words."""
     # Words that the sample holds, by number.
-    labels: dict[int, str] = {}
+    words: set[int] = set()
     for unit in units:
         tokens = unit.chunk.tokens
-        ordinary = np.flatnonzero(~tokens.special)
-        labels |= {int(tokens.ids[place]): tokens.labels[place] for place in ordinary}
-    ids = np.array(sorted(number for number in labels if any(map(str.isalpha, labels[number]))), np.int64)
+        has_letter = np.array([any(map(str.isalpha, label)) for label in tokens.labels])
+        words.update(tokens.ids[has_letter & ~tokens.special].tolist())
+    ids = np.array(sorted(words), np.int64)
     # The most frequent of them, up to half of all occurrences.
     share = np.exp(frequencies.of(ids))
     order = np.argsort(-share, kind="stable")

@@ -376,19 +376,18 @@ def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.f
         unit = sample[text]
         place = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels
-        # The keys that it may attend to, and p up to a factor; the largest first, of equal ones the nearest.
+        # The keys that it may attend to, and p; the largest first, of equal ones the nearest.
         entries = slice(rows.starts[row], rows.starts[row + 1])
         keys = place + fit.group.offsets[rows.entries[entries]]
         p = np.exp(scores[entries] - scores[entries].max())
         best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
+        weights = p / p.sum()
         failures[text] = {
             "text": unit.text.index,
             "before": " ".join(labels[max(0, place - BEFORE) : place]),
             "token": labels[place],
             "place": place,
             "nats": float(left[row]),
-            "expected": [
-                {"place": int(keys[key]), "token": labels[keys[key]], "weight": float(p[key] / p.sum())} for key in best
-            ],
+            "expected": [{"place": keys[key], "token": labels[keys[key]], "weight": weights[key]} for key in best],
         }
     return list(failures.values())

@@ -348,8 +348,10 @@ class HeadMeasurer(Measurer[HeadSums]):
             written = self._facts(targets, [_after_start(text) for text in repeated])
         inputs = batch_of(tokens, targets).to(self._model.info.device)
         # The queries whose rows are kept, of each chunk.
-        queries = [self._sampled.get((chunk.text, chunk.number)) for chunk in batch]
-        wanted = [None if rows is None else (rows, len(chunk)) for rows, chunk in zip(queries, batch, strict=True)]
+        wanted: list[tuple[NDArray[np.int64], int] | None] = []
+        for chunk in batch:
+            queries = self._sampled.get((chunk.text, chunk.number))
+            wanted.append(None if queries is None else (queries, len(chunk)))
         reader = RowSamples(wanted)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
@@ -370,11 +372,8 @@ class HeadMeasurer(Measurer[HeadSums]):
                     for kind, by_layer in weights_probe.maps.items()
                 }
         # Rows by text and chunk.
-        kept: dict[ChunkKey, dict[str, SampledRows]] = {}
-        for chunk, asked, rows in zip(batch, wanted, reader.rows, strict=True):
-            if asked is not None:
-                kept[chunk.text, chunk.number] = rows
-        return BatchResult(sums, kept)
+        by_chunk = {(chunk.text, chunk.number): rows for chunk, rows in zip(batch, reader.rows, strict=True) if rows}
+        return BatchResult(sums, by_chunk)
 
     def _pair_hits(self, part: Chunk) -> Mapping[str, tuple[Floats, Floats]]:
         """Return the hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
