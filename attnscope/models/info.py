@@ -127,6 +127,18 @@ class ModelInfo:
         ]
 
 
+def require_seam(info: ModelInfo, hidden: str) -> None:
+    """Raise AttnscopeError for a model that shows its weights alone; `hidden` names what it does not show."""
+    if info.engine == "numpy":
+        raise AttnscopeError(f"{info.name} (engine numpy) does not show {hidden}", "leave out --engine")
+    if info.path != "seam":
+        raise AttnscopeError(
+            f"{info.name} ({info.architecture}) does not show {hidden}: its own modules compute attention, and give "
+            "its weights alone",
+            "its weights can be seen: attnscope heatmap",
+        )
+
+
 def require_length(info: ModelInfo, n_tokens: int) -> None:
     """Raise AttnscopeError for texts over a model's limit."""
     if info.max_tokens is not None and n_tokens > info.max_tokens:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
+from attnscope.models.info import require_seam
 from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks, is_leaf, linear_maps, modules_of
 from attnscope.models.inside.stream import measure_norm
 from attnscope.models.model import Batch, Model, example_batch
@@ -122,14 +123,7 @@ class ScoreRuns:
     """Runs a model so that queries and keys are sums over parts."""
 
     def __init__(self, model: Model) -> None:
-        info = model.info
-        if info.path != "seam" or info.engine == "numpy" or not model.modules():
-            because = ": its own modules compute attention, and give its weights alone" if info.path == "eager" else ""
-            raise AttnscopeError(
-                f"{info.name} ({info.architecture}, engine {info.engine}) does not show what its queries and keys are "
-                f"made of{because}",
-                "leave out --engine" if info.engine == "numpy" else "choose a model that runs here through the seam",
-            )
+        require_seam(model.info, "what its queries and keys are made of")
         require_gradients(model)
         self._model = model
         self._latest: Place = ("encoder", 0)

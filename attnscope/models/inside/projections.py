@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, attend
 from attnscope.errors import AttnscopeError
+from attnscope.models.info import require_seam
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
@@ -180,12 +181,7 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
     """
-    if model.info.path != "seam":
-        raise AttnscopeError(
-            f"{model.info.name} ({model.info.architecture}) does not show its queries and keys: its attention does "
-            "not pass transformers' attention interface",
-            "its weights can be seen with `attnscope heatmap`",
-        )
+    require_seam(model.info, "its queries and keys")
     watch = OutputWatch()
     seen: list[tuple[AttentionCall, Tensor]] = []
 

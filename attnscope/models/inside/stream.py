@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
+from attnscope.models.info import require_seam
 from attnscope.models.inside.projections import (
     ROLES,
     OutputWatch,
@@ -119,11 +120,7 @@ def stream_of(model: Model) -> Stream:
             f"{info.name} has {', '.join(info.kinds)} attention: `weights` reads one stack of layers",
             "choose an encoder or a decoder",
         )
-    if info.path != "seam" or info.engine == "numpy":
-        raise AttnscopeError(
-            f"{info.name} ({info.architecture}, engine {info.engine}) does not show which weights its heads have",
-            "leave out --engine" if info.engine == "numpy" else "choose a model whose attention passes the seam",
-        )
+    require_seam(info, "which weights its heads have")
     # Read each attention; a note that several layers share is said once, with their names.
     look = _Look(model)
     attentions = look.attentions()
