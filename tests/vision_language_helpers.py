@@ -54,7 +54,7 @@ def _tokenizer(marks: list[str], **named: str) -> Any:
 
 
 def _without_videos(kind: type) -> Any:
-    from attnscope.models.hf.senses.processors import without_videos
+    from attnscope.models.hf.loading import without_videos
 
     return without_videos(kind)
 

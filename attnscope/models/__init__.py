@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from attnscope.models.devices import DeviceMap
-    from attnscope.models.inputs.labels import Labels
+    from attnscope.models.inputs.model import Labels
 
 __all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
 

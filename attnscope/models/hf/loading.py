@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import io
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import torch
 import transformers
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.models.auto import processing_auto
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.catalog import ADAPTER, Source, verify
 from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
@@ -46,12 +47,6 @@ from attnscope.models.hf.parts import (
 from attnscope.models.hf.seam import parts_of_config
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
-from attnscope.models.hf.senses.processors import (
-    holds_processor,
-    open_feature_extractor,
-    open_image_processor,
-    open_processor,
-)
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
 
 
@@ -176,6 +171,83 @@ def _readers(
     if is_joint and holds_processor(folder):
         return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
     return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
+
+
+# Processors -------------------------------------------------------------------------------------------------------
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+def holds_processor(folder: Path) -> bool:
+    """Return whether a folder says how photos, or recordings, are made into what its model reads."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
+def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Return the image processor of a folder, by Pillow, so that nothing depends on what is installed."""
+    if not holds_processor(folder):
+        raise AttnscopeError(
+            f"{folder} holds no image processor",
+            "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
+        )
+    kind = str(_read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type", "")).removesuffix("Fast")
+    auto: Any = transformers.AutoImageProcessor
+    with load_errors("image processor", folder):
+        if kind == "DINOv3ViTImageProcessor":
+            # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
+            return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
+        return auto.from_pretrained(folder, backend="pil", **options)
+
+
+def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
+    """Return the feature extractor of a folder; None where it has none."""
+    if not holds_processor(folder):
+        return None
+    auto: Any = transformers.AutoFeatureExtractor
+    with load_errors("feature extractor", folder):
+        return auto.from_pretrained(folder, **options)
+
+
+def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
+    """Return the processor of a folder for pictures and words, with an image processor that needs Pillow alone.
+
+    Where no file names its class, it is the one of the model's type.
+    """
+    parts = {"image_processor": open_image_processor(folder, options), "tokenizer": tokenizer}
+    files = (*reversed(PROCESSOR_FILES), "tokenizer_config.json")
+    names = [_read_settings(folder / name).get("processor_class") for name in files]
+    names.append(getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type))
+    name = next((name for name in names if isinstance(name, str)), "")
+    whole = getattr(transformers, name, None)
+    if not isinstance(whole, type):
+        raise AttnscopeError(
+            f"{folder} names no processor for pictures and words that transformers has",
+            "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
+        )
+    kind: Any = without_videos(whole)
+    lacking = set(kind.get_attributes()) - set(parts)
+    if lacking:
+        raise AttnscopeError(f"{kind.__name__} takes more than pictures and words: {min(lacking)}")
+    with load_errors("processor", folder):
+        # The parts are handed over, so that transformers loads none that needs torchvision.
+        described, _ = kind.get_processor_dict(folder, local_files_only=True)
+        arguments = [parts.get(name) for name in whole.get_attributes()]  # type: ignore[attr-defined]
+        return kind.from_args_and_dict(arguments, described)
+
+
+def without_videos(kind: type) -> type:
+    """Return a class of processors that takes pictures and words, and is made without what is for videos."""
+    attributes = [name for name in kind.get_attributes() if "video" not in name]  # type: ignore[attr-defined]
+    return type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda cls: list(attributes))})
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a JSON file; {} where it cannot be read."""
+    try:
+        settings = parse_json(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 # Weights ----------------------------------------------------------------------------------------------------------

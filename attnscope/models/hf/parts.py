@@ -254,27 +254,20 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
 
 
 @contextlib.contextmanager
-def as_failure(what: str, where: str = "") -> Iterator[None]:
-    """Within it, whatever a template or a processor raises becomes one line: that it fails."""
-    try:
-        yield
-    except AttnscopeError:
-        raise
-    except Exception as error:
-        raise AttnscopeError(f"{what} fails{where}: {first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def load_errors(what: str, folder: Path) -> Iterator[None]:
-    """Within it, whatever transformers raises on files that it does not understand becomes one line."""
+def as_failure(failure: str, hint: str = "") -> Iterator[None]:
+    """Within it, whatever a template, a processor or a loader raises becomes one line: the failure and the reason."""
     try:
         with catch_panics():
             yield
     except AttnscopeError:
         raise
     except Exception as error:
-        hint = "install what it needs" if isinstance(error, ImportError) else "get its files again"
-        raise AttnscopeError(f"cannot load the {what} in {folder}: {first_line(error)}", hint) from error
+        raise AttnscopeError(f"{failure}: {first_line(error)}", hint) from error
+
+
+def load_errors(what: str, folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Within it, whatever transformers raises on files that it does not understand becomes one line."""
+    return as_failure(f"cannot load the {what} in {folder}", "get its files again, or install what it needs")
 
 
 def _is_ours(error: BaseException) -> bool:

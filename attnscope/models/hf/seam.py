@@ -249,10 +249,10 @@ def attention_function(
         key=key.expand(batch, -1, -1, -1),
         value=value.expand(batch, -1, -1, -1),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        mask=mask if more_mask is None else more_mask if mask is None else mask & more_mask,
+        mask=_join(mask, more_mask, torch.logical_and),
         # A single query is a decoder that goes on from cached keys: it sees them all.
         is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
-        bias=bias if more_bias is None else more_bias if bias is None else bias + more_bias,
+        bias=_join(bias, more_bias, torch.add),
         softcap=softcap or None,
         sinks=None if s_aux is None else s_aux.reshape(-1),
         dropout_p=dropout if run is None else 0.0,
@@ -262,6 +262,13 @@ def attention_function(
     # (batch, head, query, d_value) -> (batch, query, head, d_value), as transformers expects it.
     output = attend(call) if run is None else run(module, call, others.get("sliding_window"))
     return output.transpose(1, 2).contiguous(), None
+
+
+def _join(one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+    """Return what two masks, or two biases, are together; None where there are none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return join(one, other)
 
 
 def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

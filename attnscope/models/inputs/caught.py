@@ -137,8 +137,8 @@ class _Catch(TorchFunctionMode):
         # Run torch's own code, but without weights, so that it calls scaled_dot_product_attention.
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
-        asked = dict(bound.arguments)
-        if asked["need_weights"]:  # with weights torch reads the mask alone, without them the flag alone
+        wanted = dict(bound.arguments)
+        if wanted["need_weights"]:  # with weights torch reads the mask alone, without them the flag alone
             bound.arguments.update(need_weights=False, is_causal=False)
         calls: list[AttentionCall] = []
 
@@ -155,12 +155,12 @@ class _Catch(TorchFunctionMode):
             output, _ = forward(*bound.args, **bound.kwargs)
         finally:
             self._do = do
-        if not asked["need_weights"]:
+        if not wanted["need_weights"]:
             return output, None
         # (batch, head, query, key) -> (batch, query, key), as torch averages by default.
         weights = attention_weights(calls[0])
-        weights = weights.mean(1) if asked["average_attn_weights"] else weights
-        return output, weights if asked["query"].ndim == 3 else weights[0]
+        weights = weights.mean(1) if wanted["average_attn_weights"] else weights
+        return output, weights if wanted["query"].ndim == 3 else weights[0]
 
 
 _MULTI_HEAD: Any = F.multi_head_attention_forward

@@ -89,7 +89,7 @@ class HuggingFaceEars:
 
     def _extract(self, samples: NDArray[np.float32], shape: tuple[int, ...] | None = None) -> Tensor:
         """Return the extractor's features of samples; refuse another shape than the model takes."""
-        with as_failure(f"the feature extractor of {self._name}"):
+        with as_failure(f"the feature extractor of {self._name} fails"):
             features = self._extractor(samples, sampling_rate=int(self._extractor.sampling_rate), return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
         if shape is not None and tuple(values.shape) != shape:

@@ -43,7 +43,7 @@ class HuggingFaceEyes:
             )
         # The processor's picture, (1, 3, y, x)
         sizes = self._resize(photo.size)
-        with as_failure(f"the image processor of {self._name}", f" on {photo.source}"):
+        with as_failure(f"the image processor of {self._name} fails on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt", **sizes)
         high, wide = patch_size(self._base, self._name)
         inputs, whole = self._take_pixels(features)

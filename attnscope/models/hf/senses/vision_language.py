@@ -124,12 +124,12 @@ class VisionLanguageReader:
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
         messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
-        with as_failure(f"the chat template of {self._name}"):
+        with as_failure(f"the chat template of {self._name} fails"):
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt), []
 
     def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
-        with as_failure(f"the processor of {self._name}"), silence():
+        with as_failure(f"the processor of {self._name} fails"), silence():
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
 
