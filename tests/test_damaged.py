@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import zipfile
 from collections.abc import Callable, Iterator
@@ -224,6 +225,88 @@ def test_numbers_that_are_none_are_refused_without_a_warning(name, member, value
     assert (status, out) == (1, "")
     assert told in err
     require_one_line(status, err)
+
+
+class Trap:
+    """An object that makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def cut_off(path: Path, lot: random.Random) -> bytes:
+    content = path.read_bytes()
+    return content[: lot.randrange(len(content))]
+
+
+def with_flipped_bits(path: Path, lot: random.Random) -> bytes:
+    content = bytearray(path.read_bytes())
+    for _ in range(lot.randint(1, 20)):
+        content[lot.randrange(len(content))] ^= 1 << lot.randrange(8)
+    return bytes(content)
+
+
+def without_a_member(path: Path, lot: random.Random) -> bytes:
+    held = members(path)
+    del held[lot.choice([*held])]
+    return saved(held)
+
+
+def with_a_wrong_array(path: Path, lot: random.Random) -> bytes:
+    held: dict[str, Any] = members(path)
+    change_array(held, lot)
+    return saved(held)
+
+
+def with_a_wrong_description(path: Path, lot: random.Random) -> bytes:
+    return with_record(path, lambda document: change_one(document, lot))
+
+
+def with_an_object(path: Path, lot: random.Random) -> bytes:
+    held: dict[str, Any] = members(path)
+    held[lot.choice([*held])] = np.array([Trap(Path("sprung").absolute())], object)
+    return saved(held)
+
+
+def with_a_bomb(path: Path, lot: random.Random) -> bytes:
+    held: dict[str, Any] = members(path)
+    held[lot.choice([*held])] = np.zeros(10**7, np.uint8)
+    out = io.BytesIO()
+    np.savez_compressed(out, **held)
+    return out.getvalue()
+
+
+REFUSED = (cut_off, with_an_object, with_a_bomb)
+DAMAGES = (*REFUSED, without_a_member, with_flipped_bits, with_a_wrong_array, with_a_wrong_description)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_six_hundred_damaged_files(part: int, made: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 in all: each is shown or refused in one line, and none runs what it holds."""
+    monkeypatch.setattr(reading, "MOST_BYTES", 10**6)
+    copies = sorted(made.glob("*.out/*.json"))
+    for number in range(part * 150, part * 150 + 150):
+        lot = random.Random(number)
+        damage = DAMAGES[number % len(DAMAGES)]
+        path = made / EVERY[number % len(EVERY)]
+        # Every tenth is a copy in JSON, which has no members.
+        if number % 10 == 0:
+            path = lot.choice(copies)
+            damage = lot.choice((cut_off, with_flipped_bits, with_a_wrong_description))
+        broken = Path(f"x{path.suffix}")
+        broken.write_bytes(damage(path, lot))
+        status, out, err = run("show", broken)
+        case = f"{number}, {damage.__name__} of {path.name}: {status} {err}"
+        try:
+            require_one_line(status, err)
+        except AssertionError:
+            pytest.fail(case)
+        if damage in REFUSED or path.suffix == ".json":
+            assert (status, out) == (1, ""), case
+        assert not Path("sprung").exists(), case
 
 
 PLANTED: list[tuple[str, tuple[Any, ...], Any, str]] = [

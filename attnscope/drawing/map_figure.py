@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from attnscope.drawing.canvas import INK, Box
 
@@ -36,13 +39,35 @@ class Axis:
         """Return the colour of a label."""
         return self.colors[place] if self.colors else INK
 
-    def labelled(self, step: int) -> list[int]:
-        """Return the cells that get a label, at least `step` apart: marked ones first, then every `step`-th."""
-        chosen: list[int] = []
-        for cell in (*self.marked, *range(0, len(self.labels), step)):
-            if all(abs(cell - other) >= step for other in chosen):
-                chosen.append(cell)
-        return sorted(chosen)
+    def labelled(self, step: int, apart: float) -> dict[int, float]:
+        """Return the cells that get a label, and where along the side its middle is, both in cells.
+
+        Marked cells have theirs, moved aside where they would stand less than `apart` from each other. Of the others
+        every `step`-th has one, unless a marked one is in its way.
+        """
+        middles = _spread(sorted({*self.marked}), apart)
+        for cell in range(0, len(self.labels), step):
+            if all(abs(cell - middle) >= apart for middle in middles.values()):
+                middles[cell] = cell
+        return middles
+
+
+def _spread(cells: Sequence[int], apart: float) -> dict[int, float]:
+    """Return a place for each cell, in their order: at least `apart` from each other, and as near as that allows."""
+    # Cells that are too close form groups, which stand around their common middle: the place of the first, the size.
+    groups: list[tuple[float, int]] = []
+    for number, cell in enumerate(cells):
+        first = cell - number * apart
+        size = 1
+        while groups and groups[-1][0] > first:
+            before, n_before = groups.pop()
+            first = (before * n_before + first * size) / (n_before + size)
+            size += n_before
+        groups.append((first, size))
+    # Within a group the next one stands `apart` further.
+    firsts = np.repeat([first for first, _ in groups], [size for _, size in groups])
+    places = firsts + apart * np.arange(len(cells))
+    return dict(zip(cells, places.tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

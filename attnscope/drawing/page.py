@@ -15,7 +15,7 @@ from attnscope.drawing.canvas import FAINT, INK, Box, Canvas, colormap, wrap_lin
 from attnscope.drawing.inks import hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.vectors import vertices_of
-from attnscope.report.numbers import digits
+from attnscope.report.numbers import tick_texts
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
@@ -175,7 +175,8 @@ class Page(Canvas):
         if cmap is not None:
             self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
         # Its numbers.
-        ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)} if ticks is None else ticks
+        if ticks is None:
+            ticks = tick_texts(layout.ticks_between(low, high))
         sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
         for tick, text in ticks.items():
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))

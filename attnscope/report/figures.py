@@ -17,7 +17,6 @@ from attnscope.drawing.page import Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
-from attnscope.report.choices import every_nth
 from attnscope.report.graphs import draw_graph
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
 from attnscope.report.numbers import small_number
@@ -26,6 +25,9 @@ from attnscope.report.wording import printable
 
 _MOST_ROWS = 20
 """Rows of a grid that are drawn."""
+
+_LABEL_PITCH_PX = 15
+"""From one name of a row or column of a grid to the next, at least."""
 
 _MOST_CELLS = 10_000
 """Cells of a grid that are drawn one by one; more of them have no numbers."""
@@ -115,7 +117,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     row_px = cell if block.drawn_whole else _ROW_PX
     left = layout.MARGIN_PX + names_px
     # The names of columns, as many as there is room for.
-    shown = every_nth(n_columns, max(1, int(n_columns * cell / 15)))
+    shown = range(0, n_columns, math.ceil(_LABEL_PITCH_PX / cell))
     labels = {column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown}
     longest = max(lettering.width_px(label, paper.letters(12.5)) for label in labels.values())
     top = layout.MARGIN_PX + 76 + math.ceil(longest)
@@ -123,7 +125,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    for row in every_nth(n_rows, max(1, int(n_rows * row_px / 15))):
+    for row in range(0, n_rows, math.ceil(_LABEL_PITCH_PX / row_px)):
         page.write(left - 8, top + (row + 0.5) * row_px, names[row], 12.5, ha="right", color=INK)
     for column, label in labels.items():
         x = left + (column + 0.5) * cell

@@ -18,7 +18,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
-from attnscope.report.numbers import UNDEFINED, digits, short_interval, writer_for
+from attnscope.report.numbers import UNDEFINED, short_interval, tick_texts, writer_for
 from attnscope.report.wording import printable
 from attnscope.results.table import Column, Table
 
@@ -386,7 +386,7 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
     limits = scale.low, scale.high
     size_px = page.paper.letters(size_px)
-    texts = {tick: digits(tick) for tick in ticks}
+    texts = tick_texts(ticks)
     inside = page.paper.fixed and most <= 3  # the ends of a short bar have no room beyond it
     page.draw_scale(bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside)
     if not scale.has_baseline:

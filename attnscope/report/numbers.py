@@ -1,14 +1,14 @@
-"""Write numbers for every view: tables, figures and sentences."""
+"""Write numbers for every view: tables, figures and sentences; and choose those that are shown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.results.table import Table
+from attnscope.results.table import Floats, Table
 
 UNDEFINED = "–"
 _MOST_DECIMALS = 4
@@ -59,6 +59,16 @@ def fixed(value: float, decimals: int) -> str:
 def digits(value: float, most: int = 3) -> str:
     """Return a number with a limited number of significant digits, such as a tick of an axis."""
     return f"{value:.{most}g}".replace("-", "−")
+
+
+def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
+    """Return the numbers below a colour bar: three significant digits, and more where these would move a tick."""
+    ordered = sorted(ticks)
+    gap = min(np.diff(ordered), default=math.inf)
+    most = 3
+    while most < 12 and any(abs(float(f"{tick:.{most}g}") - tick) > 0.05 * gap for tick in ordered):
+        most += 1
+    return {tick: digits(tick, most) for tick in ticks}
 
 
 def weight(value: float) -> str:
@@ -157,3 +167,27 @@ def _scale(value: float, base: int, names: tuple[str, ...], digits: int = 3) -> 
         return f"{value:,.0f} {names[0]}".strip()
     decimals = max(0, digits - len(str(int(value))))
     return f"{value:,.{decimals}f} {names[step]}"
+
+
+# What is shown where there is little room
+
+
+def spread_evenly(n: int, room: int) -> list[int]:
+    """Return at most `room` of n places, spread evenly, the first and the last among them."""
+    return sorted({*np.linspace(0, n - 1, min(n, max(2, room))).round().astype(int).tolist()})
+
+
+def find_moving(values: Floats, most: int) -> list[int]:
+    """Return the columns, (step, column), that change most between any two steps, in their order.
+
+    Of a single step they are those with the largest values.
+    """
+    is_known: NDArray[np.bool_] = np.isfinite(values)
+    highest = np.where(is_known, values, -np.inf).max(0)
+    lowest = np.where(is_known, values, np.inf).min(0)
+    # Columns without any number come last, (column,).
+    spread = np.full(values.shape[1], -np.inf)
+    some: NDArray[np.bool_] = np.any(is_known, 0)
+    spread[some] = highest[some] - (lowest[some] if len(values) > 1 else 0)
+    ranked = np.argsort(-spread, kind="stable")[:most]
+    return sorted(column for column in ranked.tolist() if some[column])

@@ -16,7 +16,7 @@ from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.maps import MapsPage
 from attnscope.report.blocks import Report
 from attnscope.report.head_maps import ONE_WAY, TWO_WAYS
-from attnscope.report.numbers import digits
+from attnscope.report.numbers import tick_texts
 
 AXES = "rows: queries (attend) · columns: keys (are attended to)"
 
@@ -76,7 +76,7 @@ class Panels:
         # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
         page = MapsPage(figure, lettering.paper)
         values = [_pool_signed(panel.values.astype(np.float32), page.pool) for panel in self.panels]
-        ticks = {tick: digits(tick) for tick in layout.ticks_between(low, high)}
+        ticks = tick_texts(layout.ticks_between(low, high))
         page.show(f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks)
         return page
 

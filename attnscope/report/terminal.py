@@ -26,9 +26,16 @@ from attnscope.report.blocks import (
     Trends,
     Words,
 )
-from attnscope.report.choices import find_moving, spread_evenly
 from attnscope.report.matrix import head_grid, matrix, room_for
-from attnscope.report.numbers import interval, number, small_number, step_text, writer_for
+from attnscope.report.numbers import (
+    find_moving,
+    interval,
+    number,
+    small_number,
+    spread_evenly,
+    step_text,
+    writer_for,
+)
 from attnscope.report.plain_text import dim_lines, shade
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable

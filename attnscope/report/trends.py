@@ -1,69 +1,155 @@
-"""Draw how many lines change over the steps of a training."""
+"""Draw how many lines change over the steps of a training: plots with axes, on a sheet measured in inches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from attnscope.drawing.canvas import FAINT, INK, Drawing, matplotlib_defaults
+import numpy as np
+
+from attnscope.drawing.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.plots import COLORS, OTHER, Sheet, draw_line, finish_axes, letter_axes, write_foot
 from attnscope.report.blocks import Report, Trends
-from attnscope.report.choices import find_moving
-from attnscope.report.numbers import step_text
+from attnscope.report.numbers import find_moving, step_text
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_OTHER = "#b8b8b8"
+_WIDTH = 12.0
+"""Inches of a figure on a screen."""
+
+_LEAST_PT = 9.0
+"""Size of its smallest letters there."""
 
 _EVENLY = 5.0
 """Where the last step is more than so many times the middle one, the axis of steps is logarithmic."""
 
 
+@dataclass(frozen=True)
+class _Sheet:
+    """The figure, and what it is drawn with.
+
+    Attributes:
+        figure: The figure of matplotlib.
+        lettering: Its fonts and its paper.
+        size: How large letters and lines are, relative to a screen's.
+    """
+
+    figure: Any
+    lettering: Lettering
+    size: float
+
+    def write(self, x: float, down: float, text: str, points: float, color: str = FAINT, **look: Any) -> None:
+        """Write a text: x as a share of the figure's width, down in inches from its upper edge."""
+        self.figure.text(
+            x,
+            1 - down / self.figure.get_figheight(),
+            text,
+            fontsize=points * self.size,
+            va="center",
+            parse_math=False,
+            family=list(self.lettering.families),
+            color=color,
+            **look,
+        )
+
+
 @matplotlib_defaults()
 def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) -> Drawing:
     """Draw what is followed, a plot each: the lines that change most in colours, all others in grey."""
-    sheet = Sheet.on(lettering.paper, lettering)
-    notes = [note for block in blocks for note in block.notes]
-    if any(block.level is not None for block in blocks):
-        notes.append("dotted: by chance, that is uniform attention, or of composition random directions")
-    foot = write_foot([*([report.source] if report.source else []), *report.footer, *notes], sheet)
+    from matplotlib.figure import Figure
 
-    # Two plots side by side; on narrow paper one. Sizes in inches.
-    n_across = 1 if sheet.stacked else 2
-    n_down = -(-len(blocks) // n_across)
-    pitch = sheet.plot + 0.95 * sheet.size
-    height = sheet.above + n_down * pitch + foot.height
-    figure = sheet.open_figure(height, report.model, report.subtitle)
-    left, width = (0.16, 0.55) if sheet.stacked else (0.06, 0.31)
+    # Sizes in inches: two plots side by side; on narrow paper one.
+    paper = lettering.paper
+    size = paper.least_px * 72 / paper.inch_px / _LEAST_PT if paper.least_px else 1.0
+    full_width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else _WIDTH
+    n_across = 1 if paper.is_narrow else 2
+    plot_height = (0.5 if paper.is_narrow else 0.2) * full_width
+    head_height = (0.85 if paper.caption else 0.1) * size
+    pitch = plot_height + 0.95 * size
+
+    # Notes at the foot, those on parts of the study that failed last.
+    notes = []
+    if paper.caption:
+        notes = [report.source] if report.source else []
+        notes += [*report.footer, *(note for block in blocks for note in block.notes)]
+        if any(block.level is not None for block in blocks):
+            notes.append("dotted: by chance, that is uniform attention, or of composition random directions")
+    lines = wrap_lines(" · ".join([*notes, *paper.failed]), full_width * 96 / size * 0.92, lettering)
+    foot_height = (0.35 + 0.2 * len(lines)) * size
+
+    # The figure with its title.
+    height = head_height + -(-len(blocks) // n_across) * pitch + foot_height
+    figure = Figure(figsize=(full_width, height), dpi=paper.dpi, facecolor="white")
+    sheet = _Sheet(figure, lettering, size)
+    if paper.caption:
+        bold = "bold" if lettering.has_bold else "normal"
+        title = lettering.fit(report.model, 20, 400 if paper.is_narrow else 900)
+        sheet.write(0.02, 0.28 * size, title, 15, INK, fontweight=bold)
+        sheet.write(0.02, 0.58 * size, report.subtitle, 11)
+
+    # The plots, and the notes below them.
+    left, width = (0.16, 0.55) if paper.is_narrow else (0.06, 0.31)
     for number, block in enumerate(blocks):
         row, column = divmod(number, n_across)
-        top = sheet.above + row * pitch + 0.35 * sheet.size
-        axes = figure.add_axes((left + 0.5 * column, 1 - (top + sheet.plot) / height, width, sheet.plot / height))
-        _draw_trends(axes, block, sheet)
-    foot.write(figure)
+        top = head_height + row * pitch + 0.35 * size
+        box = (left + 0.5 * column, 1 - (top + plot_height) / height, width, plot_height / height)
+        _draw_plot(figure.add_axes(box), block, sheet)
+    for number, line in enumerate(lines):
+        sheet.write(0.02, height - foot_height + (0.3 + 0.2 * number) * size, line, 9)
     return Drawing(figure, lettering.families)
 
 
-def _draw_trends(axes: Any, block: Trends, sheet: Sheet) -> None:
+def _draw_plot(axes: Any, block: Trends, sheet: _Sheet) -> None:
     """Draw the lines of one plot: grey ones below, coloured ones with their intervals above them."""
-    chosen = find_moving(block.points[..., 0], len(COLORS))
+    size = sheet.size
+    chosen = find_moving(block.points[..., 0], len(_COLORS))
     for line in range(len(block.names)):
         if line not in chosen:
-            look = {"color": OTHER, "linewidth": 0.7 * sheet.size, "alpha": 0.7, "zorder": 1}
-            axes.plot(block.steps, block.points[:, line, 0], **look)
+            axes.plot(block.steps, block.points[:, line, 0], color=_OTHER, linewidth=0.7 * size, alpha=0.7, zorder=1)
     # The level to compare with.
     if block.level is not None:
-        axes.axhline(block.level, color=FAINT, linewidth=sheet.size, linestyle=(0, (2, 2)), zorder=1)
-    # A single line needs no colour to tell it apart.
-    colors = COLORS if len(block.names) > 1 else (INK,)
-    for color, line in zip(colors, chosen, strict=False):
-        draw_line(axes, block.steps, block.points[:, line], color, sheet, block.names[line])
+        axes.axhline(block.level, color=FAINT, linewidth=size, linestyle=(0, (2, 2)), zorder=1)
+    # A single line needs no colour to tell it apart; of a single step there is a dot.
+    is_single = len(block.names) == 1
+    marker = "o" if len(block.steps) < 2 else None
+    for color, line in zip((INK,) if is_single else _COLORS, chosen, strict=False):
+        values, low, high = block.points[:, line].T
+        name = block.names[line]
+        axes.plot(block.steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker)
+        if np.isfinite(low + high).any():
+            axes.fill_between(block.steps, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
+    # Axes: a faint grid, and no frame above and at the right.
     _scale_steps(axes, block.steps)
     axes.locator_params(axis="y", nbins=5)
-    finish_axes(axes, sheet)
-    letter_axes(axes, block.y, sheet)
+    axes.grid(color=LINE, linewidth=0.5 * size, alpha=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    # Letters.
+    families = list(sheet.lettering.families)
+    axes.set_title(block.y, fontsize=11 * size, loc="left", color=INK)
+    axes.set_xlabel("step", fontsize=9.5 * size, color=FAINT)
+    ticks = (*axes.get_xticklabels(), *axes.get_yticklabels())
+    for text in ticks:
+        text.set_fontsize(9 * size)
+    for text in (axes.title, axes.xaxis.label, *ticks):
+        text.set_family(families)
     if block.limits is not None:
         low, high = block.limits
         axes.set_ylim(low - 0.02 * high, high * 1.02)
-    if chosen and len(block.names) > 1:
-        sheet.add_legend(axes)
+    # A legend of the lines, at the right of the plot.
+    if chosen and not is_single:
+        legend = axes.legend(
+            fontsize=9 * size,
+            frameon=False,
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.04),
+            handlelength=1.2,
+            borderaxespad=0.3,
+        )
+        for text in legend.texts:
+            text.set_family(families)
 
 
 def _scale_steps(axes: Any, steps: Sequence[int]) -> None:

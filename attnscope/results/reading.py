@@ -98,21 +98,16 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
     return arrays
 
 
-def read_description(path: Path) -> dict[str, Any]:
-    """Return what a record says of itself, without its arrays; empty for what is no record."""
+def schema_of(path: Path) -> str:
+    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record."""
     try:
         refuse_pipe(path, "a record")
         with reading(path, "record", ""), path.open("rb") as file:
             _require_room(file, path)
             with np.load(file, allow_pickle=False) as archive:
-                return _description(archive["record"])
+                return str(_description(archive["record"])["schema"])
     except AttnscopeError:
-        return {}
-
-
-def schema_of(path: Path) -> str:
-    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record."""
-    return str(read_description(path).get("schema", ""))
+        return ""
 
 
 def _description(written: NDArray[Any]) -> dict[str, Any]:
