@@ -58,9 +58,9 @@ class Option:
 
     def require(self, option: str, value: Any) -> None:
         """Refuse a value outside its range or choices; `option` is what a message calls the option."""
-        given = value if isinstance(value, tuple) else () if value is None else (value,)
-        for each in given:
-            if self.choices and each not in self.choices:
+        members = value if isinstance(value, tuple) else (value,)
+        for each in members:
+            if self.choices and each is not None and each not in self.choices:
                 raise UsageError(f"{option} has no {each!r}", suggest(str(each), self.choices))
         if isinstance(value, int | float):
             is_low = self.least is not None and value < self.least
@@ -114,15 +114,15 @@ def options(cls: C) -> C:
 
     # `check` runs when an object is made.
     cls.__post_init__ = check  # type: ignore[attr-defined]  # what dataclasses call
-    made: Any = dataclass(frozen=True)(cls)
+    new_class: Any = dataclass(frozen=True)(cls)
     # The docstring lists the help of each option.
     listed = [
         textwrap.fill(f"{field.name}: {known.help}", 112, initial_indent=" " * 8, subsequent_indent=" " * 12)
-        for field in dataclasses.fields(made)
+        for field in dataclasses.fields(new_class)
         if (known := field.metadata.get("option")) is not None
     ]
-    made.__doc__ = "\n".join([textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed])
-    return made  # type: ignore[no-any-return]  # the class, as a dataclass
+    new_class.__doc__ = "\n".join([textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed])
+    return new_class  # type: ignore[no-any-return]  # the class, as a dataclass
 
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:

@@ -39,7 +39,7 @@ _USUAL = {"help_option_names": ["-h", "--help"]}
 
 def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
     """Return the command line with some of its commands: building the options of one takes its time."""
-    made = typer.Typer(
+    app = typer.Typer(
         name="attnscope",
         cls=Group,
         help="What each attention head of a transformer does on your text: exact heatmaps as files.",
@@ -48,7 +48,7 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings=_USUAL,
     )
-    made.callback()(attnscope)
+    app.callback()(attnscope)
     # Commands by panel; modules of commands that are not asked for stay unread.
     for panel, members in PANELS.items():
         for name in members:
@@ -59,19 +59,19 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
                 learn = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode="markdown", help=_LEARN)
                 for inner in LEARN:
                     _add(learn, getattr(module, inner))
-                made.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
+                app.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
             else:
-                _add(made, getattr(module, name), panel)
+                _add(app, getattr(module, name), panel)
     # Commands of installed plugins.
     for name, function in plugins.commands().items():
         if name in names or names == NAMES:
-            _add(made, function, "Added by other packages")
-    return made
+            _add(app, function, "Added by other packages")
+    return app
 
 
-def _add(made: typer.Typer, function: Callable[..., None], panel: str | None = None) -> None:
+def _add(app: typer.Typer, function: Callable[..., None], panel: str | None = None) -> None:
     """Add a command."""
-    made.command(cls=Command, rich_help_panel=panel, context_settings=_USUAL)(command(function))
+    app.command(cls=Command, rich_help_panel=panel, context_settings=_USUAL)(command(function))
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -207,15 +207,15 @@ def _fail_usage(error: Any) -> NoReturn:
 
 def commands() -> dict[str, Any]:
     """Return every command as click has it, by its name: also "learn trace"."""
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     waiting = [("", typer.main.get_command(build_app()))]
     while waiting:
         path, one = waiting.pop()
         inner: dict[str, Any] = getattr(one, "commands", {})
         waiting += [(f"{path} {name}".strip(), each) for name, each in inner.items()]
         if not inner:
-            found[path] = one
-    return dict(reversed(found.items()))
+            by_path[path] = one
+    return dict(reversed(by_path.items()))
 
 
 def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:

@@ -234,17 +234,6 @@ class MapsPage(Page):
         return self._label_font(self.places.cell[1], self.paper)[0] * self.pool
 
     @property
-    def _tokens_apart(self) -> float:
-        """Return how many tokens two labels are apart at least: `tokens_per_label` or somewhat less."""
-        _, font = self._label_font(self.places.cell[1], self.paper)
-        apart = font / layout.LABEL_SHARE / self.places.cell[1]
-        return max(1.0, apart) * self.pool
-
-    def _cell_of(self, token: float) -> float:
-        """Return the cell of a token; a label that was moved aside stands between cells."""
-        return token // self.pool if token == int(token) else token / self.pool
-
-    @property
     def number_px(self) -> float:
         """Return the font size of the values in cells; 0 = they have no room, or are not wanted."""
         cell_px = self.places.cell[0]
@@ -337,17 +326,18 @@ class MapsPage(Page):
             room = x - layout.MARGIN_PX - 5
             rows = rows if number % self.places.columns == 0 else Axis()
             columns = columns if number + self.places.columns >= self.content.n else Axis()
-        # Labels of rows at the left, labels of columns below.
+        # Labels of rows at the left, labels of columns below; `apart` is in tokens.
+        apart = max(1.0, font / layout.LABEL_SHARE / cell_height) * self.pool
         texts = []
-        for token, place in rows.labelled(self.tokens_per_label, self._tokens_apart).items():
+        for token, place in rows.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
-            middle = y + (self._cell_of(place) + 0.5) * cell_height
+            middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
             texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
         below = y + height + 5
-        for token, place in columns.labelled(self.tokens_per_label, self._tokens_apart).items():
+        for token, place in columns.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
-            middle = x + (self._cell_of(place) + 0.5) * cell_width
+            middle = x + (place / self.pool + 0.5) * cell_width
             color = columns.color(token)
             texts.append(self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color))
         # Numbers along sides without labels, each with a short line.

@@ -177,10 +177,10 @@ class Table:
         """Make a table of whole columns, and of what stands beside them, by name."""
         known = {column.name: column for column in columns}
         arrays = {}
-        for name, given in values.items():
+        for name, cells in values.items():
             column = known.get(name)
             dtype = np.float64 if column is None else DTYPES[column.kind]
-            arrays[name] = np.asarray(given, dtype)
+            arrays[name] = np.asarray(cells, dtype)
         return cls(known, arrays)
 
     def __len__(self) -> int:
