@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -141,19 +142,19 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
 def _offsets() -> list[Feature]:
     """Return the features of distances."""
     # Single offsets, up to the farthest with a feature of its own.
-    features = [Feature("self", "the token itself", "offset", 0, _of_offset(lambda d: d == 0))]
+    features = [Feature("self", "the token itself", "offset", 0, _of_offset(partial(np.equal, 0)))]
     for n in range(1, FARTHEST_OFFSET + 1):
         for offset, side, nearest in ((-n, "before", "previous"), (n, "after", "next")):
             words = f"the token {n} {side}" if n > 1 else f"the {nearest} token"
-            features.append(Feature(f"offset{offset:+d}", words, "offset", n - 1, _at(offset)))
+            levels = _of_offset(partial(np.equal, offset))
+            features.append(Feature(f"offset{offset:+d}", words, "offset", n - 1, levels))
     # Sides, and distances as numbers on either side.
-    features.append(Feature("left", "to the left", "offset", 5, _of_offset(lambda d: d < 0)))
-    features.append(Feature("right", "to the right", "offset", 5, _of_offset(lambda d: d > 0)))
+    features.append(Feature("left", "to the left", "offset", 5, _of_offset(partial(np.greater, 0))))
+    features.append(Feature("right", "to the right", "offset", 5, _of_offset(partial(np.less, 0))))
     for name, words, is_log in (("near", "near tokens", True), ("window", "nearby tokens", False)):
         for side, (sign, where) in _SIDES.items():
-            levels = _near(sign, is_log=is_log)
-            graded = Feature(f"{name}{side}", words + where, "graded", 5, levels, FARTHEST, f"within{side}")
-            features.append(graded)
+            near = _near(sign, is_log=is_log)
+            features.append(Feature(f"{name}{side}", words + where, "graded", 5, near, FARTHEST, f"within{side}"))
     for side, (sign, where) in _SIDES.items():
         words = f"tokens at most {WITHIN} away{where}"
         features.append(Feature(f"within{side}", words, "offset", 4, _within(sign)))
@@ -163,10 +164,6 @@ def _offsets() -> list[Feature]:
 def _of_offset(levels: Callable[[Numbers], NDArray[np.generic]]) -> Of:
     """Return levels that depend on the distance alone, key minus query, in tokens."""
     return lambda facts, queries: levels(np.arange(facts.n) - queries[:, None])
-
-
-def _at(offset: int) -> Of:
-    return _of_offset(lambda d: d == offset)
 
 
 def _within(side: int) -> Of:
@@ -212,37 +209,31 @@ def _rarity(facts: TextFacts) -> Numbers:
 
 def _same(numbers: Callable[[TextFacts], Numbers]) -> Of:
     """Find keys that have the query's number."""
-
-    def of(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-        return np.equal(numbers(facts)[queries][:, None], numbers(facts))
-
-    return of
+    return lambda facts, queries: np.equal.outer(numbers(facts)[queries], numbers(facts))
 
 
 def _same_elsewhere(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     ids = facts.tokens.ids
-    is_same: NDArray[np.bool_] = np.equal(ids[queries][:, None], ids)
-    is_elsewhere: NDArray[np.bool_] = np.not_equal(np.arange(facts.n), queries[:, None])
-    return is_same & is_elsewhere
+    elsewhere: NDArray[np.bool_] = np.not_equal.outer(queries, np.arange(facts.n))
+    return elsewhere & np.equal.outer(ids[queries], ids)
 
 
 def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
     """Find the first token of the query's own group."""
 
-    def of(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
+    def start(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
         groups = numbers(facts)
-        is_in_group: NDArray[np.bool_] = np.equal(groups[queries][:, None], groups)
         is_first: NDArray[np.bool_] = np.append(True, groups[1:] != groups[:-1])
-        return is_in_group & is_first
+        return is_first & np.equal.outer(groups[queries], groups)
 
-    return of
+    return start
 
 
 def _last_mark(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     # The place of the last mark before each query; -1 = there is none.
     marks = np.append(-1, np.flatnonzero(facts.classes["punctuation"]))
     last = marks[np.searchsorted(marks, queries) - 1]
-    is_last: NDArray[np.bool_] = np.equal(last[:, None], np.arange(facts.n))
+    is_last: NDArray[np.bool_] = np.equal.outer(last, np.arange(facts.n))
     return is_last
 
 
@@ -250,14 +241,15 @@ def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     """Find keys up to the query that follow its token, elsewhere."""
     ids = facts.tokens.ids
     before = np.append(-1, ids[:-1])
-    keys = np.arange(facts.n)
-    follows: NDArray[np.bool_] = np.equal(before, ids[queries][:, None])
-    return follows & (keys < queries[:, None])
+    is_earlier: NDArray[np.bool_] = np.greater.outer(queries, np.arange(facts.n))
+    follows: NDArray[np.bool_] = np.equal.outer(ids[queries], before)
+    return is_earlier & follows
 
 
 def _opener(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
     """Find the innermost bracket that is open at the query."""
-    return np.equal(facts.opener[queries][:, None], np.arange(facts.n))
+    is_opener: NDArray[np.bool_] = np.equal.outer(facts.opener[queries], np.arange(facts.n))
+    return is_opener
 
 
 def _likeness(facts: TextFacts, queries: Numbers) -> Numbers:

@@ -308,7 +308,8 @@ def summarise(names: Names, head: int, description: Description, terms: Sequence
         elif group == "distance":
             phrase = by_distance(names, head, others)
         elif group == "pair":
-            phrase = next(filter(None, (_pair(names, head, description, place) for place in groups[group])), "")
+            pairs = [_pair(names, head, description, place) for place in groups[group]]
+            phrase = next(filter(None, pairs), "")
         else:
             relations = [_relation(terms[place]) for place in groups[group]]
             phrase = ", ".join(list(filter(None, relations))[:MOST_PHRASES])
@@ -388,14 +389,14 @@ def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = No
     named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_PHRASES]
     phrases: dict[str, float] = {}
     for words, members in named:
-        times = _lift(shares[members].sum(), expected[members].sum())
+        times = float(_lift(shares[members].sum(), expected[members].sum()))
         is_inside = np.isin(kinds.of_entry, members)
         of_types = np.bincount(names.rows.key_types[is_inside], (got - even)[is_inside], len(names.group.types.ids))
         examples = ""
         if words not in kinds.signs:
             examples = f" ({', '.join(names.labels(of_types, 3 if len(named) == 1 else 2))})"
-        phrases[f"{words} {times:.1f}×{examples}"] = float(times)
-    parts = sorted(phrases, key=lambda phrase: -phrases[phrase])
+        phrases[f"{words} {times:.1f}×{examples}"] = times
+    parts = sorted(phrases, key=phrases.__getitem__, reverse=True)
     # The kinds that get least come last.
     avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_PHRASES]
     if avoided:
@@ -451,8 +452,8 @@ def by_distance(names: Names, head: int, others: Floats) -> str:
     elif first < last:
         is_nearer = away <= (first + last) / 2
         more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
-        slopes = {"nearest first": more >= NEAR, "farthest first": more <= 1 / NEAR, "evenly": True}
-        parts.append(next(words for words, holds in slopes.items() if holds))
+        order = "nearest first" if more >= NEAR else "evenly"
+        parts.append("farthest first" if more <= 1 / NEAR else order)
     if lifts.get(0, 0.0) >= MOSTLY:
         parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
     if got[chosen].sum() < CLEAR:
