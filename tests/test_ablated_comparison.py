@@ -33,8 +33,8 @@ def test_which_later_maps_change_when_a_head_is_taken_out_is_what_eager_attentio
     first = np.concatenate([w.detach().double().numpy() for w in whole])
     second = np.concatenate([w.detach().double().numpy() for w in rest])
     expected = np.sqrt((1 - np.sqrt(first * second).sum(-1)).mean(-1).clip(0)).ravel()
-    np.testing.assert_allclose(np.diag(record.distance("hellinger")), expected, atol=1e-3)
-    np.testing.assert_allclose(np.diag(record.distance("hellinger"))[3:], expected[3:], atol=1e-5)
+    np.testing.assert_allclose(np.diag(record.distance()), expected, atol=1e-3)
+    np.testing.assert_allclose(np.diag(record.distance())[3:], expected[3:], atol=1e-5)
     assert expected[3:].min() > 1e-3
     assert record.options["other_run"]["model"].endswith(" without L0H2, L1H0")
 

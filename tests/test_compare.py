@@ -46,9 +46,9 @@ def other(tmp_path_factory):
     )
 
 
-def means(found: Comparison, name: str = "") -> Floats:
+def means(found: Comparison) -> Floats:
     """The mean divergences of all pairs of heads: squared distances."""
-    return found.distance(name) ** 2
+    return found.distance() ** 2
 
 
 def places(found: Comparison, table: str = "heads") -> list[tuple[int, int]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import amount
 from attnscope.questions import compare_texts
 from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL, distance_line, guide, texts_line, three_decimals
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
@@ -21,6 +20,9 @@ from attnscope.results.tokens import TOKENS
 
 _MOST_PAIRS = 100
 """Pairs of heads that --all prints."""
+
+_PARTS = ("", "_low", "_high", "_count")
+"""What there is of each distance."""
 
 
 class Comparison(Result):
@@ -73,32 +75,14 @@ class Comparison(Result):
         return str(self.options["compared"])
 
     @property
-    def distance_names(self) -> list[str]:
-        """Return the names of its distances, such as "hellinger_without_special", the main one first."""
-        return [str(name) for name in self.options["distances"]]
+    def distance_name(self) -> str:
+        """Return the name of its distance, such as "hellinger_without_special"."""
+        return str(self.options["distances"][0])
 
-    def distance(self, name: str = "") -> Floats:
-        """Return distances, (head, head), NaN where two heads were never compared.
-
-        Args:
-            name: One of `distance_names`; empty = the first.
-
-        Raises:
-            AttnscopeError: There are none of this name.
-        """
-        name = name or self.distance_names[0]
-        if name not in self.distance_names:
-            raise AttnscopeError(
-                f"there is no distance {name!r} in this record", f"it has {', '.join(self.distance_names)}"
-            )
-        distances: Floats = self.grids[f"distance:{name}"]
+    def distance(self) -> Floats:
+        """Return the distances, (head, head), NaN where two heads were never compared."""
+        distances: Floats = self.grids[f"distance:{self.distance_name}"]
         return distances
-
-    def distance_interval(self, a: int, b: int) -> tuple[float, float, float]:
-        """Return the first distance of two heads, by their rows, with the ends of its 95% interval."""
-        name = self.distance_names[0]
-        value, low, high = (float(self.grids[f"distance{part}:{name}"][a, b]) for part in ("", "_low", "_high"))
-        return value, low, high
 
     @property
     def other_head_names(self) -> list[str]:
@@ -107,61 +91,51 @@ class Comparison(Result):
 
     def same_heads(self) -> NDArray[np.int64]:
         """Return the heads that two models have by number: rows of `heads` and of `other_heads`, (pair, 2)."""
-        others = {name: row for row, name in enumerate(self.other_head_names)}
-        pairs = [(row, others[name]) for row, name in enumerate(self.head_names) if name in others]
-        return np.array(pairs, np.int64).reshape(-1, 2)
+        _, ours, theirs = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
+        return np.stack([ours, theirs], 1)
 
     def moved(self) -> NDArray[np.bool_]:
-        """Return which heads are matched with a head of another number, by the first distance, (head,)."""
-        match = self.grids[f"match:{self.distance_names[0]}"]
-        others = [*self.other_head_names, ""]
-        moved = [row >= 0 and others[row] != name for row, name in zip(match.tolist(), self.head_names, strict=True)]
-        return np.array(moved, np.bool_)
+        """Return which heads are matched with a head of another number, (head,)."""
+        match = self.grids[f"match:{self.distance_name}"]
+        return (match >= 0) & (np.array(self.other_head_names)[match] != self.head_names)
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return the rows of a file: one per pair of heads, or of two texts one per head."""
-        # Texts: a row per head.
         if self.compared == "texts":
             yield from self.table("heads").rows()
             return
-        # A row per pair of heads; each distance with its interval and number of texts.
-        names = self.distance_names
-        parts = ["", "_low", "_high", "_count"]
-        matched = [f"{name}_matched" for name in names if self.compared == "models"]
-        yield ("a", "b", *(f"{name}{part}" for name in names for part in parts), *matched)
-        for a, b in self._pairs():
-            distances = [float(self.grids[f"distance{part}:{name}"][a, b]) for name in names for part in parts]
-            matches = [int(self.grids[f"match:{name}"][a]) == b for name in names if matched]
-            yield (self.head_names[a], self.other_head_names[b], *distances, *matches)
-
-    def _pairs(self) -> Iterator[tuple[int, int]]:
+        # Two models: every pair of heads; else each pair once. (pair,) each
+        names = np.array(self.head_names)
+        others = np.array(self.other_head_names)
+        first, second = np.triu_indices(len(names), 1)
         if self.compared == "models":
-            return itertools.product(range(len(self.head_names)), range(len(self.other_head_names)))
-        return itertools.combinations(range(len(self.head_names)), 2)
+            first, second = np.indices((len(names), len(others))).reshape(2, -1)
+        columns = {"a": names[first], "b": others[second]}
+        for part in _PARTS:
+            columns[f"{self.distance_name}{part}"] = self.grids[f"distance{part}:{self.distance_name}"][first, second]
+        if self.compared == "models":
+            columns[f"{self.distance_name}_matched"] = self.grids[f"match:{self.distance_name}"][first] == second
+        yield from Table({}, columns).rows()
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and parts that do not fit what was compared."""
-        # What was compared.
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
+        if self.distance_name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
+            raise ValueError(f"it has a distance {self.distance_name[:40]!r}")
         if self.compared in ("picked", "texts"):
             compare_texts.require_texts(self)
-        # Distances: (head, other head), from 0 on; NaN is allowed.
-        for name in self.distance_names:
-            if name.removesuffix(WITHOUT_SPECIAL) not in MEASURES:
-                raise ValueError(f"it has a distance {name[:40]!r}")
-            if self.compared == "texts":
-                continue
-            shape = len(self.head_names), len(self.other_head_names)
-            for part in ("", "_low", "_high", "_count"):
-                values = self.grids[f"distance{part}:{name}"]
-                if values.shape != shape:
-                    raise ValueError("its distances do not fit its heads")
-                if np.any(values < -1e-6) or np.any(np.isinf(values)):
-                    raise ValueError(f"a number of distance{part} is out of range")
-            if np.any(np.isnan(self.grids[f"distance_count:{name}"])):
-                raise ValueError("rows of some distances are not counted")
+        if self.compared == "texts":
+            return
+        # Distances are (head, other head), from 0 on; NaN is allowed.
+        shape = len(self.head_names), len(self.other_head_names)
+        for part in _PARTS:
+            values = self.grids[f"distance{part}:{self.distance_name}"]
+            if values.shape != shape:
+                raise ValueError("its distances do not fit its heads")
+            if np.any(values < -1e-6) or np.any(np.isinf(values)):
+                raise ValueError(f"a number of distance{part} is out of range")
 
     def report(self) -> Report:
         """Return the answer, the blocks and the notes."""
@@ -174,161 +148,133 @@ class Comparison(Result):
 
 def _heads_report(comparison: Comparison) -> Report:
     """Return which heads are alike, and which are alone."""
-    name = comparison.distance_names[0]
+    name = distance_line(comparison.distance_name)
     names = comparison.head_names
-    alike = _most_alike(comparison)
-    alone = _most_alone(comparison)
+    distances = comparison.distance()
+    # Every pair of heads, the least distance first: (pair, 2).
+    pairs = np.stack(np.triu_indices(len(names), 1), 1)
+    apart = distances[tuple(pairs.T)]
+    alike = pairs[np.argsort(apart, kind="stable")][: np.isfinite(apart).sum()][:_MOST_PAIRS]
+    # Each head with the one nearest to it, the largest distance first: (head, 2).
+    others = np.where(np.eye(len(names), dtype=bool) | np.isnan(distances), np.inf, distances)
+    nearest = np.stack([np.arange(len(names)), others.argmin(1)], 1)[np.isfinite(others).any(1)]
+    alone = nearest[np.argsort(-distances[tuple(nearest.T)], kind="stable")]
+
     answer = [f"{model_of(comparison.run)}: {amount(len(names), 'head')} compared"]
-    if alike:
+    if len(alike):
         a, b = alike[0]
         answer.append(f"most alike are {names[a]} and {names[b]}: {_distance(comparison, a, b)}")
-    if alone:
         a, b = alone[0]
         answer.append(f"most alone is {names[a]}: its nearest, {names[b]}, is {_distance(comparison, a, b)} away")
-
-    # All distances in the order of the clusters.
-    order = comparison.grids[f"order:{name}"]
-    ordered = [names[head] for head in order]
     blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, "most alike, by " + distance_line(name), " and "),
+        _ranked_pairs(comparison, alike, f"most alike, by {name}", " and "),
         _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", "; nearest "),
-        Grid(
-            printed="never",
-            figure="matrix",
-            title="distances between heads",
-            values=comparison.distance()[np.ix_(order, order)],
-            rows=ordered,
-            columns=ordered,
-            drawn_whole=True,
-            notes=["heads in the order of their clusters (average linkage); light: alike"],
-        ),
     ]
-    return Report(
-        model=model_of(comparison.run),
-        answer=answer,
-        blocks=blocks if alike else blocks[:2],
-        guide=guide(comparison),
-        source=texts_line(comparison),
-        subtitle=f"{distance_line(name)} · {texts_line(comparison)}",
-        problems=corpus_notes(comparison),
-    )
+    # All distances in the order of the clusters.
+    order = comparison.grids[f"order:{comparison.distance_name}"]
+    ordered = [names[head] for head in order]
+    if len(alike):
+        note = "heads in the order of their clusters (average linkage); light: alike"
+        title = "distances between heads"
+        blocks.append(_matrix(distances[np.ix_(order, order)], ordered, ordered, title=title, notes=[note]))
+    return _report(comparison, model_of(comparison.run), answer, blocks)
 
 
 def _models_report(comparison: Comparison) -> Report:
     """Return which heads differ most from those of the same number, and how heads are matched."""
-    name = comparison.distance_names[0]
-    models = model_of(comparison.run), model_of(comparison.options["other_run"])
+    name = comparison.distance_name
+    names = comparison.head_names
+    others = comparison.other_head_names
     distances = comparison.distance()
     match = comparison.grids[f"match:{name}"]
 
-    # The distance of each head to the one of its number, with its interval.
+    # The distance of each head to the one of its number, with its interval. (head, 3)
     ours, theirs = comparison.same_heads().T
-    apart = np.full((3, len(match)), np.nan)
-    for row, part in enumerate(("", "_low", "_high")):
-        apart[row, ours] = comparison.grids[f"distance{part}:{name}"][ours, theirs]
+    apart = np.full((len(names), 3), np.nan)
+    apart[ours] = comparison.interval(f"distance:{name}")[ours, theirs]
+    value, low, high = apart.T
     column = number("distance", "distance to the head of the same number in the other model")
-    heads = comparison.table("heads").with_column(column, apart[0], low=apart[1], high=apart[2])
-    known = np.flatnonzero(np.isfinite(apart[0]))
-    order = known[np.argsort(-apart[0, known], kind="stable")].tolist()
+    heads = comparison.table("heads").with_column(column, value, low=low, high=high)
+    order = np.argsort(-value, kind="stable")[: np.isfinite(value).sum()].tolist()
 
     # The head that each one is matched with.
-    matches = [
-        f"{comparison.other_head_names[other]} {fixed(distances[row, other], 3)}" if other >= 0 else ""
-        for row, other in enumerate(match.tolist())
-    ]
-    n_moved = int(comparison.moved().sum())
+    matches = [""] * len(names)
+    for head in np.flatnonzero(match >= 0).tolist():
+        matches[head] = f"{others[match[head]]} {fixed(distances[head, match[head]], 3)}"
     n_matched = int((match >= 0).sum())
-    moved = f"{n_moved} of {amount(n_matched, 'head')} match one of another number"
-    answer = [f"{models[0]} and {models[1]}: {moved}"]
+    moved = f"{comparison.moved().sum()} of {amount(n_matched, 'head')} match one of another number"
+    models = f"{model_of(comparison.run)} and {model_of(comparison.options['other_run'])}"
+    answer = [f"{models}: {moved}"]
     if order:
-        first = comparison.head_names[order[0]]
-        answer.append(f"{first} differs most from the head of its number: {fixed(apart[0, order[0]], 3)}")
+        answer.append(f"{names[order[0]]} differs most from the head of its number: {fixed(value[order[0]], 3)}")
+    same = "distance to the head of the same number"
+    blocks = [
+        Ranking(
+            heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
+            what="head",
+            names=names,
+            table=heads,
+            columns=["distance", Words("best match", matches)],
+            order=order,
+        ),
+        _matrix(
+            distances,
+            names,
+            others,
+            title="distances between their heads",
+            framed=match[:, None] == np.arange(len(others)),
+            notes=[
+                "rows: heads of the first model · columns: heads of the second · light: alike",
+                f"framed: the one-to-one matching with the least sum of distances; {moved}",
+            ],
+        ),
+        HeadMap(printed="with --all", heading=same, figure="same-heads", title=same, heads=heads, column="distance"),
+    ]
+    return _report(comparison, models, answer, blocks, "best match: one to one, with the least sum of distances")
+
+
+def _report(
+    comparison: Comparison, model: str, answer: Sequence[str], blocks: Sequence[Block], *explained: str
+) -> Report:
+    """Return the report of a comparison over texts."""
+    source = texts_line(comparison)
     return Report(
-        model=f"{models[0]} and {models[1]}",
+        model=model,
         answer=answer,
-        blocks=[
-            Ranking(
-                heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
-                what="head",
-                names=comparison.head_names,
-                table=heads,
-                columns=["distance", Words("best match", matches)],
-                order=order,
-            ),
-            Grid(
-                printed="never",
-                figure="matrix",
-                title="distances between their heads",
-                values=distances,
-                rows=comparison.head_names,
-                columns=comparison.other_head_names,
-                framed=match[:, None] == np.arange(distances.shape[1]),
-                drawn_whole=True,
-                notes=[
-                    "rows: heads of the first model · columns: heads of the second · light: alike",
-                    f"framed: the one-to-one matching with the least sum of distances; {moved}",
-                ],
-            ),
-            HeadMap(
-                printed="with --all",
-                heading="distance to the head of the same number",
-                figure="same-heads",
-                title="distance to the head of the same number",
-                heads=heads,
-                column="distance",
-            ),
-        ],
-        guide=[*guide(comparison), "best match: one to one, with the least sum of distances"],
-        source=texts_line(comparison),
-        subtitle=f"{distance_line(name)} · {texts_line(comparison)}",
+        blocks=blocks,
+        guide=[*guide(comparison), *explained],
+        source=source,
+        subtitle=f"{distance_line(comparison.distance_name)} · {source}",
         problems=corpus_notes(comparison),
     )
 
 
-def _most_alike(comparison: Comparison) -> list[tuple[int, int]]:
-    """Return the pairs of heads with the least distance."""
-    rows, columns = np.triu_indices(len(comparison.head_names), 1)
-    distances = comparison.distance()[rows, columns]
-    order = np.argsort(distances, kind="stable")[:_MOST_PAIRS]
-    order = order[np.isfinite(distances[order])]
-    return list(zip(rows[order].tolist(), columns[order].tolist(), strict=True))
+def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more: Any) -> Grid:
+    """Return the figure of all distances."""
+    return Grid(printed="never", figure="matrix", drawn_whole=True, values=values, rows=rows, columns=columns, **more)
 
 
-def _most_alone(comparison: Comparison) -> list[tuple[int, int]]:
-    """Return the heads whose most alike other head is farthest away, each with that head."""
-    distances = comparison.distance().copy()
-    np.fill_diagonal(distances, np.nan)
-    known = np.flatnonzero(np.isfinite(distances).any(1)).tolist()
-    nearest = [(head, int(np.nanargmin(distances[head]))) for head in known]
-    return sorted(nearest, key=lambda pair: -distances[pair])
-
-
-def _ranked_pairs(comparison: Comparison, pairs: Sequence[tuple[int, int]], heading: str, joint: str) -> Ranking:
-    """Return pairs of heads with their distances."""
-    columns = []
-    values = {}
-    # Pairs of (head of the first, head of the second) to two index arrays, each (pair,).
-    rows, others = np.array(pairs, np.int64).reshape(-1, 2).T
-    for name in comparison.distance_names:
-        short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
-        columns.append(number(name, "distance of two heads", short=short))
-        # Distance grids are (head of the first, head of the second); a pair picks one cell of each.
-        for part in ("", "_low", "_high"):
-            values[f"{name}{part}"] = comparison.grids[f"distance{part}:{name}"][rows, others]
+def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:
+    """Return pairs of heads, (pair, 2), with their distances."""
+    name = comparison.distance_name
+    names = comparison.head_names
+    short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
+    value, low, high = comparison.interval(f"distance:{name}")[tuple(pairs.T)].T
+    column = number(name, "distance of two heads", short=short)
     return Ranking(
         heading=heading,
         what="heads",
         noun="pair",
-        names=[f"{comparison.head_names[a]}{joint}{comparison.head_names[b]}" for a, b in pairs],
-        table=Table.of_arrays(columns, **values),
-        columns=comparison.distance_names,
+        names=[f"{names[a]}{joint}{names[b]}" for a, b in pairs.tolist()],
+        table=Table({}, {}).with_column(column, value, low=low, high=high),
+        columns=[name],
         order=range(len(pairs)),
     )
 
 
 def _distance(comparison: Comparison, a: int, b: int) -> str:
     """Return a distance with its interval, if there is one."""
-    value, low, high = comparison.distance_interval(a, b)
+    value, low, high = comparison.interval(f"distance:{comparison.distance_name}")[a, b]
     beside = f" {interval(low, high, three_decimals)}" if np.isfinite([low, high]).all() else ""
     return fixed(value, 3) + beside
 

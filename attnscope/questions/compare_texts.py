@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
 
 FIRST, SECOND = "first", "second"
+_SIDES = {FIRST: "text", SECOND: "other_text"}
+"""The two texts, and what each is called in a corpus."""
+
 _SHOWN_MAPS = 3
 """Heads whose change is drawn as maps."""
 _SHOWN_ROWS = 6
@@ -34,8 +37,7 @@ _MOST_KEYS = 24
 
 def tokens(comparison: Comparison, side: str) -> Tokens:
     """Return the tokens of a text, "first" or "second"."""
-    text = comparison.corpus["text" if side == FIRST else "other_text"]
-    return tokens_of(comparison.table(f"tokens:{side}"), text)
+    return tokens_of(comparison.table(f"tokens:{side}"), comparison.corpus[_SIDES[side]])
 
 
 def require_texts(comparison: Comparison) -> None:
@@ -44,10 +46,29 @@ def require_texts(comparison: Comparison) -> None:
     Raises:
         ValueError: They are.
     """
-    for side in (FIRST, SECOND) if comparison.compared == "texts" else (FIRST,):
+    for side in _SIDES if comparison.compared == "texts" else (FIRST,):
         tokens(comparison, side)
         if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > 1.1:
             raise ValueError("its weights sum to more than 1 in a row")
+
+
+def _report(
+    comparison: Comparison, answer: Sequence[str], blocks: Sequence[Block], subtitle: str, *explained: str
+) -> Report:
+    """Return the report of heads on one text or two."""
+    return Report(
+        model=model_of(comparison.run),
+        answer=answer,
+        blocks=blocks,
+        guide=[*guide(comparison), *explained],
+        subtitle=subtitle,
+        problems=corpus_notes(comparison),
+    )
+
+
+def _quoted(comparison: Comparison, side: str) -> str:
+    """Return a text on one line, in quotation marks."""
+    return f"“{' '.join(str(comparison.corpus[_SIDES[side]]).split())}”"
 
 
 # Heads side by side on one text
@@ -57,50 +78,57 @@ def picked_report(comparison: Comparison) -> Report:
     """Return how far the picked heads are apart on a text, their mean, and the single head that they would make."""
     names = comparison.head_names
     distances = comparison.distance()
-    name = distance_line(comparison.distance_names[0])
     listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    rows, columns = np.triu_indices(len(names), 1)
-    apart = distances[rows, columns]
-    pairs = [f"{names[a]} and {names[b]}" for a, b in zip(rows, columns, strict=True)]
     answer = [f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”"]
-    if len(names) == 2:
-        answer.append(f"{name} {fixed(apart[0], 3)}")
-    elif np.isfinite(apart).any():
-        near, far = int(np.nanargmin(apart)), int(np.nanargmax(apart))
-        nearest = f"{pairs[near]} are nearest ({fixed(apart[near], 3)})"
-        answer.append(f"{nearest}, {pairs[far]} farthest ({fixed(apart[far], 3)})")
+    answer.append(_say_distances(comparison))
 
-    # The heads and what is made of them, side by side; and how they differ.
-    text = axis_of(tokens(comparison, FIRST))
+    # The heads and what is made of them, side by side.
     mean = comparison.grids["mean:first"]
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
-    made = {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
-    differences = {f"{name} − mean": _difference(values, mean) for name, values in {**maps, **made}.items()}
-    if len(names) == 2:
-        first, second = names
-        differences = {f"{first} − {second}": _difference(maps[first], maps[second])}
-        differences |= {f"{name} − mean": _difference(values, mean) for name, values in made.items()}
-    if made:
-        gap = np.abs(_difference(made["single head"].astype(np.float64), mean)).sum(-1) / 2
+    combined = {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
+    for values in combined.values():
+        gap = np.abs(_difference(values.astype(np.float64), mean)).sum(-1) / 2
         moved = float(np.nanmean(gap)) if np.isfinite(gap).any() else 0.0
         answer.append(f"the single head moves {moved:.0%} of a row's weight away from the mean of the heads")
-    shown = [Panel(name, values, text, text) for name, values in {**maps, "mean": mean, **made}.items()]
-    differing = [Panel(name, values, text, text) for name, values in differences.items()]
-    meaning = "difference of attention weights"
-    how_they_differ = Panels(f"{listed}: differences", differing, [AXES], meaning)
-    side_by_side = Panels(f"{listed} side by side", shown)
-    return Report(
-        model=model_of(comparison.run),
-        answer=answer,
-        blocks=[
-            Grid(heading=name, values=distances, rows=names, columns=names, most=len(names)),
-            Special(printed="never", figure="picked", view=side_by_side),
-            Special(printed="never", figure="differences", view=how_they_differ),
-        ],
-        guide=[*guide(comparison), printable(comparison.options["single_note"], 400)],
-        subtitle=f"“{' '.join(str(comparison.corpus['text']).split())}”",
-        problems=corpus_notes(comparison),
+    shown = {**maps, "mean": mean, **combined}
+    # How they differ: two heads from each other, several from their mean.
+    differences = {f"{name} − mean": _difference(values, mean) for name, values in {**maps, **combined}.items()}
+    if len(names) == 2:
+        first, second = names
+        del differences[f"{first} − mean"], differences[f"{second} − mean"]
+        differences = {f"{first} − {second}": _difference(maps[first], maps[second]), **differences}
+
+    axis = axis_of(tokens(comparison, FIRST))
+    side_by_side = Panels(f"{listed} side by side", [Panel(*each, axis, axis) for each in shown.items()])
+    how_they_differ = Panels(
+        f"{listed}: differences",
+        [Panel(*each, axis, axis) for each in differences.items()],
+        difference="difference of attention weights",
     )
+    heading = distance_line(comparison.distance_name)
+    blocks = [
+        Grid(heading=heading, values=distances, rows=names, columns=names, most=len(names)),
+        Special(printed="never", figure="picked", view=side_by_side),
+        Special(printed="never", figure="differences", view=how_they_differ),
+    ]
+    note = printable(comparison.options["single_note"], 400)
+    return _report(comparison, [line for line in answer if line], blocks, _quoted(comparison, FIRST), note)
+
+
+def _say_distances(comparison: Comparison) -> str:
+    """Return the distance of two heads; of several, which are nearest and which farthest. Empty if none is known."""
+    names = comparison.head_names
+    rows, columns = np.triu_indices(len(names), 1)
+    apart = comparison.distance()[rows, columns]
+    if len(names) == 2:
+        return f"{distance_line(comparison.distance_name)} {fixed(apart[0], 3)}"
+    if not np.isfinite(apart).any():
+        return ""
+    pairs = [f"{names[a]} and {names[b]}" for a, b in zip(rows, columns, strict=True)]
+    near = int(np.nanargmin(apart))
+    far = int(np.nanargmax(apart))
+    nearest = f"{pairs[near]} are nearest ({fixed(apart[near], 3)})"
+    return f"{nearest}, {pairs[far]} farthest ({fixed(apart[far], 3)})"
 
 
 def _difference(first: Floats, second: Floats) -> Floats:
@@ -112,88 +140,75 @@ def _difference(first: Floats, second: Floats) -> Floats:
 # Two texts
 
 
-@dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys of two texts in the order of the first; a key of the second alone follows its neighbour.
+    """Hold the keys of two texts in the order of the first; a key of the second alone follows its neighbour.
 
     Attributes:
+        positions: The token of each key in both texts, (2, key); -1 = the text has none.
         names: What the keys are called.
-        first: The token of each in the first text; -1 = it is in the second alone.
-        second: The same of the second text.
     """
 
-    names: list[str]
-    first: NDArray[np.int64]
-    second: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, comparison: Comparison) -> Keys:
-        """Return the keys of two texts."""
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+        # Tokens of the first text, aligned ones first; then those of the second text alone. (2, key)
         aligned = comparison.table("aligned")
-        labels = [comparison.table(f"tokens:{side}")["token"].tolist() for side in (FIRST, SECOND)]
-        ours, theirs = aligned[FIRST], aligned[SECOND]
-        alone = [np.setdiff1d(np.arange(len(labels[side])), (ours, theirs)[side]) for side in (0, 1)]
-        # Tokens of the second text alone stand behind the last aligned one before them.
-        before = [ours[theirs < token].max(initial=-1) + 0.5 for token in alone[1].tolist()]
-        order = np.argsort([*ours, *alone[0], *before], kind="stable")
-        first = np.concatenate([ours, alone[0], np.full(len(alone[1]), -1)])[order]
-        second = np.concatenate([theirs, np.full(len(alone[0]), -1), alone[1]])[order]
-        names = [
-            _key_name(labels[0][a] if a >= 0 else "", labels[1][b] if b >= 0 else "")
-            for a, b in zip(first.tolist(), second.tolist(), strict=True)
-        ]
-        return cls(names, first, second)
+        n_first, n_second = (len(comparison.table(f"tokens:{side}")) for side in _SIDES)
+        first = np.concatenate([aligned[FIRST], np.setdiff1d(np.arange(n_first), aligned[FIRST])])
+        second_alone = np.setdiff1d(np.arange(n_second), aligned[SECOND])
+        positions = np.full((2, n_first + len(second_alone)), -1)
+        positions[0, :n_first] = first
+        positions[1, : len(aligned)] = aligned[SECOND]
+        positions[1, n_first:] = second_alone
+        # A token of the second text alone stands behind the last aligned one before it.
+        before = [aligned[FIRST][aligned[SECOND] < token].max(initial=-1) + 0.5 for token in second_alone.tolist()]
+        self.positions = positions[:, np.argsort([*first, *before], kind="stable")]
+        self.names = _key_names(comparison, self.positions)
 
-    def weights(self, comparison: Comparison, head: int, pair: int) -> Floats:
+    def rows(self, head: int, pair: int) -> Floats:
         """Return a row of both texts, (2, key), of an aligned query; a key that is not in a text weighs 0 there."""
-        aligned = comparison.table("aligned")
         rows = []
-        for side, places in ((FIRST, self.first), (SECOND, self.second)):
-            row = comparison.grids[f"weights:{side}"][head, aligned[side][pair]]
-            rows.append(np.where(places >= 0, row[places], 0.0))
+        for side, positions in zip(_SIDES, self.positions, strict=True):
+            query = self._comparison.table("aligned")[side][pair]
+            row = self._comparison.grids[f"weights:{side}"][head, query]
+            rows.append(np.where(positions >= 0, row[positions], 0.0))
         return np.stack(rows)
 
-    def largest_change(self, comparison: Comparison, head: int, pair: int) -> str:
+    def largest_change(self, head: int, pair: int) -> str:
         """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
-        # Both rows over the keys of both texts, (key,).
-        before, after = self.weights(comparison, head, pair)
+        before, after = rows = self.rows(head, pair)
         key = int(np.abs(after - before).argmax())
-        written = [
-            "–" if places[key] < 0 else f"{weight:.2f}"
-            for places, weight in (
-                (self.first, before[key]),
-                (self.second, after[key]),
-            )
-        ]
+        written = [f"{weight:.2f}" for weight in rows[:, key]]
+        for side in np.flatnonzero(self.positions[:, key] < 0):
+            written[side] = "–"
         return f"{self.names[key]} {written[0]} → {written[1]}"
 
 
-def _key_name(ours: str, theirs: str) -> str:
-    """Return what a key of two texts is called: its label, or both where they differ."""
-    return printable("/".join(dict.fromkeys(label for label in (ours, theirs) if label)))
+def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
+    """Return what keys at positions in both texts, (2, key), are called: their label, or both where they differ."""
+    labels = [[*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES]  # the last is that of -1
+    pairs = [(labels[0][first], labels[1][second]) for first, second in positions.T.tolist()]
+    return [printable("/".join(dict.fromkeys(filter(None, pair)))) for pair in pairs]
 
 
 def texts_report(comparison: Comparison) -> Report:
     """Return the heads whose rows change most from one text to the other, and at which key."""
-    name = comparison.distance_names[0]
-    heads, names = comparison.table("heads"), comparison.head_names
+    heads = comparison.table("heads")
+    names = comparison.head_names
     aligned = comparison.table("aligned")
-    has_query = bool(aligned["asked"].any())
-    overall = f"{name}_overall"
-    column = f"{name}_at_query" if has_query else overall
-    where = f"at “{printable(comparison.options.get('query'), 40)}”" if has_query else "overall"
+    column, overall = _column_of_change(comparison), f"{comparison.distance_name}_overall"
+    where = "overall" if column == overall else f"at “{printable(comparison.options.get('query'), 40)}”"
     order = ranked(comparison)
 
-    # What changes most in each head, and how much heads change.
-    keys = Keys.of(comparison)
+    # What changes most in each head.
+    keys = Keys(comparison)
     labels = comparison.table("tokens:first")["token"]
-    queries, changes = [""] * len(names), [""] * len(names)
+    queries = [""] * len(names)
+    changes = [""] * len(names)
     for head in order:
         pair = _most_changed_pair(comparison, head)
         queries[head] = printable(labels[aligned[FIRST][pair]])
-        changes[head] = keys.largest_change(comparison, head, pair)
-    texts = [" ".join(str(comparison.corpus[name]).split()) for name in ("text", "other_text")]
-    both_texts = f"“{texts[0]}”  →  “{texts[1]}”"
+        changes[head] = keys.largest_change(head, pair)
+    both_texts = "  →  ".join(_quoted(comparison, side) for side in _SIDES)
     answer = [both_texts]
     known = heads[column][order]
     if order:
@@ -203,10 +218,12 @@ def texts_report(comparison: Comparison) -> Report:
         middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(known, (0.5, 0.9)))
         answer.append(f"{amount(len(order), 'head')} {where}: median {middle}, nine in ten at most {nearly_all}")
 
+    # How much heads change, and where.
+    by = distance_line(comparison.distance_name)
     columns = [*dict.fromkeys([column, overall])]
     blocks: list[Block] = [
         Ranking(
-            heading=f"the heads whose rows change most {where}, by {distance_line(name)}",
+            heading=f"the heads whose rows change most {where}, by {by}",
             what="head",
             names=names,
             table=heads,
@@ -214,37 +231,35 @@ def texts_report(comparison: Comparison) -> Report:
             order=order,
         )
     ]
-    for each in columns:
-        figure = "change" if each == column else "change-overall"
+    for each, figure in zip(columns, ("change", "change-overall"), strict=False):
         blocks.append(HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each))
     if order:
         blocks += _map_figures(comparison, order)
     blocks += [_rows_figure(comparison, keys, pair) for pair in np.flatnonzero(aligned["asked"]).tolist()]
-    legend = [*guide(comparison), "overall: the root mean square over the tokens that both texts share"]
-    if min(keys.first.min(initial=0), keys.second.min(initial=0)) < 0:
-        legend.append("–: the other text has no token for this one")
-    return Report(
-        model=model_of(comparison.run),
-        answer=answer,
-        blocks=blocks,
-        guide=legend,
-        subtitle=both_texts,
-        problems=corpus_notes(comparison),
-    )
+    explained = ["overall: the root mean square over the tokens that both texts share"]
+    if keys.positions.min(initial=0) < 0:
+        explained.append("–: the other text has no token for this one")
+    return _report(comparison, answer, blocks, both_texts, *explained)
+
+
+def _column_of_change(comparison: Comparison) -> str:
+    """Return the column that heads are ranked by: at the query if there is one, else overall."""
+    where = "at_query" if comparison.table("aligned")["asked"].any() else "overall"
+    return f"{comparison.distance_name}_{where}"
 
 
 def ranked(comparison: Comparison) -> list[int]:
-    """Return the heads by how much they change, most first: at the query if there is one, else overall."""
-    where = "at_query" if comparison.table("aligned")["asked"].any() else "overall"
-    change = comparison.table("heads")[f"{comparison.distance_names[0]}_{where}"]
-    return [int(head) for head in np.argsort(-change, kind="stable") if math.isfinite(change[head])]
+    """Return the heads by how much they change, most first."""
+    change = comparison.table("heads")[_column_of_change(comparison)]
+    order: list[int] = np.argsort(-change, kind="stable")[: np.isfinite(change).sum()].tolist()
+    return order
 
 
 def _most_changed_pair(comparison: Comparison, head: int) -> int:
     """Return the aligned token at which a head changes most: among those that the query names, or the equal ones."""
     aligned = comparison.table("aligned")
     pairs = np.flatnonzero(aligned["asked"] if aligned["asked"].any() else aligned["equal"])
-    values = comparison.grids[f"divergence:{comparison.distance_names[0]}"][head, pairs]
+    values = comparison.grids[f"divergence:{comparison.distance_name}"][head, pairs]
     return int(pairs[np.nan_to_num(values, nan=-1.0).argmax()])
 
 
@@ -252,48 +267,49 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     """Draw the heads that change most: their differences on tokens of both texts, and the first of them on each."""
     aligned = comparison.table("aligned")
     names = comparison.head_names
-    texts = {side: tokens(comparison, side) for side in (FIRST, SECOND)}
-    weights = {side: comparison.grids[f"weights:{side}"] for side in (FIRST, SECOND)}
     marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
-    # Aligned tokens; replaced ones with both labels.
-    pairs = zip(aligned[FIRST].tolist(), aligned[SECOND].tolist(), strict=True)
-    labels = tuple(_key_name(texts[FIRST].labels[a], texts[SECOND].labels[b]) for a, b in pairs)
-    both = axis_of(replace(texts[FIRST].take(aligned[FIRST]), labels=labels), marked.tolist())
+    # Differences on aligned tokens; replaced ones have both labels.
+    labels = _key_names(comparison, np.stack([aligned[side] for side in _SIDES]))
+    shared = replace(tokens(comparison, FIRST).take(aligned[FIRST]), labels=tuple(labels))
+    axis = axis_of(shared, marked.tolist())
     panels = []
     for head in order[:_SHOWN_MAPS]:
-        ours, theirs = (weights[side][head][np.ix_(aligned[side], aligned[side])] for side in (FIRST, SECOND))
-        panels.append(Panel(f"{names[head]}: second − first", theirs - ours, both, both))
+        first, second = (
+            comparison.grids[f"weights:{side}"][head][np.ix_(aligned[side], aligned[side])] for side in _SIDES
+        )
+        panels.append(Panel(f"{names[head]}: second − first", second - first, axis, axis))
     notes = [AXES, "tokens that both texts have a place for"]
     meaning = "attention weight in the second text − in the first"
     view = Panels("what changes: the heads that change most", panels, notes, meaning)
     yield Special(printed="never", figure="differences", view=view)
+
+    # The first head on each text.
     head = order[0]
     panels = []
-    for side, text in texts.items():
-        axis = axis_of(text, aligned[side][marked].tolist())
-        panels.append(Panel(f"{names[head]}: {side} text", weights[side][head], axis, axis))
+    for side in _SIDES:
+        axis = axis_of(tokens(comparison, side), aligned[side][marked].tolist())
+        weights = comparison.grids[f"weights:{side}"][head]
+        panels.append(Panel(f"{names[head]}: {side} text", weights, axis, axis))
     yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels))
 
 
 def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
     """Return the keys that one query attends to in both texts, in the heads that change most there."""
-    name = comparison.distance_names[0]
     # Divergences are (head,); heads without one, NaN, sort last and drop out.
-    divergences = np.nan_to_num(comparison.grids[f"divergence:{name}"][:, pair], nan=-1.0)
-    order = [head for head in np.argsort(-divergences, kind="stable").tolist() if divergences[head] >= 0]
+    divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
+    order = np.argsort(-divergences, kind="stable")[: np.isfinite(divergences).sum()][:_SHOWN_ROWS].tolist()
     # Two rows per head, first and second text: (2 heads, key); keys keep the order of the text.
-    rows = [keys.weights(comparison, head, pair) for head in order[:_SHOWN_ROWS]]
-    weights = np.concatenate(rows)
+    weights = np.concatenate([keys.rows(head, pair) for head in order])
     shown = np.sort(np.argsort(-weights.max(0), kind="stable")[:_MOST_KEYS])
     titles = []
-    for head in order[:_SHOWN_ROWS]:
+    for head in order:
         change = three_decimals(math.sqrt(divergences[head]))
         titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
     # The query is named by its token in the first text.
     query = int(comparison.table("aligned")[FIRST][pair])
     label = comparison.table("tokens:first")["token"][query]
-    notes = [f"heads: those whose row changes most here, by {distance_line(name)}"]
+    notes = [f"heads: those whose row changes most here, by {distance_line(comparison.distance_name)}"]
     if len(shown) < len(keys.names):
         notes.append(f"the {amount(len(shown), 'key')} with the largest weights")
     return Grid(

@@ -37,7 +37,7 @@ def distance_line(name: str) -> str:
 def guide(comparison: Comparison) -> list[str]:
     """Return the meaning of the first distance, and the rows that it leaves out."""
     # The meaning, then the interval, then the tokens that are left out.
-    name = comparison.distance_names[0]
+    name = comparison.distance_name
     lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():
         lines.append("in brackets: 95% interval over texts")
