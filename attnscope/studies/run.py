@@ -22,6 +22,7 @@ from attnscope.host import delay_interrupts
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import MixedLengthsError, Model
 from attnscope.studies.failures import LeftOut, Place, failure
+from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,
@@ -147,6 +148,11 @@ class Run(Generic[P]):
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
         """Return the texts that were not studied, as problems of a corpus."""
         return [*self.lost, *self.done.left_out.problems(info)]
+
+    def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
+        """Return what made a record: the model, notes and what failed."""
+        about = run_of(info, [*notes, *self.notes])
+        return about | {"failures": self.failures} if self.failures else about
 
     def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
         """Return what a record says of the texts."""

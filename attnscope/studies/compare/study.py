@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -82,15 +82,12 @@ def compare(
     Raises:
         AttnscopeError: There is no text, the model cannot be compared, or no worker can begin.
     """
-    options = options or CompareOptions()
-    sums, about, corpus_facts = _run((model,), corpus, options, report, (workers,) if workers else None)
-    name = options.distance
-    arrays: dict[str, NDArray[Any]] = {**sums.distances(options)}
-    distances = arrays[f"distance:{name}"]
-    arrays[f"merges:{name}"], arrays[f"order:{name}"] = cluster_heads(distances)
-    arrays[f"places:{name}"], _ = classical_mds(distances)
-    facts = {"compared": "heads", "distances": [name]}
-    return Comparison(about, corpus_facts, facts, {"heads": heads_table(model, sums.heads[0])}, arrays)
+    result = _measure((model,), corpus, options or CompareOptions(), report, (workers,) if workers else None)
+    name = result.distance_name
+    merges, order = cluster_heads(result.distance())
+    places, _ = classical_mds(result.distance())
+    arrays = {f"merges:{name}": merges, f"order:{name}": order, f"places:{name}": places}
+    return replace(result, grids={**result.grids, **arrays})
 
 
 @with_plain_torch
@@ -119,17 +116,11 @@ def compare_models(
     Raises:
         AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
-    options = options or CompareOptions()
-    sums, about, corpus_facts = _run((model, other), corpus, options, report, workers)
-    name = options.distance
-    arrays: dict[str, NDArray[Any]] = {**sums.distances(options)}
-    match = np.full(len(sums.heads[0]), -1)
-    rows, columns = best_matching(arrays[f"distance:{name}"]).T
+    result = _measure((model, other), corpus, options or CompareOptions(), report, workers)
+    rows, columns = best_matching(result.distance()).T
+    match = np.full(len(result.table("heads")), -1)
     match[rows] = columns
-    arrays[f"match:{name}"] = match
-    facts = {"compared": "models", "distances": [name], "other_run": run_of(other.info)}
-    tables = {"heads": heads_table(model, sums.heads[0]), "other_heads": heads_table(other, sums.heads[1])}
-    return Comparison(about, corpus_facts, facts, tables, arrays)
+    return replace(result, grids={**result.grids, f"match:{result.distance_name}": match})
 
 
 @with_plain_torch
@@ -161,14 +152,14 @@ def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
     return other
 
 
-def _run(
+def _measure(
     models: tuple[Model, ...],
     corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
-) -> tuple[PairSums, dict[str, Any], dict[str, Any]]:
-    """Run the models on the texts; return the sums of all pairs, and what is said of the run and of the texts."""
+) -> Comparison:
+    """Run one model or two on the texts, and return the distances of all pairs of heads."""
     for model in models:
         require_one_kind(model)
         options.choice.within(model.info)
@@ -176,18 +167,30 @@ def _run(
     make = partial(PairMeasurer, options=options)
     step = "the comparison on a later text"
     going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
-    if not going.done.n_texts and not going.complete:
+    done = going.done
+    if not done.n_texts and not going.complete:
         raise KeyboardInterrupt
-    going.done.left_out.require_some_left(going.done.n_texts, models[0].info)
-    if going.done.sums is None or not going.done.n_tokens:
+    done.left_out.require_some_left(done.n_texts, models[0].info)
+    if done.sums is None or not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
-    # What is said of the run and of the texts.
-    about = run_of(models[0].info, going.notes)
-    if going.failures:
-        about["failures"] = going.failures
-    text = corpus if isinstance(corpus, str) else None
-    return going.done.sums, about, {**going.corpus(texts, models[0].info), "text": text}
+    # Distances are roots of mean divergences; intervals are over texts, NaN with fewer than 2. (head, head) each
+    name = options.distance
+    divergences = done.sums.divergences
+    low, high = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
+    arrays = {
+        f"distance:{name}": np.sqrt(divergences.ratio()),
+        f"distance_low:{name}": np.sqrt(low),
+        f"distance_high:{name}": np.sqrt(high),
+        f"distance_count:{name}": divergences.total("c"),
+    }
+    facts: dict[str, Any] = {"compared": "heads", "distances": [name]}
+    tables = {"heads": heads_table(models[0], done.sums.heads[0])}
+    if len(models) > 1:
+        facts |= {"compared": "models", "other_run": run_of(models[1].info)}
+        tables["other_heads"] = heads_table(models[1], done.sums.heads[1])
+    corpus_facts = going.corpus(texts, models[0].info) | {"text": corpus if isinstance(corpus, str) else None}
+    return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
 
 
 # Over blocks of texts
@@ -208,19 +211,6 @@ class PairSums:
     def merge(self, other: PairSums) -> PairSums:
         """Return the sums over the texts of both."""
         return replace(self, divergences=self.divergences.merge(other.divergences))
-
-    def distances(self, options: CompareOptions) -> dict[str, Floats]:
-        """Return distances by the names of a result's arrays, each (head, head).
-
-        A distance is the root of the mean divergence. Its interval is over texts; NaN with fewer than 2.
-        """
-        low, high = np.clip(self.divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
-        return {
-            f"distance:{options.distance}": np.sqrt(self.divergences.ratio()),
-            f"distance_low:{options.distance}": np.sqrt(low),
-            f"distance_high:{options.distance}": np.sqrt(high),
-            f"distance_count:{options.distance}": self.divergences.total("c"),
-        }
 
 
 @dataclass(kw_only=True, eq=False)
@@ -244,9 +234,9 @@ class PairMeasurer(Measurer[PairPart]):
         self._options = options
         self._chosen = [options.choice.within(model.info) for model in models]
         # Refuse pairs whose sums could not be held, before the models run for minutes.
-        shape = self._chosen[0].n_heads, self._chosen[-1].n_heads
-        self._n_pairs = math.prod(shape)
-        said = f"all pairs of {shape[0]} and {shape[1]} heads"
+        n_first, n_second = self._chosen[0].n_heads, self._chosen[-1].n_heads
+        self._n_pairs = n_first * n_second
+        said = f"all pairs of {n_first} and {n_second} heads"
         require_memory(self._n_pairs * _BYTES_A_PAIR, said, "choose fewer layers and heads (-L, -H)")
 
     def start(self, block: Block) -> PairPart:
@@ -256,17 +246,16 @@ class PairMeasurer(Measurer[PairPart]):
     def batches(self, block: Block) -> list[Sequence[Chunk]]:
         """Cut a block into batches, the longest texts first; every model must cut the texts into the same tokens."""
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
-        how: dict[str, Any] = {
-            "limit": min(limits, default=None),
-            "special_ids": special_ids(self._models[0]),
-            "budget": TOKEN_BUDGET,
-        }
-        ours, *others = (block_batches(block, model.tokenizer.encode, **how) for model in self._models)
-        for theirs in others:
-            _require_same_tokens(self._models, ours, theirs)
+        limit = min(limits, default=None)
+        special = special_ids(self._models[0])
+        cuts = [
+            block_batches(block, model.tokenizer.encode, limit=limit, special_ids=special, budget=TOKEN_BUDGET)
+            for model in self._models
+        ]
+        _require_same_tokens(self._models, cuts)
         # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
         most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
-        return [batch[first : first + most] for batch in reversed(ours) for first in range(0, len(batch), most)]
+        return [batch[first : first + most] for batch in reversed(cuts[0]) for first in range(0, len(batch), most)]
 
     def measure(self, batch: Sequence[Chunk]) -> tuple[tuple[tuple[HeadPlace, ...], ...], list[Floats | Place]]:
         """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
@@ -372,16 +361,16 @@ def require_one_kind(model: Model) -> None:
         )
 
 
-def _require_same_tokens(
-    models: Sequence[Model], ours: Sequence[Sequence[Chunk]], theirs: Sequence[Sequence[Chunk]]
-) -> None:
-    """Refuse texts that two models cut into different tokens."""
-    first, second = (
-        {(part.text, part.number): part.tokens.labels for batch in batches for part in batch}
-        for batches in (ours, theirs)
+def _require_same_tokens(models: Sequence[Model], cuts: Sequence[Sequence[Sequence[Chunk]]]) -> None:
+    """Refuse texts that two models cut into different tokens; `cuts` are the batches of each model."""
+    if len(cuts) < 2:
+        return
+    # Labels by text and chunk, of each model.
+    ours, theirs = (
+        {(part.text, part.number): part.tokens.labels for part in chain.from_iterable(batches)} for batches in cuts
     )
-    for key in sorted(first.keys() | second.keys()):
-        labels = first.get(key, ()), second.get(key, ())
+    for key in sorted(ours.keys() | theirs.keys()):
+        labels = ours.get(key, ()), theirs.get(key, ())
         if labels[0] != labels[1]:
             names = " and ".join(model.info.name for model in models)
             beginnings = " and ".join(f"{' '.join(side[:8])} …" for side in labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -11,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from attnscope.choice import Choice
-from attnscope.core.attention.calls import keep_calls, single_head
+from attnscope.core.attention.calls import single_head
 from attnscope.core.attention.seam import attention_weights
 from attnscope.core.distance import Measure, row_divergences
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
+from attnscope.questions.heatmap import AttentionMap
 from attnscope.questions.map_changes import divide_by_rest
 from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
@@ -26,6 +26,7 @@ from attnscope.studies.compare.study import HeadPlace, heads_table, require_one_
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.running import outline, run_model
+from attnscope.studies.seen import see
 
 Floats = NDArray[np.float64]
 
@@ -53,27 +54,21 @@ def compare_heads(
     picked = tuple(dict.fromkeys(pick))
     if len(picked) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
-    require_one_kind(model)
-    reading = read(model, Prompt(text))
-    record = run_model(model, outline(model.info, reading, Choice(pick=picked).within(model.info)), reading)
-    attention = record.maps[0]
+    reading, attention = _read_map(model, text, options, Choice(pick=picked))
     for head in picked:
         if not attention.exists(*head):
             raise AttnscopeError(f"there is no attention in L{head[0]}H{head[1]}", "pick other heads")
 
-    # The heads and, where there is one, the single head, (map, query, key).
-    single, note = _single(model, reading, picked)
-    maps = np.stack([*(attention.of(*head) for head in picked), *single])
-    tokens = reading.tokens
-    keep = ~tokens.sinks(attention.kind)
-    if options.hide_special and not keep.all():
-        maps = divide_by_rest(maps[:, keep][:, :, keep]).astype(np.float32)
-        tokens = tokens.take(keep)
-    weights = maps[: len(picked)]
+    # The heads, their mean, and the single head where there is one. (head, query, key) and (query, key)
+    weights = np.stack([attention.of(*head) for head in picked])
     mean = weights.mean(0, dtype=np.float64).astype(np.float32)
     arrays: dict[str, NDArray[Any]] = {"weights:first": weights, "mean:first": mean}
-    if single:
-        arrays["single:first"] = maps[-1]
+    single, note = _single(model, reading, picked)
+    if single is not None:
+        keep = ~reading.tokens.sinks(attention.kind)
+        if options.hide_special and not keep.all():
+            single = divide_by_rest(single[keep][:, keep]).astype(np.float32)
+        arrays["single:first"] = single
 
     # Their distances, without intervals, which several texts would give.
     name = options.distance
@@ -81,9 +76,17 @@ def compare_heads(
     unknown = np.full(sums.shape, np.nan)
     arrays[f"distance:{name}"] = np.sqrt(np.divide(sums, counts, out=unknown.copy(), where=counts > 0))
     arrays |= {f"distance_low:{name}": unknown, f"distance_high:{name}": unknown, f"distance_count:{name}": counts}
-    tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(tokens)}
+    tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [name], "single_note": note}
-    return Comparison(run_of(model.info, reading.notes), {"text": tokens.text}, facts, tables, arrays)
+    return Comparison(run_of(model.info, reading.notes), {"text": attention.queries.text}, facts, tables, arrays)
+
+
+def _read_map(model: Model, text: str, options: CompareOptions, choice: Choice) -> tuple[Reading, AttentionMap]:
+    """Read a text, and return its map of the chosen heads."""
+    require_one_kind(model)
+    reading = read(model, Prompt(text))
+    record = run_model(model, outline(model.info, reading, choice.within(model.info)), reading)
+    return reading, (record.hide_special() if options.hide_special else record).maps[0]
 
 
 @with_plain_torch
@@ -110,14 +113,8 @@ def compare_texts(
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
     """
     options = options or CompareOptions()
-    require_one_kind(model)
-    readings = [read(model, Prompt(each)) for each in (text, other)]
-    everything = Choice().within(model.info)
     # Maps of all heads on both texts. (head, query, key) each
-    maps = []
-    for reading in readings:
-        record = run_model(model, outline(model.info, reading, everything), reading)
-        maps.append((record.hide_special() if options.hide_special else record).maps[0])
+    readings, maps = zip(*(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True)
     heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
@@ -141,11 +138,13 @@ def compare_texts(
 
     # The root mean change of each head, overall and at the query.
     name = options.distance
-    overall = number(f"{name}_overall", "how much its rows change over the tokens that both texts share")
-    at_query = number(f"{name}_at_query", "how much its rows change at the tokens that the query names")
     table = heads_table(model, heads)
-    for column, rows_there, label in ((overall, equal, "overall"), (at_query, asked, "at query")):
-        table = table.with_column(replace(column, label=label), _root_mean(divergences[:, rows_there]))
+    for label, rows, meaning in (
+        ("overall", equal, "how much its rows change over the tokens that both texts share"),
+        ("at query", asked, "how much its rows change at the tokens that the query names"),
+    ):
+        column = number(f"{name}_{label.replace(' ', '_')}", meaning, label=label)
+        table = table.with_column(column, _root_mean(divergences[:, rows]))
     tables = {
         "heads": table,
         "tokens:first": tokens_table(tokens[0]),
@@ -242,18 +241,15 @@ def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.in
     raise tokens[0].refuse(query)
 
 
-def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[list[NDArray[np.float32]], str]:
+def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
     """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
     if model.info.path == "eager":
-        return [], "no single head: this model's queries and keys are not at hand"
-    probe = keep_calls([layer for layer, _ in picked])
-    with torch.no_grad():
-        model.run(batch_of(reading, model.info.device), probe)
-        (by_layer,) = probe.maps.values()
-        call = single_head([(by_layer[layer], head) for layer, head in picked])
-        if isinstance(call, str):
-            return [], f"no single head: {call}"
-        weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
+        return None, "no single head: this model's queries and keys are not at hand"
+    (by_layer,) = see(model, batch_of(reading, model.info.device), [layer for layer, _ in picked]).values()
+    call = single_head([(by_layer[layer], head) for layer, head in picked])
+    if isinstance(call, str):
+        return None, f"no single head: {call}"
+    weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
     note = "single head: softmax over the heads' queries and keys side by side, scores divided by √(heads · d_head)"
     layer = picked[0][0]
     n_heads = by_layer[layer].n_heads
@@ -263,4 +259,4 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
         note += f"; of all heads of layer {layer}: one head of full width"
     else:
         note += f"; of {len(picked)} of the {n_heads} heads of layer {layer}"
-    return [weights], note
+    return weights, note

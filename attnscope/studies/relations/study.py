@@ -18,7 +18,6 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.results.table import Table
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
 from attnscope.studies.relations.links import LinkBlock, Linker, LinkMeasurer, MeasuredPart, shape_of
@@ -105,9 +104,7 @@ def relations(
     }
     corpus_facts["problems"] += going.problems(model.info)
     option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    about = run_of(model.info, [*_notes(done), *note_mixed_halves(tables), *going.notes])
-    if going.failures:
-        about["failures"] = going.failures
+    about = going.about(model.info, [*_notes(done), *note_mixed_halves(tables)])
     return Relations(about, corpus_facts, option_facts, tables, grids)
 
 

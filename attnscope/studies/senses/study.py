@@ -30,7 +30,6 @@ from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.heads.roles import measure_column
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Speech, read
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.maps.running import run_probe
@@ -363,9 +362,9 @@ def _study(
         raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read")
     # Describe what was studied; notes that differ only in the file or the text that they quote are said once.
     by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
-    notes = [*by_gist.values(), *going.notes]
+    notes = list(by_gist.values())
     if done.n_texts == 1:
-        notes.append(f"of one {sense.noun} there are no intervals")
+        going.notes.append(f"of one {sense.noun} there are no intervals")
     corpus = {
         "of": sense.of,
         "sources": [name for name, _ in inputs],
@@ -377,10 +376,8 @@ def _study(
     }
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
-    about = run_of(model.info, notes)
-    if going.failures:
-        about["failures"] = going.failures
-    return Heads(about, corpus, {"roles": {}, "measures": list(sense.catalogue)}, {"heads": _table(sense, done)})
+    facts = {"roles": {}, "measures": list(sense.catalogue)}
+    return Heads(going.about(model.info, notes), corpus, facts, {"heads": _table(sense, done)})
 
 
 def _problem(name: str, reason: str) -> dict[str, Any]:
