@@ -97,7 +97,8 @@ class Comparison(Result):
     def moved(self) -> NDArray[np.bool_]:
         """Return which heads are matched with a head of another number, (head,)."""
         match = self.grids[f"match:{self.distance_name}"]
-        return (match >= 0) & (np.array(self.other_head_names)[match] != self.head_names)
+        is_moved: NDArray[np.bool_] = (match >= 0) & (np.array(self.other_head_names)[match] != self.head_names)
+        return is_moved
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return the rows of a file: one per pair of heads, or of two texts one per head."""
