@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from attnscope.drawing import layout
 from attnscope.drawing.layout import SCREEN, Around, Paper, Places, Wanted, arrange, nice_ticks
+from attnscope.drawing.map_figure import Axis
+from attnscope.report.numbers import tick_texts
 
 Box = tuple[float, float, float, float]
 
@@ -134,3 +136,16 @@ def test_wrapped_lines_hold_every_word_once(text: str, room: float) -> None:
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1
+
+
+def test_marked_labels_stay_and_stand_aside_of_each_other() -> None:
+    axis = Axis(labels=tuple("abcdefghij"), marked=(4, 5))
+    assert axis.labelled(2, 1.5) == {4: 3.75, 5: 5.25, 0: 0, 2: 2, 8: 8}
+    # Those that have room stand where they are.
+    assert Axis(labels=tuple("abcdef"), marked=(1, 4)).labelled(2, 2.0) == {1: 1, 4: 4}
+
+
+def test_ticks_have_the_digits_that_they_need() -> None:
+    assert [*tick_texts((0.0, 0.25, 0.5)).values()] == ["0", "0.25", "0.5"]
+    assert [*tick_texts((0.9985, 0.999, 0.9995, 1.0)).values()] == ["0.9985", "0.999", "0.9995", "1"]
+    assert [*tick_texts((0.0, 0.63934)).values()] == ["0", "0.639"]
