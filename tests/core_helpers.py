@@ -70,7 +70,11 @@ def make_call(
 
 
 def on(call: attention.AttentionCall, device: str) -> attention.AttentionCall:
-    return replace(call, **{name: x.to(device) for name, x in vars(call).items() if isinstance(x, Tensor)})
+    moved = {}
+    for name, part in vars(call).items():
+        if isinstance(part, Tensor):
+            moved[name] = part.to(device)
+    return replace(call, **moved)
 
 
 def gpu_test(function: Any) -> Any:

@@ -158,10 +158,11 @@ def _head(
         for name, (_, _, least, largest, uniform) in MEASURES.items()
     }
     n_roles = 0 if chance.random() < none else int(chance.choice([1, 1, 1, 2, 2, 3, 4]))
-    chosen = sorted(
-        ((name, float(chance.uniform(ROLES.get(name, (0.4,))[0], 1))) for name in chance.permutation(names)[:n_roles]),
-        key=lambda pair: -pair[1],
-    )
+    chosen = []
+    for name in chance.permutation(names)[:n_roles]:
+        threshold = ROLES.get(name, (0.4,))[0]
+        chosen.append((name, float(chance.uniform(threshold, 1))))
+    chosen.sort(key=lambda pair: -pair[1])
     nothing = {"value_low": NAN, "value_high": NAN, "p": NAN, "q": NAN, "tentative": True}
     given = []
     for number, (name, value) in enumerate(chosen):

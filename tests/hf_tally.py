@@ -291,7 +291,11 @@ def batches(is_encoder_decoder: bool, lengths: tuple[int, int] = (11, 7)) -> lis
 
     ids, mask = numbers(lengths)
     target, target_mask = numbers((4, 6))
-    given: list[dict[str, Any]] = [{"ids": ids, "mask": mask}, {"ids": ids[:1]}, {"ids": ids[1:, : lengths[1]]}]
+    given: list[dict[str, Any]] = [
+        {"ids": ids, "mask": mask},
+        {"ids": ids[:1]},
+        {"ids": ids[1:, : lengths[1]]},
+    ]
     targets: list[dict[str, Any]] = [
         {"target_ids": target, "target_mask": target_mask},
         {"target_ids": target[:1, :4]},

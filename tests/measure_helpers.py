@@ -72,7 +72,8 @@ class Expected:
     def __init__(self, batch: int, n_heads: int) -> None:
         names = measure_names()
         self.names = names
-        self.sum, self.count = (np.zeros((len(names), batch, n_heads)) for _ in range(2))
+        self.sum = np.zeros((len(names), batch, n_heads))
+        self.count = np.zeros_like(self.sum)
         self.even = np.zeros_like(self.sum)  # `_active` of a head that spreads evenly what it does not rest
 
     def put(self, name: str, text: int, head: int, value: float, count: float = 1.0) -> None:
@@ -133,9 +134,12 @@ class _Text:
             return {q + o for o in SHIFTS[name]}
         if name == "same_token":
             return {k for k in range(n) if k != q and self.real[k] and self.ids[k] == self.ids[q]}
-        return {
-            j + 1 for j in range(q) if self.real[j] and self.real[j + 1] and self.ids[j] == self.ids[q] and j + 1 != q
-        }
+        following = set()
+        for j in range(q - 1):
+            both_real = self.real[j] and self.real[j + 1]
+            if both_real and self.ids[j] == self.ids[q]:
+                following.add(j + 1)
+        return following
 
 
 def _add_query(result, b, h, q, row, seen, text, *, own_text: bool) -> None:

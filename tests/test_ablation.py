@@ -1,7 +1,6 @@
 """What changes without heads: effects by definition, several together, what is predicted, and bad input."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,8 @@ from attnscope.corpus import Block, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models import load
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
-from attnscope.questions.ablate import AblateOptions, Ablation
+from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate import reading as ablation_reading
 from attnscope.studies.ablate.reading import Reader
@@ -37,14 +35,14 @@ def gpt2():
     return wrap(tiny("gpt2", dtype=torch.float64))
 
 
-def _by_hand(model: HuggingFaceModel, text: CorpusText, gate: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_hand(model, text, gate):
     """Hidden states and log probabilities of one text alone, by a whole forward."""
     with torch.no_grad():
         found = model.outputs(Batch(torch.tensor([text.ids])), gate)
     return found.hidden[0], found.logits[0].log_softmax(-1)
 
 
-def _outputs(model: HuggingFaceModel, place: Any) -> list[torch.Tensor]:
+def _outputs(model, place):
     """What the heads of a place put out on each text, (head, token, d)."""
     outputs = []
     for text in TEXTS:
@@ -63,7 +61,10 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
         place = ("decoder", int(heads["layer"][row]))
         factors = torch.ones(3, dtype=torch.float64)
         factors[int(heads["head"][row])] = 0
-        gate = Gate({place: factors}, {place: torch.cat(_outputs(gpt2, place), 1).mean(1)} if mode == "mean" else None)
+        means = None
+        if mode == "mean":
+            means = {place: torch.cat(_outputs(gpt2, place), 1).mean(1)}
+        gate = Gate({place: factors}, means)
         l2 = []
         rise = 0.0
         kl = 0.0
@@ -72,9 +73,10 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
             whole, whole_logs = _by_hand(gpt2, text, attend)
             hidden, logs = _by_hand(gpt2, text, gate)
             l2.append(float((hidden - whole).norm() / whole.norm()))
-            for t, right in enumerate((text.ids or ())[1:]):
+            for t, right in enumerate(text.ids[1:]):
                 rise += float(whole_logs[t, right] - logs[t, right])
-                kl += sum(math.exp(p) * (p - q) for p, q in zip(whole_logs[t].tolist(), logs[t].tolist(), strict=True))
+                for p, q in zip(whole_logs[t].tolist(), logs[t].tolist(), strict=True):
+                    kl += math.exp(p) * (p - q)
                 n += 1
         np.testing.assert_allclose(heads[f"{mode}_l2"][row], np.mean(l2), rtol=1e-6)
         np.testing.assert_allclose(heads[f"{mode}_loss"][row], rise / n, rtol=1e-6, atol=1e-9)
@@ -95,7 +97,8 @@ def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2):
         whole, _ = _by_hand(gpt2, text, attend)
         for donor in range(measurers.DONORS):
             output = others[donor % len(others)]
-            values = torch.stack([output[token % len(output)] for token in range(len(text.ids or ()))])[None, None]
+            tokens = torch.arange(len(text.ids)) % len(output)
+            values = output[tokens][None, None]
             patch = Patch("z", (2,), values)
             hidden, _ = _by_hand(gpt2, text, Patched({("decoder", 1): [patch]}))
             l2[number, donor] = float((hidden - whole).norm() / whole.norm())
@@ -119,7 +122,7 @@ def test_the_loss_of_the_whole_model_is_that_of_transformers(gpt2):
     assert found.corpus["n_predictions"] == n
 
 
-def loss_of(found: Ablation, name: str = "loss") -> float:
+def loss_of(found, name="loss"):
     row = found.row("whole", name)
     return float(row[0])
 
@@ -144,7 +147,9 @@ def test_picked_heads_go_alone_and_together(gpt2):
     found = ablate(gpt2, TEXTS, AblateOptions(choice=Choice(pick=((2, 1), (0, 0)))))
     assert found.head_names == ["L0H0", "L2H1"]
     together = found.row("together", "zero_l2")
-    gate = Gate({("decoder", 0): torch.tensor([0.0, 1, 1]), ("decoder", 2): torch.tensor([1.0, 0, 1])})
+    first = torch.tensor([0.0, 1, 1])
+    last = torch.tensor([1.0, 0, 1])
+    gate = Gate({("decoder", 0): first, ("decoder", 2): last})
     l2 = []
     for text in TEXTS:
         whole = _by_hand(gpt2, text, attend)[0]
@@ -173,7 +178,8 @@ def test_grouped_queries_and_cross_attention():
     found = ablate(t5, TEXTS, AblateOptions(modes=("zero",), importance=True))
     assert found["heads"]["kind"].tolist() == ["encoder"] * 6 + ["decoder"] * 6 + ["cross"] * 6
     assert any("the decoder reads what the whole model itself writes" in note for note in found.run["notes"])
-    only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=Choice(pick=((1, 2), (0, 0)))))
+    pick = Choice(pick=((1, 2), (0, 0)))
+    only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=pick))
     assert only.head_names == ["cross L0H0", "cross L1H2"]
     assert len(only["together"])
     rows = [found.head_names.index(name) for name in only.head_names]
@@ -188,7 +194,7 @@ def masked(tmp_path_factory):
     return load(save_tiny(tmp_path_factory.mktemp("masked"), "bert"), engine="hf")
 
 
-def _rows(model: Any, text: str, **how: Any) -> tuple[Any, Any]:
+def _rows(model, text, **how):
     reader = Reader(model, "masked", **how)
     (rows,) = reader.batches(Block(0, (CorpusText(0, "texts", 1, text=text),)))
     return model.tokenizer.encode(text), reader.read(rows)
@@ -217,13 +223,13 @@ def test_long_texts_are_cut_into_chunks_of_one_text(masked):
     found = ablate(model, [long], AblateOptions(loss="none", modes=("zero",)))
     assert found.corpus["n_texts"] == 1
     assert found.corpus["n_tokens"] == 20
-    parts = [CorpusText(i, "texts", i + 1, ids=(long.ids or ())[9 * i : 9 * i + 9]) for i in range(3)]
+    gate = Gate({("encoder", 0): torch.tensor([0.0, 1, 1])})
     changed = size = 0.0
-    for part in parts:
+    for first in (0, 9, 18):
         with torch.no_grad():
-            batch = Batch(torch.tensor([part.ids]))
+            batch = Batch(torch.tensor([long.ids[first : first + 9]]))
             whole = model.outputs(batch, attend, logits=False).hidden
-            hidden = model.outputs(batch, Gate({("encoder", 0): torch.tensor([0.0, 1, 1])}), logits=False).hidden
+            hidden = model.outputs(batch, gate, logits=False).hidden
         changed += float((hidden - whole).square().sum())
         size += float(whole.square().sum())
     np.testing.assert_allclose(found["heads"]["zero_l2"][0], math.sqrt(changed / size), rtol=1e-5)

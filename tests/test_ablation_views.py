@@ -14,7 +14,7 @@ from attnscope.results.table import HEADS, Table
 from tests.record_helpers import require_lossless
 
 
-def made(*, n_layers: int = 2, n_heads: int = 3, intervals: bool = True, loss: bool = True) -> Ablation:
+def made(*, n_layers=2, n_heads=3, intervals=True, loss=True):
     """A result of made-up numbers, some of them negative, one undefined."""
     chance = np.random.default_rng(0)
     n = n_layers * n_heads

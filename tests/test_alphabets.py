@@ -14,14 +14,14 @@ from attnscope.models.tokenizer import FastTokenizer
 SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%[0-9]{2}|[0-9])"
 """The pattern of Schwaller et al. 2018, Found in translation, and of rxnmapper."""
 
-ALPHABETS: dict[str, tuple[str, list[str], tuple[str, ...]]] = {
+ALPHABETS = {
     "smiles": (SMILES, ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"], ("CC(=O)O.OCC>>CC(=O)OCC", "N>>C")),
     "protein": ("[ACDEFGHIKLMNPQRSTVWY]", list("ACDEFGHIKLMNPQRSTVWY"), ("MKTAYIAKQR", "GAVLIMFWP")),
     "selfies": (r"\[[^\]]+\]", ["[C]", "[O]", "[=O]", "[Branch1]"], ("[C][C][=O][O]", "[O][Branch1][C][C]")),
 }
 
 
-def regex_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+def regex_tokenizer(alphabet):
     """As rxnmapper has it: what the pattern finds are the tokens, all else is dropped."""
     pattern, pieces, _ = ALPHABETS[alphabet]
     vocabulary = {piece: n for n, piece in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces])}

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +18,16 @@ from attnscope.errors import AttnscopeError
 from attnscope.results.tokens import Tokens
 
 
-def row(number: object, form: str, head: object = "_", deprel: str = "_", misc: str = "_") -> str:
+def row(number, form, head="_", deprel="_", misc="_"):
     return "\t".join([str(number), form, "_", "_", "_", "_", str(head), deprel, "_", misc])
 
 
-def read(path: Path, content: str | bytes, name: str = "a.conllu", **how: Any) -> AnnotatedCorpus:
+def read(path, content, name="a.conllu", **how):
     (path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return AnnotatedCorpus(path / name, **how)
 
 
-def shown(text: AnnotatedText) -> set[tuple[str, str, str]]:
+def shown(text):
     """Links as (relation, source, targets), in words."""
     return {
         (link.relation, " ".join(map(text.word, link.source)), " ".join(map(text.word, link.targets)))
@@ -163,7 +162,7 @@ def test_files_in_a_row_compressed_and_not_utf8(tmp_path):
 # Spans ----------------------------------------------------------------------------------------------------------
 
 
-def line(text: str, *links: dict[str, Any], **more: Any) -> str:
+def line(text, *links, **more):
     return json.dumps({"text": text, "links": list(links)} | more)
 
 
@@ -234,7 +233,7 @@ def test_any_span_of_any_text_is_read_or_refused(text, data):
 # Python ---------------------------------------------------------------------------------------------------------
 
 
-def at(text: AnnotatedText) -> set[tuple[str, str, int, str, int]]:
+def at(text):
     """Links as (relation, word, line, target, its line)."""
 
     def place(words):
@@ -316,7 +315,7 @@ def test_what_is_not_python_is_said_with_its_line(content, number, tmp_path):
 # Alignment ------------------------------------------------------------------------------------------------------
 
 
-def tokens_of(text: str, pieces: list[tuple[int, int]]) -> Tokens:
+def tokens_of(text, pieces):
     """[CLS], the pieces, [SEP]."""
     n = len(pieces) + 2
     special = np.array([True, *[False] * len(pieces), True])
@@ -331,7 +330,7 @@ def tokens_of(text: str, pieces: list[tuple[int, int]]) -> Tokens:
     )
 
 
-def text_of(text: str, words: list[tuple[int, int]], *links: Link) -> AnnotatedText:
+def text_of(text, words, *links):
     return AnnotatedText(text, tuple(words), links, "a", 1)
 
 

@@ -12,7 +12,6 @@ from scipy.stats import chi2
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus, CorpusText
-from attnscope.models.model import Model
 from attnscope.questions.atlas import KEPT_MASS, MOST_KEYS, Atlas
 from attnscope.studies.atlas import study
 from attnscope.studies.atlas.options import AtlasOptions
@@ -37,7 +36,7 @@ def of_own(own):
 # Planted --------------------------------------------------------------------------------------------------------
 
 
-def letters(n: int, rare: set[int], seed: int = 0) -> list[str]:
+def letters(n, rare, seed=0):
     """Texts of letters; those of some numbers have one z."""
     chance = random.Random(seed)
     texts = []
@@ -98,7 +97,10 @@ def test_what_the_decile_of_a_head_shows_is_a_fair_draw():
         chance = np.random.default_rng(seed)
         lots = chance.integers(0, 2**63, n_texts)
         values = np.arange(n_texts, dtype=np.float32)[:, None] * np.ones((1, 7), np.float32)
-        texts = [ScoredText(CorpusText(i, "t", i, text=str(i)), 0, 9, int(lot)) for i, lot in enumerate(lots)]
+        texts = []
+        for i, lot in enumerate(lots):
+            text = CorpusText(i, "t", i, text=str(i))
+            texts.append(ScoredText(text, 0, 9, int(lot)))
         scores = Scores.of([("encoder", 0, h) for h in range(7)], texts, values, 2, n_texts)
         drawn = scores.deciles()[1]
         assert (drawn == drawn[0]).all()
@@ -124,7 +126,7 @@ def test_one_process_and_workers_write_the_same_bytes(tmp_path, monkeypatch, wor
 # What it shows --------------------------------------------------------------------------------------------------
 
 
-def dense(model: Model, text: str) -> dict[str, dict[int, torch.Tensor]]:
+def dense(model, text):
     kept = Weights()
     with torch.no_grad():
         model.run(batch_of([model.tokenizer.encode(text)]), kept)
@@ -182,13 +184,16 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
                 weights = of[head.layer][0, head.head].numpy()[queries]
                 part = weights[:, keys]
                 # Queries are compared with uniform attention, keys with what their queries give outside sinks.
-                even = part.size / len(text) if row.side == "asks" else weights[:, off].sum() * keys.sum() / off.sum()
+                even = part.size / len(text)
+                if row.side != "asks":
+                    even = weights[:, off].sum() * keys.sum() / off.sum()
                 masses.append(part.sum() / len(part))
                 lifts.append(part.sum() / even)
                 count += len(part)
             assert row.n_texts == 2
             assert row.count == count
-            assert (row.mass, row.lift) == pytest.approx((np.mean(masses), np.mean(lifts)), abs=1e-4, rel=1e-5)
+            assert row.mass == pytest.approx(np.mean(masses), abs=1e-4, rel=1e-5)
+            assert row.lift == pytest.approx(np.mean(lifts), abs=1e-4, rel=1e-5)
             assert row.low <= row.lift <= row.high
             n_rows += 1
     assert n_rows > 50
@@ -209,7 +214,9 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own, monkeypa
     np.testing.assert_array_equal(parts["kept_code"], whole["kept_code"])
     for name in ("text", "focus"):
         np.testing.assert_array_equal(parts["examples"][name], whole["examples"][name])
-    for mine, others in ((rows_of(parts, at), rows_of(whole, at)) for at in range(14)):
+    for head in range(14):
+        mine = rows_of(parts, head)
+        others = rows_of(whole, head)
         assert [(row.side, row.tokens, row.count) for row in mine] == [
             (row.side, row.tokens, row.count) for row in others
         ]
@@ -279,7 +286,7 @@ def test_an_interruption_keeps_what_was_done(own, monkeypatch):
     second.require_whole()
 
 
-def reports(model: Model) -> list[int]:
+def reports(model):
     told = []
     atlas(model, SENTENCES, FEW, lambda done: told.append(done.n_tokens) if done.step == "reading examples" else None)
     return told

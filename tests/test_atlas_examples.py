@@ -1,12 +1,10 @@
 """The page of an atlas in headless Chromium: the examples of a head, as they are quoted, shaded and opened."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import pieces_of, weights_of, with_examples
 from tests.atlas_page_helpers import ATLAS, EXAMPLES, _opened, mine, open_atlas
 
@@ -24,7 +22,7 @@ def test_examples_show_their_texts(opened, tab):
         assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.excerpt} [SEP] "
 
 
-def quoting(excerpt: str, tokens: Sequence[str]) -> Atlas:
+def quoting(excerpt, tokens):
     """The atlas with a text in place of each of its own, in [CLS] and [SEP]; tokens not there stand for nothing."""
     offsets = [(0, 0)]
     end = 0

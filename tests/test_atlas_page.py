@@ -32,7 +32,7 @@ def test_all_heads_with_all_their_numbers(opened):
     assert [row["description"] for row in rows] == FINDINGS["heads"]["description"].tolist()
 
 
-def fits(expression: str) -> list[str]:
+def fits(expression):
     """The heads for which a Python expression of measures holds."""
     return [
         head.name
@@ -41,20 +41,20 @@ def fits(expression: str) -> list[str]:
     ]
 
 
-def role_of(name: str) -> list[str]:
+def role_of(name):
     return [head.name for head in heads_in(FINDINGS) if name in {role.name for role in head.roles}]
 
 
 PAIR = next(row.tokens for row in rows_of(ATLAS, 0) if row.side == "pairs")
 
 
-def having(query: str, key: str) -> list[str]:
+def having(query, key):
     """The heads with a pair that stands out, the one with the largest lift first, by the lower end of its interval."""
     lows = {name: low_of(name, query, key) for name in NAMES}
     return sorted((name for name, low in lows.items() if low), key=lambda name: -lows[name])
 
 
-def low_of(name: str, query: str, key: str) -> float:
+def low_of(name, query, key):
     """The lower end of the lift of a pair."""
     return max((row.low for row in rows_of(ATLAS, NAMES.index(name)) if row.tokens == (query, key)), default=0.0)
 

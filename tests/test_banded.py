@@ -17,7 +17,7 @@ Banded = tuple[Any, list[Any], dict[str, str], dict[str, torch.Tensor]]
 """A model, its attentions, what `heatmap` needs besides a text, and what the model needs besides its tokens."""
 
 
-def longformer() -> Banded:
+def longformer():
     config = transformers.LongformerConfig(
         **SIZES,
         hidden_size=24,
@@ -31,7 +31,7 @@ def longformer() -> Banded:
     return network, [layer.attention.self for layer in network.encoder.layer], {}, {}
 
 
-def led() -> Banded:
+def led():
     config = transformers.LEDConfig(
         **SIZES,
         d_model=24,

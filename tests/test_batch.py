@@ -1,6 +1,5 @@
 """Batches: the same files whoever draws them, nothing drawn twice, and nothing lost whatever happens."""
 
-import contextlib
 import json
 import os
 import random
@@ -46,7 +45,7 @@ HOW = BatchOptions(
 PLAIN = BatchOptions(choice=FIRST, running=SharedWork(workers=1))
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     """All files below a folder."""
     found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in sorted(found.items())}
@@ -196,17 +195,17 @@ def test_what_no_text_can_be_drawn_with_is_said_at_once(tmp_path, worker_here):
         batch("own", ["a"], tmp_path / "new", replace(PLAIN, running=SharedWork(workers=0)))
 
 
-def command(*arguments: object) -> list[str]:
+def command(*arguments):
     return [sys.executable, "-m", "attnscope", "batch", *map(str, arguments)]
 
 
-def of_workers(corpus: Path, out: Path, n: int = 1) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+def of_workers(corpus, out, n=1):
     """A run of its own; its processes hold its stderr, so that this ends when the last of them ends."""
     call = command(corpus, "-o", out, "-m", "own", "-L", "0", "--workers", n)
     return started(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def after_first_text(run: subprocess.Popen[bytes], out: Path) -> None:
+def after_first_text(run, out):
     while not list(out.glob("*/entry.json")):
         try:
             run.wait(0.01)
@@ -224,7 +223,7 @@ def expected(corpus, tmp_path_factory):
     return files(out)
 
 
-def require_finished_by_one_more_run(corpus: Path, out: Path, expected: dict[str, bytes]) -> None:
+def require_finished_by_one_more_run(corpus, out, expected):
     whole = {name: content for name, content in files(out).items() if "unfinished-" not in name}
     for name, content in whole.items():
         assert name in ("index.html", "manifest.jsonl") or content == expected[name], name
@@ -308,19 +307,19 @@ def test_a_text_that_fails_leaves_what_was_there(corpus, copied, worker_here, mo
 class Seen(HTMLParser):
     """What a browser would make of a page."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, html):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
         self.text = ""
         self.feed(html)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         assert not any(name.startswith("on") for name, _ in attrs)
         self.links += [value or "" for name, value in attrs if name in ("href", "src")]
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 

@@ -9,7 +9,7 @@ from attnscope.errors import AttnscopeError
 from tests.corpus_helpers import CLS, SEP, encode
 
 
-def stream(n: int, length=lambda i: 3) -> list[CorpusText]:
+def stream(n, length=lambda i: 3):
     return [CorpusText(i, "s", i + 1, text="x" * length(i)) for i in range(n)]
 
 
@@ -30,7 +30,7 @@ def test_blocks_are_together_the_corpus(n, size):
     assert [block.index for block in whole] == list(range(-(-n // size)))
 
 
-def described(made) -> list[list[tuple[int, int, list[int]]]]:
+def described(made):
     return [[(part.text, part.number, part.tokens.ids.tolist()) for part in batch] for batch in made]
 
 

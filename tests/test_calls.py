@@ -12,9 +12,7 @@ from attnscope.core.attention.seam import AttentionCall, attention_weights
 from tests.core_helpers import EXACT
 
 
-def call_of(
-    n_heads: int = 6, n_kv_heads: int = 3, n_queries: int = 40, batch: int = 1, seed: int = 0, **more: object
-) -> AttentionCall:
+def call_of(n_heads=6, n_kv_heads=3, n_queries=40, batch=1, seed=0, **more):
     drawn = torch.Generator().manual_seed(seed)
 
     def tensor(heads):
@@ -24,7 +22,7 @@ def call_of(
     return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))
 
 
-def masks(n: int) -> dict[str, dict[str, object]]:
+def masks(n):
     near = (torch.arange(n)[:, None] - torch.arange(n)).abs() < 7
     return {
         "bidirectional": {},

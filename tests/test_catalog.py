@@ -32,7 +32,7 @@ def not_installed(monkeypatch):
 COMMIT = ("c0ffee" * 7)[:40]
 
 
-def put_into_cache(cache: Path, repo_id: str, *names: str, ref: str = "main", commit: str = COMMIT) -> Path:
+def put_into_cache(cache, repo_id, *names, ref="main", commit=COMMIT):
     """Writes files as huggingface_hub lays them out."""
     home = cache / f"models--{repo_id.replace('/', '--')}"
     folder = home / "snapshots" / commit
@@ -44,14 +44,14 @@ def put_into_cache(cache: Path, repo_id: str, *names: str, ref: str = "main", co
     return folder
 
 
-def model_folder(folder: Path, *names: str) -> Path:
+def model_folder(folder, *names):
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text("{}")
     return folder
 
 
-def refused(spec: str, message: str, hint: str = "", **options: bool) -> AttnscopeError:
+def refused(spec, message, hint="", **options):
     with pytest.raises(AttnscopeError, match=message) as caught:
         resolve(spec, **options)
     assert hint in caught.value.hint
@@ -379,7 +379,7 @@ def test_a_repository_that_is_no_model_is_refused(hub):
     refused("org/name", "holds no config.json")
 
 
-def http_error(kind: str, status: int) -> Exception:
+def http_error(kind, status):
     import httpx2
     from huggingface_hub import errors
 

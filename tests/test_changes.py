@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.results.tokens import Tokens
 from tests.record_helpers import map_of, record_of, tokens_of
 
 
 @st.composite
-def words_of(draw: st.DrawFn, n: int) -> Tokens:
+def words_of(draw, n):
     """n tokens in words of one to three, special ones between them, of one or two segments."""
     special = draw(st.lists(st.booleans(), min_size=n, max_size=n).filter(lambda s: not all(s)))
     starts = draw(st.lists(st.booleans(), min_size=n, max_size=n))
@@ -22,7 +21,7 @@ def words_of(draw: st.DrawFn, n: int) -> Tokens:
     return replace(tokens_of([f"x{i}" for i in range(n)]), special=np.array(special), words=words, segments=segments)
 
 
-def groups_of(tokens: Tokens) -> list[list[int]]:
+def groups_of(tokens):
     """By the definition: neighbours of the same word of the same segment."""
     groups = []
     for i in range(len(tokens)):

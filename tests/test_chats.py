@@ -4,8 +4,6 @@ import json
 import os
 import random
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 import transformers
@@ -13,7 +11,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import attnscope
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.questions.links import find_links
 from tests.ablation_helpers import tiny
 from tests.test_damaged import change_one
@@ -27,7 +24,7 @@ TEMPLATE = (
 )
 
 
-def tokenizer(template: str | None = TEMPLATE) -> transformers.PreTrainedTokenizerBase:
+def tokenizer(template=TEMPLATE):
     """Words and marks; the special tokens are those of the template."""
     pieces = ["<unk>", "<|im_start|>", "<|im_end|>", *dict.fromkeys([*FRAME, *WORDS, "<", ">", "b", "/", ":"])]
     backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
@@ -46,11 +43,11 @@ def llama():
     return wrap(tiny("llama", num_hidden_layers=2), tokenizer())
 
 
-def say(chance: random.Random, n: int) -> str:
+def say(chance, n):
     return " ".join(chance.choice(WORDS) for _ in range(n))
 
 
-def conversation(seed: int) -> dict[str, Any]:
+def conversation(seed):
     """A system line, a question, a tool's result in some, and an answer."""
     chance = random.Random(seed)
     user = {"role": "user", "content": say(chance, chance.randint(6, 10))}
@@ -61,12 +58,12 @@ def conversation(seed: int) -> dict[str, Any]:
     return {"messages": [system, user, *tool, answer]}
 
 
-def write(path: Path, entries: list[Any]) -> Path:
+def write(path, entries):
     path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     return path
 
 
-def tokens_by_hand(entry: dict[str, Any]) -> list[str]:
+def tokens_by_hand(entry):
     made = []
     for message in entry["messages"]:
         made += ["<|im_start|>", message["role"], *message["content"].split(), "<|im_end|>"]
@@ -83,7 +80,7 @@ def test_a_conversation_is_written_by_the_template(llama, tmp_path):
         assert tokens_by_hand(entry) == list(tokens.labels)
 
 
-def read(path: Path, model: HuggingFaceModel, **more: Any) -> tuple[list[Any], list[str]]:
+def read(path, model, **more):
     """The texts of a file, and what was wrong with others."""
     corpus = attnscope.Corpus([path], **more)
     corpus.chat = model.tokenizer.write_chat

@@ -191,14 +191,3 @@ def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path):
     assert (result.returncode, result.stdout) == (0, b"out-\xff/heatmap.npz\n")
     result = process("show", path, "-o", odd, "-f", "npz", "--json", text=False, env={"PYTHONIOENCODING": "ascii"})
     assert json.loads(result.stdout)["files"] == [f"{odd}/heatmap.npz"]
-
-
-@pytest.mark.parametrize(("asked", "built"), [(["models", "--help"], ["models"]), (["inof"], None), ([], None)])
-def test_a_command_that_is_named_is_built_alone(monkeypatch, asked, built):
-    found = []
-    build = cli.build_app
-    monkeypatch.setattr(sys, "argv", ["attnscope", *asked])
-    monkeypatch.setattr(cli, "build_app", lambda names=cli.NAMES: found.append(names) or build(names))
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert [*found[0]] == (built or [*cli.NAMES])

@@ -11,10 +11,7 @@ import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.questions.compare import Comparison
-from attnscope.questions.compare_texts import Panel
 from attnscope.questions.distances import texts_line
-from attnscope.results.table import Floats
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import compare, compare_models
 from attnscope.studies.compare.texts import align, compare_heads, compare_texts
@@ -46,18 +43,18 @@ def other(tmp_path_factory):
     )
 
 
-def means(found: Comparison) -> Floats:
+def means(found):
     """The mean divergences of all pairs of heads: squared distances."""
     return found.distance() ** 2
 
 
-def places(found: Comparison, table: str = "heads") -> list[tuple[int, int]]:
+def places(found, table="heads"):
     """Layer and number of each head."""
     heads = found.table(table)
     return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
 
 
-def mean_by_hand(model, texts: list[str], a: tuple[int, int], b: tuple[int, int], measure: str, special: bool) -> float:
+def mean_by_hand(model, texts, a, b, measure, special):
     """The mean divergence of two heads, row by row, from the records of `heatmap`."""
     total = 0.0
     count = 0
@@ -190,7 +187,7 @@ class TestModels:
         assert "share a tokenizer" in str(caught.value.hint)
 
 
-def panels_of(found: Comparison, figure: str) -> list[Panel]:
+def panels_of(found, figure):
     """The maps side by side of a figure."""
     (block,) = found.report().figures()[figure]
     return list(block.view.panels)
@@ -237,7 +234,7 @@ class TestMinimalPairs:
 
 class TestAlignment:
     @staticmethod
-    def of(first: str, second: str) -> tuple[list[list[int]], list[bool], list[tuple[list[int], list[int]]]]:
+    def of(first, second):
         aligned, equal, keys = align(tokens_of(first.split()), tokens_of(second.split()))
         return aligned.tolist(), equal.tolist(), [(list(a), list(b)) for a, b in keys]
 

@@ -27,15 +27,15 @@ def attnscope(run, monkeypatch):
     return run
 
 
-def numbers_in(text: str) -> list[float]:
+def numbers_in(text):
     return [float(found) for found in re.findall(r"(?<![\w.])-?\d+\.\d{4}(?!\d)", text)]
 
 
-def every_number(rows: object) -> set[str]:
+def every_number(rows):
     return {f"{value:.4f}" for value in np.ravel(np.array(rows, float))}
 
 
-def has_matrix(out: str, labels: list[str], rows: object) -> bool:
+def has_matrix(out, labels, rows):
     """Whether a table of these rows, behind these labels, stands in the output."""
     lines = [
         rf" *{label}" + "".join(rf" +{value:.4f}" for value in row) for label, row in zip(labels, rows, strict=True)
@@ -125,7 +125,7 @@ def test_splits_and_costs_are_saved(attnscope, tmp_path):
 SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "0.27 0.27"]
 
 
-def take_quiz(answers: list[str], token: str | None = "sat") -> str:
+def take_quiz(answers, token="sat"):
     lines = io.StringIO("".join(f"{answer}\n" for answer in answers))
     printed = io.StringIO()
     ask(trace_example(token, [0]), Console(file=printed, width=100), lines.readline)

@@ -19,7 +19,7 @@ from tests.corpus_helpers import write
 # One line of text that is not blank; other characters that str.splitlines would cut at may be inside.
 
 
-def texts(*files, **options) -> list[str]:
+def texts(*files, **options):
     return [text.text for text in Corpus([*files], **options)]
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from attnscope.report.terminal import show
 from attnscope.studies.cost import cost, find_sizes
 
 
-def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
+def on_meta(family, auto="AutoModel", **settings):
     """A model of transformers without weights."""
     import transformers
 
@@ -24,7 +23,7 @@ def on_meta(family: str, auto: str = "AutoModel", **settings: Any) -> Any:
         return getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(family, **settings))
 
 
-def true_counts(model: Any) -> tuple[int, int, int]:
+def true_counts(model):
     """Attention's matrices and vectors, and all parameters, by the names that the model gives them."""
     matrices = vectors = 0
     wanted = ("attn", "self_attn", "attention", "SelfAttention", "EncDecAttention")
@@ -58,7 +57,7 @@ BERT = {
     "max_position_embeddings": 29,
 }
 GPT2 = {"n_embd": 60, "n_head": 4, "n_layer": 3, "vocab_size": 77, "n_inner": 31, "n_positions": 29}
-MODELS: list[tuple[str, str, dict[str, Any]]] = [
+MODELS = [
     ("bert", "AutoModel", {}),
     ("bert", "AutoModel", BERT),
     ("roberta", "AutoModel", BERT | {"type_vocab_size": 1}),

@@ -1,7 +1,6 @@
 """Damage of inputs, at random by seed: each loads and runs, or is refused in one line."""
 
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from attnscope.errors import AttnscopeError
 from tests.test_inputs import Attention
 
 
-def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
+def damage_inputs(chance):
     """Inputs of a module of (batch, 6, 8), and labels, of which one is wrong or odd."""
     x = torch.randn(4, 6, 8)
     tensors = [
@@ -73,7 +72,7 @@ def damage_inputs(chance: random.Random) -> tuple[Any, Any]:
     return chance.choice(shapes)(chance.choice(tensors)), chance.choice(labels)
 
 
-def settings() -> tuple[Any, ...]:
+def settings():
     return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device(), torch.get_num_threads()
 
 

@@ -12,7 +12,7 @@ from examples.decoder import decoder, wrap
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and"]
 
 
-def ids_of(*shape: int) -> torch.Tensor:
+def ids_of(*shape):
     return torch.randint(len(WORDS), shape, generator=torch.Generator().manual_seed(5))
 
 

@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 
-from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.facts import TextFacts
 from attnscope.studies.describe.features import blocks_of, catalogue
 from attnscope.text import build_tokens
@@ -16,7 +15,7 @@ PIECES = TOKENISED.split()
 IDS = [101, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 9, 6, 10, 11, 5, 102]
 
 
-def tokens() -> Tokens:
+def tokens():
     special = [piece[0] == "[" for piece in PIECES]
     spans = []
     end = 0
@@ -33,7 +32,7 @@ def tokens() -> Tokens:
     )
 
 
-def facts(**more: object) -> TextFacts:
+def facts(**more):
     read = tokens()
     frequent = np.isin(read.ids, [1, 10])
     return TextFacts(read, np.full(len(read), -5.0), frequent, **more)
@@ -42,7 +41,7 @@ def facts(**more: object) -> TextFacts:
 FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
 
 
-def keys(name: str, query: int, of: TextFacts | None = None) -> list[int]:
+def keys(name, query, of=None):
     """The keys that a feature holds of."""
     return np.flatnonzero(FEATURES[name].of(of or facts(), np.array([query]))[0]).tolist()
 

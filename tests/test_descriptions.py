@@ -4,7 +4,6 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.studies.describe.rows import join_rows
 from attnscope.studies.heads.measuring import target_of
@@ -40,7 +38,7 @@ def of_own(own, paragraphs):
     return heads(own, paragraphs, HeadsOptions(describe=FEW))
 
 
-def terms_of(found: Heads, row: int, part: str = "attends") -> Any:
+def terms_of(found, row, part="attends"):
     """The terms of a head's line."""
     terms = found["terms"]
     return terms.select((terms["head"] == row) & (terms["part"] == part))
@@ -97,7 +95,7 @@ def test_minilm_heads_are_said_to_find_what_they_find(minilm):
 # The sample -----------------------------------------------------------------------------------------------------
 
 
-def sampled(model: Model, texts: list[str], options: DescribeOptions = FEW) -> list[tuple[str, tuple[int, ...], bool]]:
+def sampled(model, texts, options=FEW):
     units, _ = read_sample(model, texts, options, with_rows=False)
     return [(unit.text.text or "", tuple(unit.queries.tolist()), unit.fits) for unit in units]
 
@@ -183,7 +181,7 @@ def test_a_failure_costs_the_descriptions_alone(own, paragraphs, monkeypatch):
     assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
 
 
-def encoder_decoder(folder: Path) -> Model:
+def encoder_decoder(folder):
     """A T5 whose decoder's L0H1 and L1H1 look at the token before, by their position bias."""
     write_tiny_t5(folder)
     weights = load_file(folder / "model.safetensors")

@@ -23,7 +23,7 @@ SIMPLICITY = list(range(8))
 TWIN, OF_TWIN = 7, 1
 
 
-def sample(n_texts: int = 12, n_rows: int = 9, seed: int = 0, *, ragged: bool = True) -> tuple[np.ndarray, ...]:
+def sample(n_texts=12, n_rows=9, seed=0, *, ragged=True):
     """Features of rows of different lengths; feature 7 is feature 1 again, and feature 6 goes up in steps."""
     drawn = np.random.default_rng(seed)
     lengths = drawn.integers(5, 31, n_texts * n_rows) if ragged else np.full(n_texts * n_rows, 20)
@@ -40,14 +40,12 @@ def sample(n_texts: int = 12, n_rows: int = 9, seed: int = 0, *, ragged: bool = 
     return features, starts, np.repeat(np.arange(n_texts), n_rows)
 
 
-def rows_with(weights: list[np.ndarray], features: np.ndarray, starts: np.ndarray, texts: np.ndarray) -> Rows:
+def rows_with(weights, features, starts, texts):
     """Rows of heads with these attention weights, (entry,) each."""
     return Rows(features, N_LEVELS, starts, texts, np.stack(weights))
 
 
-def attention_of(
-    rule: dict[int, float], features: np.ndarray, starts: np.ndarray, noise: float = 0.0, seed: int = 1
-) -> np.ndarray:
+def attention_of(rule, features, starts, noise=0.0, seed=1):
     """The attention of a head that follows a rule, (entry,)."""
     drawn = np.random.default_rng(seed).normal(size=features.shape[1]) * noise
     scores = drawn + sum(w * features[f] / (N_LEVELS[f] - 1) for f, w in rule.items())
@@ -58,10 +56,12 @@ def attention_of(
     return weights
 
 
-def kl_by_definition(weights: np.ndarray, terms: dict[int, float], rows: Rows, row: int) -> float:
+def kl_by_definition(weights, terms, rows, row):
     """KL of a row of attention to what terms say of it, key by key."""
     entries = range(rows.starts[row], rows.starts[row + 1])
-    scores = [sum(w * rows.features[f, e] / (rows.levels[f] - 1) for f, w in terms.items()) for e in entries]
+    scores = np.zeros(len(entries))
+    for f, w in terms.items():
+        scores += [w * rows.features[f, e] / (rows.levels[f] - 1) for e in entries]
     z = sum(math.exp(s) for s in scores)
     total = 0.0
     for e, s in zip(entries, scores, strict=True):
@@ -100,7 +100,7 @@ def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition
     assert part.means(p[None], part.weights)[0, 6] == pytest.approx(mean, rel=1e-6)
 
 
-def refit(rows: Rows, head: int, terms: tuple[int, ...]) -> tuple[np.ndarray, float]:
+def refit(rows, head, terms):
     expected = np.array([rows.share(term, head) for term in terms])
     return minimise(rows.table(terms, head), expected, rows, head, np.zeros(len(terms)), 1e-7)
 
@@ -126,7 +126,10 @@ def test_planted_rules_are_found(seed):
     features, starts, texts = sample(n_texts=16, seed=seed)
     drawn = np.random.default_rng(seed)
     rules = [{int(f): 4.0} for f in drawn.permutation(6)[:3]]
-    mixtures = [{int(a): 3.5, int(b): 2.5} for a, b in (drawn.permutation(6)[:2] for _ in range(3))]
+    mixtures = []
+    for _ in range(3):
+        first, second = drawn.permutation(6)[:2]
+        mixtures.append({int(first): 3.5, int(second): 2.5})
     heads = [attention_of(rule, features, starts, 0.4, seed) for rule in (*rules, *mixtures)]
     rows = rows_with(heads, features, starts, texts)
     found = describe(rows.of_texts(range(8)), SIMPLICITY)
@@ -203,7 +206,7 @@ def test_one_text_has_no_interval():
 BATCH, HEADS, KV, TOKENS, WIDTH = 2, 6, 3, 11, 5
 
 
-def call_with(**more: object) -> AttentionCall:
+def call_with(**more):
     torch.manual_seed(0)
     query = torch.randn(BATCH, HEADS, TOKENS, WIDTH)
     key, value = torch.randn(2, BATCH, KV, TOKENS, WIDTH)

@@ -4,9 +4,6 @@ The device is pretended (tests/pretend_device.py): a tensor that is made in the 
 moved, raises there as it would on CUDA.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -36,7 +33,7 @@ def elsewhere(request, monkeypatch):
         yield moves
 
 
-def numbers_of(found: Any) -> list[np.ndarray]:
+def numbers_of(found):
     """All floating-point numbers of a record, in the order of its fields."""
     if isinstance(found, torch.Tensor):
         found = found.cpu().numpy()
@@ -53,7 +50,7 @@ def numbers_of(found: Any) -> list[np.ndarray]:
     return []
 
 
-STUDIES: dict[str, Callable[[Any], Any]] = {
+STUDIES = {
     "heatmap": lambda model: attnscope.heatmap(model, TEXTS[0]),
     "one-head": lambda model: attnscope.heatmap(model, TEXTS[0], pick=[(1, 1)]),
     "part": lambda model: attnscope.heatmap(model, TEXTS[1], rows=(2, 5), cols=(1, 4)),
@@ -71,7 +68,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def agree(spec: str, name: str) -> None:
+def agree(spec, name):
     here = models.load(spec, device="cpu")
     there = models.load(spec, device=NAME)
     assert there.info.device == f"{NAME}:0"

@@ -14,7 +14,7 @@ from attnscope.core.sampled_rows import Rows
 N_TYPES, N_TEXTS, N_ROWS, N_KEYS, WIDTH = 61, 40, 11, 23, 7
 
 
-def sample(seed: int) -> tuple[Rows, np.ndarray, np.ndarray]:
+def sample(seed):
     """Rows of random tokens without a shared feature that says anything, their offsets, and X."""
     drawn = np.random.default_rng(seed)
     n = N_TEXTS * N_ROWS
@@ -33,13 +33,13 @@ def sample(seed: int) -> tuple[Rows, np.ndarray, np.ndarray]:
     return rows, offsets, describe_types(embeddings, occurrences, np.zeros((N_TYPES, 0), np.float32))
 
 
-def attending(rows: Rows, scores: np.ndarray, noise: float, seed: int) -> np.ndarray:
+def attending(rows, scores, noise, seed):
     """The attention of a head with some scores, (head 1, entry)."""
     raised = np.exp(scores + noise * np.random.default_rng(seed).normal(size=scores.shape))
     return (raised / np.repeat(np.add.reduceat(raised, rows.starts[:-1]), N_KEYS))[None]
 
 
-def first_term(rows: Rows, offsets: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, float]:
+def first_term(rows, offsets, x):
     """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
     half = range(N_TEXTS // 2)
     rows = replace(rows, columns=find_columns(rows.of_texts(half), offsets, x))

@@ -18,19 +18,23 @@ from attnscope.core.distance import (
 )
 
 
-def weights_of(n_heads: int, n_queries: int, n_keys: int, seed: int = 0, *, sharp: float = 3.0) -> np.ndarray:
+def weights_of(n_heads, n_queries, n_keys, seed=0, *, sharp=3.0):
     drawn = np.random.default_rng(seed).normal(size=(n_heads, n_queries, n_keys)) * sharp
     shares = np.exp(drawn - drawn.max(-1, keepdims=True))
     return (shares / shares.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def by_definition(measure: str, p: np.ndarray, q: np.ndarray) -> float:
+def by_definition(measure, p, q):
     """One row against another, key by key, with what a sink took as a further key."""
-    p, q = ([*map(float, row), max(0.0, 1 - float(np.sum(row, dtype=np.float64)))] for row in (p, q))
-    if measure == "hellinger":
-        return sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, q, strict=True)) / 2
+    rows = []
+    for row in (p, q):
+        sink = max(0.0, 1 - float(np.sum(row, dtype=np.float64)))
+        rows.append([*map(float, row), sink])
     total = 0.0
-    for a, b in zip(p, q, strict=True):
+    for a, b in zip(*rows, strict=True):
+        if measure == "hellinger":
+            total += (math.sqrt(a) - math.sqrt(b)) ** 2 / 2
+            continue
         middle = (a + b) / 2
         total += sum(x * math.log(x / middle) for x in (a, b) if x > 0) / 2
     return total

@@ -25,8 +25,6 @@ import pytest
 import attnscope
 from attnscope import Corpus, cli, models
 from attnscope.core.catalogue import MEASURES
-from attnscope.models.model import Model
-from attnscope.questions.heads import Heads
 from attnscope.studies.heads import study as heads_study
 from docs import generate
 from tests.conftest import write_tiny
@@ -50,22 +48,22 @@ class Block:
     output: str | None
 
     @property
-    def commands(self) -> list[str]:
+    def commands(self):
         """The lines of a bash block, those that end in a backslash joined."""
         joined = self.body.replace("\\\n", " ")
         return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     text = page.read_text("utf-8")
     return [Block(m["kind"], m["body"], m["why"], m["output"]) for m in _BLOCK.finditer(text)]
 
 
-def lines_of(text: str) -> list[str]:
+def lines_of(text):
     return [line.rstrip() for line in text.strip("\n").splitlines()]
 
 
-def is_output(shown: str, printed: str) -> bool:
+def is_output(shown, printed):
     """Whether a page shows what was printed: `...` stands for any number of lines."""
     rest = lines_of(printed)
     free = False
@@ -104,10 +102,10 @@ LONG = [
 ]
 """Pages whose commands take most of the time of all; `pytest -m slow` runs them."""
 
-HELD: dict[object, Model] = {}
+HELD = {}
 """Models that pages have loaded: one and the same for all."""
 
-STUDIED: dict[str, Heads] = {}
+STUDIED = {}
 """Studies of heads that pages have made, by the model, the texts and the options."""
 
 
@@ -169,7 +167,7 @@ def stand_ins(elsewhere, request):
     (elsewhere / "texts.txt").write_text("The cat, a cat.\nA bad cab.\n" * 6, "utf-8")
 
 
-def add_language_model_head(folder: Path) -> None:
+def add_language_model_head(folder):
     """Give a decoder a random head that predicts next tokens."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -178,7 +176,7 @@ def add_language_model_head(folder: Path) -> None:
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)
 
 
-def write_protein_model(folder: Path) -> None:
+def write_protein_model(folder):
     """ESM-2's architecture and vocabulary of residues, with random weights."""
     import torch
     from transformers import EsmConfig, EsmForMaskedLM, EsmTokenizer
@@ -201,7 +199,7 @@ def write_protein_model(folder: Path) -> None:
     EsmForMaskedLM(config).save_pretrained(folder)
 
 
-def run(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+def run(command, monkeypatch, capfd):
     """Runs a command: attnscope in this process, with what stands before its pipe as stdin; others as they are.
 
     Returns what it printed.
@@ -228,7 +226,7 @@ def run(command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     return out
 
 
-def names_in_files(folder: Path) -> set[str]:
+def names_in_files(folder):
     """Names of members, fields and columns in all records of a folder, as `formats.md` writes them."""
     from attnscope.core.catalogue import measure_names
 
@@ -290,7 +288,7 @@ def test_every_command_runs(page, monkeypatch, capfd):
         assert not unnamed, f"docs/formats.md does not name {unnamed}"
 
 
-def require_options(lines: list[str]) -> None:
+def require_options(lines):
     """Fails where a line of attnscope names a command or an option that there is not."""
     commands = cli.commands()
     words = [shlex.split(line.rpartition(" | ")[2], comments=True) for line in lines]
@@ -319,7 +317,7 @@ def test_each_recipe_has_a_question_and_a_command():
     assert not [recipe.splitlines()[0] for recipe in recipes if "```bash" not in recipe]
 
 
-def readme_lines() -> list[str]:
+def readme_lines():
     """What a newcomer types: the lines of README's bash blocks, without those that take long or need a model."""
     installing = "it installs packages"
     typed = [

@@ -3,7 +3,6 @@
 import io
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.text import Text
@@ -19,7 +18,7 @@ FAILURE = {"step": "--frobnicate", "error": "a bug", "hint": "mend it"}
 SENTENCE = "--frobnicate failed: a bug"
 
 
-def failed_record(name: str) -> Any:
+def failed_record(name):
     """A saved record, whose study failed in part."""
     record = load(RECORDS / name)
     return replace(record, run={**record.run, "failures": [FAILURE]})

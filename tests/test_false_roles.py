@@ -4,8 +4,6 @@ Figures in brackets, or said to be of before, are of the code that counted copie
 """
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,16 +24,16 @@ OFTEN = 1 / np.arange(1, len(WORDS) + 1)
 PARAGRAPHS = [part for part in (SAMPLES / "alice.txt").read_text("utf-8").split("\n\n") if part.strip()]
 
 
-def prose(n_texts: int, chance: np.random.Generator) -> list[str]:
+def prose(n_texts, chance):
     """Texts of words without any order, 6 to 29 of them."""
     return [some_words(int(chance.integers(6, 30)), chance) for _ in range(n_texts)]
 
 
-def some_words(n: int, chance: np.random.Generator) -> str:
+def some_words(n, chance):
     return " ".join(chance.choice(WORDS, n, p=OFTEN / OFTEN.sum()))
 
 
-def corpora(seed: int) -> dict[str, list[str]]:
+def corpora(seed):
     """What misled the test of roles: copies, few texts, one text that outweighs all; and ordinary texts."""
     chance = np.random.default_rng(seed)
     some = prose(30, chance)
@@ -49,7 +47,7 @@ def corpora(seed: int) -> dict[str, list[str]]:
     } | {f"{n} texts": some[:n] for n in (1, 2, 3, 5, 9, 10, 30)}
 
 
-def sharp_model(folder: Path, kind: str, seed: int, sharpness: float) -> Any:
+def sharp_model(folder, kind, seed, sharpness):
     """24 heads of random weights whose scores have about this standard deviation, in nats."""
     import torch
     from transformers import AutoConfig, AutoModel
@@ -77,7 +75,7 @@ def sharp_model(folder: Path, kind: str, seed: int, sharpness: float) -> Any:
     return attnscope.load(str(folder), check=False, engine="hf")
 
 
-def roles_of(head: Any) -> set[str]:
+def roles_of(head):
     return {role.name for role in head.roles}
 
 
@@ -106,9 +104,7 @@ TESTED = ("previous_token", "next_token", "self_token", "same_token", "induction
 """Roles of which each head of a simulation has a true value at its limit, or above it."""
 
 
-def found_on(
-    n_texts: int, n_null: int, n_true: int, chance: np.random.Generator, *, above: float = 0.0, alike: float = 0.1
-) -> tuple[int, int]:
+def found_on(n_texts, n_null, n_true, chance, *, above=0.0, alike=0.1):
     """How many roles are given to heads whose true values are at the limits, and to those above them.
 
     Args:
@@ -164,7 +160,7 @@ def test_planted_heads_are_found_in_ten_texts(name):
             assert planted - roles_of(head) <= (few if texts is SENTENCES else set()), head.name
 
 
-def few_texts_define(tally: Tally) -> set[str]:
+def few_texts_define(tally):
     """Roles of which fewer than LEAST_TEXTS effective texts say anything."""
     effective = tally.measures.effective_texts()
     return {

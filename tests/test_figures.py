@@ -5,7 +5,6 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,21 +14,19 @@ from matplotlib.colors import to_hex
 
 from attnscope.drawing import layout, lettering
 from attnscope.drawing.canvas import MARK
-from attnscope.drawing.maps import MapsPage
 from attnscope.drawing.style import SCALES, Style
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_plates import draw_plates
 from tests.processes import python
 from tests.record_helpers import RUN, map_of, page_of, record_of, simple, stems, tokens_of
 
 
-def words(canvas: MapsPage) -> list[str]:
+def words(canvas):
     return [text.get_text() for text in canvas.axes.texts if text.get_text()]
 
 
-def encoder_decoder() -> Heatmap:
+def encoder_decoder():
     source = tokens_of(["a", "b", "c", "</s>"], (3,))
     target = tokens_of(["x", "y"])
     return record_of(
@@ -102,10 +99,11 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand():
     canvas = page_of(record, "L00H00", cmap="Greys")
     (x, y), cell = canvas.corners[0], canvas.places.cell[0]
     pixels = canvas.pixels()
-    inner = [
-        [pixels[int(y + (q + 0.2) * cell), int(x + (k + 0.2) * cell)].tolist() for k in range(4)] for q in range(4)
-    ]
-    black = [(q, k) for q in range(4) for k in range(4) if inner[q][k] == [0, 0, 0]]
+    black = []
+    for q, k in itertools.product(range(4), repeat=2):
+        inner = pixels[int(y + (q + 0.2) * cell), int(x + (k + 0.2) * cell)]
+        if not inner.any():
+            black.append((q, k))
     assert black == [(1, 3)]
     rows = {text.get_text(): text.get_position()[1] for text in canvas.axes.texts if text.get_ha() == "right"}
     assert rows["t1"] == y + 1.5 * cell
@@ -144,7 +142,7 @@ def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
     assert f"one label for {step} tokens" in " ".join(words(canvas))
 
 
-def seams_of(canvas: MapsPage) -> set[tuple[tuple[float, ...], ...]]:
+def seams_of(canvas):
     (x, y), cell = canvas.corners[0], canvas.places.cell[0] / canvas.pool
     found = set()
     for lines in canvas.axes.collections:
@@ -217,7 +215,7 @@ def test_a_query_is_shown_in_all_heads_with_their_weights():
 # The same bytes
 
 
-def variations() -> list[Heatmap]:
+def variations():
     """Records that are easily taken for one another."""
     base = simple(4, heads=2)
     tokens = base.maps[0].queries
@@ -296,7 +294,7 @@ HOSTILE = {
 }
 
 
-def draw_strictly(folder: Path, names: Sequence[str], *formats: str) -> None:
+def draw_strictly(folder, names, *formats):
     labels = [label for name in names for label in HOSTILE[name]]
     model = " ".join(HOSTILE[name][0] for name in names)
     record = record_of(map_of(tokens_of(labels), layers=1, heads=1), run=RUN | {"model": model})

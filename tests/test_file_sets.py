@@ -14,7 +14,7 @@ from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
 
-def write_set(target: Path, content: str, names: tuple[str, ...]) -> None:
+def write_set(target, content, names):
     index = target / "index.txt"
     earlier = index.read_text().split() if index.is_file() else []
     with replace_together(target, earlier=earlier, last="index.txt") as staged:
@@ -23,7 +23,7 @@ def write_set(target: Path, content: str, names: tuple[str, ...]) -> None:
         (staged / "index.txt").write_text(" ".join(names))
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 

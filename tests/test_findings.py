@@ -16,7 +16,7 @@ from tests.findings_helpers import NAN, Head, described_findings, fake_findings,
 from tests.record_helpers import require_lossless
 
 
-def rows_of(text: str) -> list[dict[str, str]]:
+def rows_of(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 

@@ -19,11 +19,11 @@ ROOT = FOLDER.parents[1]
 N_LINES = 10
 
 
-def command_of(path: Path) -> str:
+def command_of(path):
     return path.read_text("utf-8").splitlines()[0].removeprefix("$ ")
 
 
-def first_lines(printed: str, folder: Path) -> list[str]:
+def first_lines(printed, folder):
     """Return the first lines, with names of folders as a reader of the docs has them."""
     told = printed.replace(f"file://{folder}/", "file:///folder/").replace(f"{folder}/", "")
     return [line.rstrip() for line in told.splitlines()][:N_LINES]
@@ -53,7 +53,7 @@ def test_every_command_has_its_first_lines():
     assert not missing
 
 
-def main() -> None:
+def main():
     """Run each command in a new folder, and write its first lines anew."""
     for path in sorted(FOLDER.glob("*.txt")):
         command = command_of(path)

@@ -14,7 +14,7 @@ from tests.oracle import attention
 HEADS, KV_HEADS, QUERIES, KEYS, WIDTH = 6, 3, 5, 7, 4
 
 
-def call_of(n_kv_heads: int = HEADS, texts: int = 2, layer: int = 0, **changes: object) -> AttentionCall:
+def call_of(n_kv_heads=HEADS, texts=2, layer=0, **changes):
     drawn = torch.Generator().manual_seed(5)
     shapes = {"query": (HEADS, QUERIES), "key": (n_kv_heads, KEYS), "value": (n_kv_heads, KEYS)}
     tensors = {
@@ -23,7 +23,7 @@ def call_of(n_kv_heads: int = HEADS, texts: int = 2, layer: int = 0, **changes: 
     return AttentionCall(**({"layer": layer, "kind": "encoder", "scale": 1 / math.sqrt(WIDTH), **tensors} | changes))
 
 
-def side_by_side(heads: torch.Tensor, repeated: int = 1) -> np.ndarray:
+def side_by_side(heads, repeated=1):
     """(head, token, width) as (token, all columns)."""
     return np.concatenate([head for head in heads.double().numpy() for _ in range(repeated)], 1)
 

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from attnscope.core.attention.probes import Gate
 from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Batch
 from tests.ablation_helpers import batch_of, tiny, wrapped
 from tests.core_helpers import make_call
 
@@ -49,19 +48,19 @@ def test_factors_that_would_be_broadcast_are_refused(shape):
 # Zeroing weights by hand ------------------------------------------------------------------------------------------
 
 
-def _zero_bert(model: Any, layer: int, head: int) -> None:
+def _zero_bert(model, layer, head):
     model.bert.encoder.layer[layer].attention.output.dense.weight[:, head * 5 : head * 5 + 5] = 0
 
 
-def _zero_gpt2(model: Any, layer: int, head: int) -> None:
+def _zero_gpt2(model, layer, head):
     model.transformer.h[layer].attn.c_proj.weight[head * 5 : head * 5 + 5] = 0
 
 
-def _zero_llama(model: Any, layer: int, head: int) -> None:
+def _zero_llama(model, layer, head):
     model.model.layers[layer].self_attn.o_proj.weight[:, head * 4 : head * 4 + 4] = 0
 
 
-def _zero_t5(kind: str, model: Any, layer: int, head: int) -> None:
+def _zero_t5(kind, model, layer, head):
     stack = model.encoder if kind == "encoder" else model.decoder
     part = stack.block[layer].layer[1 if kind == "cross" else 0]
     attention = part.EncDecAttention if kind == "cross" else part.SelfAttention
@@ -118,7 +117,7 @@ def test_a_query_head_goes_without_its_group():
 # Reruns -----------------------------------------------------------------------------------------------------------
 
 
-def _gates(model: Model, batch: Batch, times: int, place: Any, n_heads: int) -> Gate:
+def _gates(model, batch, times, place, n_heads):
     factors = torch.rand(times * len(batch.ids), n_heads, generator=torch.Generator().manual_seed(3))
     return Gate({place: factors})
 
@@ -145,7 +144,7 @@ def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
             torch.testing.assert_close(short.logits, whole.logits, rtol=1e-4, atol=1e-4)
 
 
-def _places(model: Any) -> list[Any]:
+def _places(model):
     return [(kind, layer) for kind, layers in model.layers.items() for layer in layers]
 
 

@@ -1,9 +1,5 @@
 """The study of heads: what it finds on models that are known, and what it refuses."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -64,7 +60,7 @@ def test_minilm_on_prose(minilm):
     assert found.run["model"] == "minilm"
 
 
-def random_model(folder: Path, kind: str, seed: int) -> Any:
+def random_model(folder, kind, seed):
     """A model as transformers draws it before training."""
     import torch
     from transformers import AutoConfig, AutoModel
@@ -88,7 +84,7 @@ def random_model(folder: Path, kind: str, seed: int) -> Any:
     return attnscope.load(str(folder), check=False, engine="hf").untrained(seed)
 
 
-def random_corpora() -> dict[str, list[str]]:
+def random_corpora():
     """Texts of one length, on which random heads differ from uniform attention all alike; short ones; long ones."""
     chance = np.random.default_rng(0)
     several = ["the", "cat", "a", "b", "dog.", "it", "is,", "who"]
@@ -99,7 +95,7 @@ def random_corpora() -> dict[str, list[str]]:
     }
 
 
-def share_with_roles(models: Sequence[Any]) -> float:
+def share_with_roles(models):
     """Of all heads on all corpora, how many have a role but diffuse."""
     found = [heads(model, texts) for model in models for texts in random_corpora().values()]
     all_heads = [head for one in found for head in heads_in(one)]

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,11 @@ def study(run):
     return lambda *arguments: run("heads", "-m", "own", *arguments)
 
 
-def document(out: str) -> dict[str, Any]:
+def document(out):
     return json.loads(out)
 
 
-def roles_in(found: dict[str, Any], layer: int, head: int) -> set[str]:
+def roles_in(found, layer, head):
     (one,) = [h for h in found["heads"] if (h["layer"], h["head"]) == (layer, head)]
     return {name for name in one["role"].split("+") if name}
 
@@ -72,8 +71,7 @@ def test_the_probe_finds_the_induction_head(study):
     assert status == 0, err
     found = document(out)
     assert roles_in(found, 1, 1) == {"induction"}
-    having = {(h["layer"], h["head"]) for h in found["heads"] if roles_in(found, h["layer"], h["head"]) & {"induction"}}
-    assert having == {(1, 1)}
+    assert sum("induction" in head["role"].split("+") for head in found["heads"]) == 1
     assert found["corpus"]["n_texts"] == 50
     # Texts come as numbers; their special tokens are known all the same.
     assert next(h for h in found["heads"] if (h["layer"], h["head"]) == (0, 3))["resting_share"] > 0.99

@@ -10,14 +10,13 @@ from matplotlib.text import Text as Written
 
 from attnscope.drawing.style import Style
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heads import Heads
 from attnscope.report.figures import pages
-from attnscope.report.head_maps import Scale, scale_of
+from attnscope.report.head_maps import scale_of
 from attnscope.results.table import Estimate, Table, number
 from tests.findings_helpers import NAN, Head, described_findings, fake_findings, head, of, page_of, role, written
 
 
-def with_values(found: Heads, name: str, values: float) -> Heads:
+def with_values(found, name, values):
     heads = found["heads"]
     array = np.full(len(heads), values)
     return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, name: array})})
@@ -112,7 +111,7 @@ class TestRoles:
 
 
 class TestScales:
-    def scale(self, *values: float, baseline: float = NAN) -> Scale:
+    def scale(self, *values, baseline=NAN):
         numbers = Table.of_arrays((number("x"),), x=values, x_baseline=[baseline] * len(values))
         return scale_of(numbers, "x")
 

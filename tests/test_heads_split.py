@@ -1,7 +1,6 @@
 """The study of heads gives the same however its work is split: batches, blocks, chunks, and kinds of models."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ def own_causal():
     return attnscope.load("own-causal")
 
 
-def sums_of_texts(model: Any, texts: list[str]) -> dict[str, np.ndarray[Any, Any]]:
+def sums_of_texts(model, texts):
     """All sums and counts."""
     (tally,) = study_tallies(model, texts)[1].values()
     parts = (tally.measures, tally.uniform, tally.pairs)
@@ -33,12 +32,12 @@ def sums_of_texts(model: Any, texts: list[str]) -> dict[str, np.ndarray[Any, Any
 class Dense:
     """A model as if it had nothing but its weights to show: plain attention, and measures of these in float64."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.info = replace(model.info, path="eager")
         self.tokenizer, self.static_embeddings, self._run = model.tokenizer, model.static_embeddings, model.run
         self.blocks, self.writer = model.blocks, None
 
-    def run(self, batch: Any, probe: Any) -> Any:
+    def run(self, batch, probe):
         from attnscope.core.attention.probes import Weights
 
         assert isinstance(probe, Weights)

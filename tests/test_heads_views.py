@@ -3,16 +3,13 @@
 import io
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 
 from attnscope.questions.head_roles import MARKS, RoleGrid, marks_of
-from attnscope.questions.heads import Heads
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
 from attnscope.results.table import number as numbers
@@ -23,7 +20,7 @@ from tests.heads_helpers import heads_in
 HOSTILE = ("[red]x[/red]", "[/]", "a\nb\x1b[31m", "$x^2_{", "[link=file:///etc]y")
 
 
-def shown(drawing: Callable[[Heads, Console], RenderableType], found: Heads, width: int = 80, **console: object) -> str:
+def shown(drawing, found, width=80, **console):
     """What a console of a width prints; without colours unless asked for."""
     held = io.StringIO()
     settings = {"color_system": None, "force_terminal": False, "no_color": None} | console
@@ -32,27 +29,27 @@ def shown(drawing: Callable[[Heads, Console], RenderableType], found: Heads, wid
     return held.getvalue()
 
 
-def grid(found: Heads, console: Console) -> RenderableType:
+def grid(found, console):
     """The first role of each head, as --all prints it."""
     return Group(*RoleGrid(found).show(console, every=True))
 
 
-def whole(found: Heads, console: Console) -> RenderableType:
+def whole(found, console):
     """All that --all prints."""
     return show(found, console, every=True)
 
 
-def measures(*names: str) -> Callable[[Heads, Console], RenderableType]:
+def measures(*names):
     """What --measures prints."""
     return lambda found, console: show(found, console, measures=",".join(names))
 
 
-def plain(text: str) -> str:
+def plain(text):
     """A text without its colours."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def with_columns(found: Heads, **values: Any) -> Heads:
+def with_columns(found, **values):
     """The same with other values in columns of its heads."""
     heads = found["heads"]
     return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, **values})})

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import attnscope
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.questions.heatmap import Heatmap
 from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import truncate
 from attnscope.studies.maps import running
@@ -29,8 +28,9 @@ def exact(minilm):
     return attnscope.heatmap(attnscope.load("minilm", dtype="float64"), TIRED)
 
 
-def weight(record: Heatmap, layer: int, head: int, query: str, key: str) -> float:
-    (row,), (column,) = record.maps[0].queries.find(query), record.maps[0].keys.find(key)
+def weight(record, layer, head, query, key):
+    (row,) = record.maps[0].queries.find(query)
+    (column,) = record.maps[0].keys.find(key)
     return float(record.maps[0].of(layer, head)[row, column])
 
 

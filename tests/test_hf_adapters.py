@@ -2,13 +2,10 @@
 
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 import attnscope
 from attnscope.core.attention.probes import Weights
@@ -26,12 +23,12 @@ peft = pytest.importorskip("peft", reason="the extra [peft] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 
-def bert_classifier() -> PreTrainedModel:
+def bert_classifier():
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_hidden_layers=2))
 
 
-def adapted(base: Path, folder: Path, cls: Any, targets: list[str], **more: Any) -> Any:
+def adapted(base, folder, cls, targets, **more):
     """A LoRA of a model in a folder, with weights large enough to matter, saved into another folder."""
     model = cls.from_pretrained(base, attn_implementation="eager")
     torch.manual_seed(1)
@@ -44,7 +41,7 @@ def adapted(base: Path, folder: Path, cls: Any, targets: list[str], **more: Any)
     return wrapped.eval()
 
 
-def maps(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def maps(model, ids):
     probe = Weights()
     model.run(Batch(ids), probe)
     (found,) = probe.maps.values()

@@ -1,8 +1,6 @@
 """What is loaded is what the files hold: nothing random, nothing left out that attention would use."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,14 +9,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, resolve
 from attnscope.models.hf.loading import load_huggingface
-from attnscope.models.hf.model import HuggingFaceModel
 from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
 
@@ -34,7 +29,7 @@ T5 = {
 }
 
 
-def saved(model: PreTrainedModel, folder: Path) -> Path:
+def saved(model, folder):
     boost(model)
     model.save_pretrained(folder)
     words = Tokenizer(WordLevel({name: number for number, name in enumerate(["[UNK]", "[PAD]", *"abcdefgh"])}, "[UNK]"))
@@ -44,36 +39,36 @@ def saved(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def opened(folder: Path) -> HuggingFaceModel:
+def opened(folder):
     return load_huggingface(Source(str(folder), folder.name, folder))
 
 
-def configure(folder: Path, **settings: Any) -> None:
+def configure(folder, **settings):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
 
-def change(folder: Path, function: Any) -> None:
+def change(folder, function):
     weights = load_file(folder / "model.safetensors")
     save_file(function(weights), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def without(part: str) -> Any:
+def without(part):
     return lambda weights: {name: tensor for name, tensor in weights.items() if part not in name}
 
 
-def llama(**more: Any) -> PreTrainedModel:
+def llama(**more):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **{"num_hidden_layers": 3, **more}))
 
 
-def switch() -> PreTrainedModel:
+def switch():
     return transformers.SwitchTransformersForConditionalGeneration(
         transformers.SwitchTransformersConfig(**T5, num_experts=2, pad_token_id=0)
     )
 
 
-def nllb_moe() -> PreTrainedModel:
+def nllb_moe():
     heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_layers", "decoder_layers"), 2)
     widths = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_model"), 16)
     sparse = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 1)
@@ -81,7 +76,7 @@ def nllb_moe() -> PreTrainedModel:
     return transformers.NllbMoeForConditionalGeneration(config)
 
 
-def longcat() -> PreTrainedModel:
+def longcat():
     model = build("longcat_flash")
     return transformers.AutoModelForCausalLM.from_config(model.config)
 
@@ -103,7 +98,7 @@ def test_a_head_that_is_missing_is_told_by_its_place(tmp_path):
         shown.writer.generate(shown.tokenizer.encode_ids([5, 6]), 2)
 
 
-def _with_norms(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _with_norms(weights):
     layers = {name.partition(".self_attn")[0] for name in weights if "self_attn" in name}
     return weights | {f"{layer}.self_attn.{n}_norm.weight": torch.ones(8) for layer in layers for n in "qk"}
 

@@ -2,13 +2,11 @@
 
 import copy
 import functools
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch import Tensor
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 from transformers.models.llama import modeling_llama
 
 from attnscope.core.attention.probes import Weights
@@ -22,11 +20,11 @@ from attnscope.models.model import Batch
 from tests.hf_tally import boost, build
 
 
-def text(n: int, seed: int = 3) -> Tensor:
+def text(n, seed=3):
     return torch.randint(5, 55, (1, n), generator=torch.Generator().manual_seed(seed))
 
 
-def state(model: PreTrainedModel) -> list[Any]:
+def state(model):
     """Everything that is no tensor, and which objects a model is made of."""
     found = [model.config.to_dict()]
     for name, module in model.named_modules():
@@ -36,7 +34,7 @@ def state(model: PreTrainedModel) -> list[Any]:
     return found
 
 
-def big_bird(**more: Any) -> PreTrainedModel:
+def big_bird(**more):
     """Build one that attends in full up to 28 tokens, block-sparsely beyond."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
     sizes |= {"vocab_size": 60, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 96}
@@ -46,14 +44,14 @@ def big_bird(**more: Any) -> PreTrainedModel:
     return model.eval()
 
 
-def llama(**more: Any) -> PreTrainedModel:
+def llama(**more):
     model = build("llama")
     for name, value in more.items():
         setattr(model.config, name, value)
     return model
 
 
-def _differs_from(n_tokens: int) -> Any:
+def _differs_from(n_tokens):
     """Llama's own eager attention, that attends otherwise to texts of so many tokens and more."""
     true = modeling_llama.eager_attention_forward
 
@@ -107,17 +105,6 @@ def test_a_comparison_that_was_cut_short_is_made_anew(error, monkeypatch):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", _differs_from(45))
     with pytest.raises(AttnscopeError, match="self-check"):
         shown.run(Batch(text(50)), attend)
-
-
-def test_a_window_is_compared_once(monkeypatch):
-    monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)
-    lengths = []
-    true = check.long_example
-    monkeypatch.setattr(check, "long_example", lambda model, n: lengths.append(n) or true(model, n))
-    shown = wrap(llama(sliding_window=40, attention_chunk_size=[44]))
-    for n in (39, 41, 41, 50, 60):
-        shown.run(Batch(text(n)), attend)
-    assert lengths == [37, 61, 64]  # the last is as long as the model takes
 
 
 def test_hooks_buffers_lists_and_settings_are_put_back():

@@ -1,7 +1,6 @@
 """Hugging Face tokenizers as ours."""
 
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 import transformers
@@ -20,7 +19,7 @@ def bert(minilm_folder):
     return HuggingFaceTokenizer(transformers.AutoTokenizer.from_pretrained(minilm_folder))
 
 
-def byte_level(**settings: Any) -> transformers.PreTrainedTokenizerBase:
+def byte_level(**settings):
     """GPT-2's kind of tokenizer over single bytes, with a few merges, that begins texts with <s>."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pieces = ["<s>", "</s>", "<|user|>", *alphabet, "th", "the", "Ġc", "Ġthe"]

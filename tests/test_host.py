@@ -34,7 +34,7 @@ def interrupting_module(tmp_path, monkeypatch):
     return "struck"
 
 
-def wait_to_be_interrupted() -> None:
+def wait_to_be_interrupted():
     """Waits as a program waits for a lock or for the network; Ctrl-C ends that, it does not come after it."""
     time.sleep(20)
     pytest.fail("Ctrl-C was not felt")
@@ -77,7 +77,7 @@ def test_elsewhere_ctrl_c_is_felt_at_once():
 class Dying:
     """Ctrl-C comes while Python removes it: what a destructor raises, Python swallows."""
 
-    def __del__(self) -> None:
+    def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -128,7 +128,7 @@ def test_ctrl_c_at_an_import_is_one_line_and_130(name, tmp_path):
 # The working folder -----------------------------------------------------------------------------------------------
 
 
-def command(folder: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+def command(folder, *arguments):
     """Runs attnscope in a folder, in a process of its own that looks for modules as the installed script does."""
     return python("-P", "-m", "attnscope", *arguments, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
 

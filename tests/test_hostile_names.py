@@ -7,7 +7,6 @@ import json
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -52,7 +51,7 @@ def annotated(tmp_path):
     return path
 
 
-def require_plain(*printed: str) -> None:
+def require_plain(*printed):
     for text in printed:
         obeyed = [c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Zl", "Zp")]
         assert not obeyed, f"{obeyed} in {text!r}"
@@ -60,7 +59,7 @@ def require_plain(*printed: str) -> None:
 
 TEXT = f"a {NAME} b"
 
-COMMANDS: dict[str, list[Any]] = {
+COMMANDS = {
     "heatmap": ["heatmap", TEXT, "-m", "MODEL", "-f", "text,npz", "-o", "out"],
     "a query": ["heatmap", TEXT, "-m", "MODEL", "-f", "text", "--query", f"{NAME} z"],
     "page": ["page", TEXT, "-m", "MODEL", "-o", "out.html"],
@@ -112,7 +111,7 @@ def test_no_command_obeys_a_name(name, json_wanted, run, model, texts, annotated
         assert all(mark in out for mark in MARKUP)
 
 
-def _without_paths(out: str) -> str:
+def _without_paths(out):
     """What is printed but for the files that were written: those are printed as they are, for programs."""
     return "\n".join(line for line in out.splitlines() if not line.startswith(("out", "pruned")))
 

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +27,7 @@ MANY_FILES = {"pages/src", "questions"}
 """Folders that hold more: the scripts of pages are one program, without folders in it; each question has its file."""
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 
@@ -37,11 +36,11 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 @cache
-def parse(path: Path) -> ast.Module:
+def parse(path):
     return ast.parse(path.read_text("utf-8"))
 
 
-def imports_of(path: Path) -> Iterator[str]:
+def imports_of(path):
     """The modules of attnscope that a file imports anywhere in it: on use too, but not for types alone."""
     tree = parse(path)
     for_types = {
@@ -101,7 +100,7 @@ def test_names_say_what_they_hold():
     assert names.total() <= MOST_OF_NO_NAMES, names
 
 
-def _is_set(node: ast.AST) -> bool:
+def _is_set(node):
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 

@@ -1,14 +1,12 @@
 """Hugging Face models through the seam: equal to their own eager attention, or refused."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from torch import Tensor
-from transformers import AttentionInterface, AutoModel, PreTrainedModel
+from transformers import AttentionInterface, AutoModel
 from transformers.masking_utils import AttentionMaskInterface
 
 import attnscope
@@ -30,7 +28,7 @@ SEAM = [
 EAGER = ["bloom", "deberta-v2", "gpt_neo", "falcon", "xlnet", "mpnet", "convbert"]
 
 
-def tiny(model_type: str) -> PreTrainedModel:
+def tiny(model_type):
     model = build(model_type)
     assert not isinstance(model, str), model
     return model
@@ -123,22 +121,22 @@ def test_what_cannot_be_shown_is_refused_in_one_line(model_type, words):
     assert "\n" not in str(caught.value)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
+def _no_mask(*_, **__):
     return None
 
 
-def _broken(**changes: Any) -> Any:
+def _broken(**changes):
     def attention(module, *tensors, **given):
         return seam.attention_function(module, *tensors, **{**given, **changes})
 
     return attention
 
 
-def _swapped_keys(module: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **given: Any) -> Any:
+def _swapped_keys(module, query, key, value, *rest, **given):
     return seam.attention_function(module, query, key.flip(1), value.flip(1), *rest, **given)
 
 
-def _without_mask(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **given: Any) -> Any:
+def _without_mask(module, query, key, value, *_, **given):
     return seam.attention_function(module, query, key, value, **{**given, "attention_mask": None})
 
 

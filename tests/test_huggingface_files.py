@@ -1,15 +1,13 @@
 """Hugging Face models that come from files, and what they write: what loads, and what is refused."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
 import attnscope
 from attnscope.core.attention.probes import Weights
@@ -26,7 +24,7 @@ from tests.hf_tally import boost
 from tests.test_huggingface import tiny
 
 
-def folder_source(folder: Path) -> Source:
+def folder_source(folder):
     return Source(str(folder), folder.name, folder, origin=f"folder {folder}")
 
 
@@ -66,7 +64,7 @@ def test_pickles_are_loaded_only_when_asked_for(tiny_bert):
     assert load_huggingface(folder_source(tiny_bert), allow_pickle=True).info.n_layers == (2,)
 
 
-def _change_weights(folder: Path, change: Any) -> None:
+def _change_weights(folder, change):
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -159,7 +157,7 @@ def test_only_transformers_models_are_wrapped():
 # Writing --------------------------------------------------------------------------------------------------------
 
 
-def causal_lm(**more: Any) -> PreTrainedModel:
+def causal_lm(**more):
     config = transformers.LlamaConfig(
         hidden_size=24,
         num_hidden_layers=2,

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 import attnscope
 from tests.hostile.check import RECORDS, WAIT_S, clean, problems, run_case
-from tests.hostile.generator import BASES, COMMANDS, Case, Generator
+from tests.hostile.generator import BASES, COMMANDS, Generator
 from tests.processes import LIMIT_S, started
 
 FEW, MANY = 40, 4000
@@ -45,7 +44,7 @@ def test_what_is_changed_by_lot_works_unchanged(name, number, generator, home):
     assert status == 0, err
 
 
-def attack(seeds: range, generator: Generator, home: Path) -> list[str]:
+def attack(seeds, generator, home):
     found = []
     for seed in seeds:
         case = generator.case(seed)
@@ -73,7 +72,7 @@ _BEGUN = (  # as `python -m attnscope`, but says when Python has started: what c
 )
 
 
-def computed_s(session: int) -> float:
+def computed_s(session):
     """Seconds that the processes of a session have computed, as far as they live: of what they do, whoever waits."""
     total = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -133,10 +132,10 @@ def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(sent,
     print(sent.name, dict(tally))
 
 
-FOREIGN: list[Path] = []
+FOREIGN = []
 
 
-def put_foreign(out: Path | None) -> None:
+def put_foreign(out):
     """Puts a file that attnscope did not write into each folder of a result."""
     folders = [out, *(path for path in out.rglob("*") if path.is_dir())] if out.is_dir() else [out.parent]
     FOREIGN[:] = [folder / "foreign.txt" for folder in folders]
@@ -144,12 +143,12 @@ def put_foreign(out: Path | None) -> None:
         path.write_text("mine")
 
 
-def copy(source: Path, target: Path) -> None:
+def copy(source, target):
     """Copies a file, or a folder with all that is in it."""
     shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
 
-def results(case: Case, home: Path, generator: Generator, kept: Path) -> dict[Path, bytes]:
+def results(case, home, generator, kept):
     """What a command writes that nothing stops, by its files. It runs once, into `kept`."""
     if not kept.exists():
         status, _, said = run_case(case, home)
@@ -159,11 +158,11 @@ def results(case: Case, home: Path, generator: Generator, kept: Path) -> dict[Pa
     return {case.out / path.relative_to(kept): path.read_bytes() for path in files_below(kept)}
 
 
-def files_below(out: Path) -> list[Path]:
+def files_below(out):
     return [path for path in [out, *out.rglob("*")] if path.is_file()]
 
 
-def require_one_run(home: Path, earlier: Mapping[Path, bytes], whole: Mapping[Path, bytes], told: str) -> str:
+def require_one_run(home, earlier, whole, told):
     """All files that both runs write are of the earlier one, or of the one that was stopped; says of which."""
     now = {path: path.read_bytes() for path in earlier if path.is_file()}
     assert now.keys() == earlier.keys(), told
@@ -175,14 +174,14 @@ def require_one_run(home: Path, earlier: Mapping[Path, bytes], whole: Mapping[Pa
     return "nothing to tell apart" if not both else "earlier" if stayed else "new"
 
 
-def complete(path: Path) -> bool:
+def complete(path):
     """Whether a file is no record that says that it is not."""
     if path.suffix != ".npz" or "weights" in path.name:
         return True
     return bool(getattr(attnscope.load_record(path), "corpus", {}).get("complete", True))
 
 
-def require_whole(home: Path, parts: bool) -> None:
+def require_whole(home, parts):
     """Every file of a result is whole; whether parts of results may be left is said."""
     for path in home.rglob("out*/**/*"):
         if not path.is_file() or path.name == "foreign.txt":
