@@ -1,6 +1,7 @@
 """What all tests share: no network, a cache of their own, few threads, and models to try things on."""
 
 import atexit
+import csv
 import gc
 import io
 import json
@@ -191,6 +192,14 @@ def own() -> Any:
 
 
 @pytest.fixture(scope="session")
+def own_causal() -> Any:
+    """The glass box that looks back only; nobody changes it."""
+    import attnscope
+
+    return attnscope.load("own-causal")
+
+
+@pytest.fixture(scope="session")
 def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Whisper."""
     from tests.senses_helpers import write_whisper
@@ -230,6 +239,16 @@ def edit_config(tiny_bert: Path) -> Callable[..., Path]:
     """Changes settings in the config.json of tiny_bert, and returns its folder."""
 
     return lambda **changes: edited(tiny_bert, **changes)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what lies in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def csv_rows(text: str) -> list[dict[str, str]]:
+    """The rows of a CSV by the names of its columns."""
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def edited(folder: Path, **changes: object) -> Path:

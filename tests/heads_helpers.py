@@ -32,7 +32,9 @@ class Seen:
     """A head of a result, as tests ask for it: its place, its roles as rows by name, and its measures."""
 
     def __init__(self, heads: Table, row: int, roles: Table) -> None:
-        self.kind, self.layer, self.head = (heads[name][row].item() for name in ("kind", "layer", "head"))
+        self.kind = heads["kind"][row].item()
+        self.layer = heads["layer"][row].item()
+        self.head = heads["head"][row].item()
         self.name = f"L{self.layer}H{self.head}"
         self.resting_share = float(heads["resting_share"][row]) if "resting_share" in heads else float("nan")
         self.roles = []
@@ -55,7 +57,8 @@ def heads_in(found: Heads | Mapping[str, Table], table: str = "heads") -> list[S
     if table == "control":  # which has the names of roles alone
         names = [role.split("+") for role in found[table]["role"].tolist()]
         rows = [(row, name) for row, of_head in enumerate(names) for name in of_head if name]
-        roles = Table.of_arrays((count("head"), text("role")), head=[row for row, _ in rows], role=[n for _, n in rows])
+        numbers, named = zip(*rows, strict=True) if rows else ((), ())
+        roles = Table.of_arrays((count("head"), text("role")), head=numbers, role=named)
     return [Seen(found[table], row, roles) for row in range(len(found[table]))]
 
 

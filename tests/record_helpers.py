@@ -155,11 +155,12 @@ def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:
     keys = tokens_of(
         labels, tuple(range(first)), n_given=first + 3, offsets=offsets, text="what is it a cat", words=words
     )
-    cells = np.array([[0, 1, 2], [4, 5, 6]], np.int32) + n_before, np.array([[8, 9]], np.int32) + n_before
+    large = np.array([[0, 1, 2], [4, 5, 6]], np.int32) + n_before
+    small = np.array([[8, 9]], np.int32) + n_before
     white = np.full((16, 24, 3), 255, np.uint8)
     pictures = (
-        Picture(white, (2, 3), "white.png", (240, 160), cells[0], (0, 0, 240, 160)),
-        Picture(white[:8, :16], (1, 2), "white.png, small", (240, 160), cells[1], (0, 0, 240, 160)),
+        Picture(white, (2, 3), "white.png", (240, 160), large, (0, 0, 240, 160)),
+        Picture(white[:8, :16], (1, 2), "white.png, small", (240, 160), small, (0, 0, 240, 160)),
     )
     queries = keys.take(np.arange(first, n))
     made = replace(map_of(queries, keys, kind="decoder", seed=seed), part=(first, 0, n, n))

@@ -61,8 +61,8 @@ def require_no_worse(
     assert ours.shape == theirs.shape == true.shape, err_msg
     size = np.abs(true).max(initial=0.0) if size is None else np.asarray(size, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):  # of nothing, any error is too much
-        errors = [np.where(it == true, 0.0, np.abs(it - true) / size) for it in (ours, theirs)]
-    error, allowed = (float(part.max(initial=0.0)) for part in errors)
+        error = float(np.where(ours == true, 0.0, np.abs(ours - true) / size).max(initial=0.0))
+        allowed = float(np.where(theirs == true, 0.0, np.abs(theirs - true) / size).max(initial=0.0))
     assert np.isfinite(allowed), f"{err_msg}: plain PyTorch is of no use as a measure"
     slack = unit(torch.float32) if slack is None else slack
     assert error <= TIMES * allowed + slack, (

@@ -11,6 +11,7 @@ from rich.console import Console
 from attnscope.questions.ablate import Ablation, quantity_column
 from attnscope.report.terminal import show
 from attnscope.results.table import HEADS, Table
+from tests.conftest import names_in
 from tests.record_helpers import require_lossless
 
 
@@ -87,7 +88,7 @@ def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     assert "matters most: without it hidden states change by" in first
     assert "zero Δ hidden" in lines[1]
     assert "late layers are closer to the last hidden states" in " ".join(out.split())
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    names = set(names_in(tmp_path / "out"))
     assert names == {"ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png"}
 
 

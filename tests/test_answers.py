@@ -1,6 +1,5 @@
 """What `heatmap`, `page` and `batch` answer of attention, beside figures: strongest links, means, words by words."""
 
-import csv
 import json
 from dataclasses import replace
 from itertools import pairwise
@@ -26,6 +25,7 @@ from attnscope.report.plain_text import open_console
 from attnscope.results.result import load_record as load
 from attnscope.senses.photos import read_photo
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
+from tests.conftest import csv_rows
 from tests.record_helpers import map_of, page_of, record_of, simple, stems, tokens_of
 from tests.senses_helpers import photo, write_vision
 
@@ -157,10 +157,10 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
     batch = ("batch", "texts.txt", "-L", "3", "--from", "it", "--to", "the animal", "-o", "many", "-q")
     assert run(*batch, "-f", "npz").status == 0
     assert run(*batch, "-f", "npz").status == 0
-    rows = [*csv.DictReader(Path("many/shares.csv").read_text("utf-8").splitlines())]
+    rows = csv_rows(Path("many/shares.csv").read_text("utf-8"))
     assert [row["index"] for row in rows] == ["0"] * 12 + ["2"] * 12
-    assert [int(row["head"]) for row in rows] == [*range(12), *range(12)]
-    alone = [*csv.DictReader(Path("out/shares.csv").read_text("utf-8").splitlines())]
+    assert [int(row["head"]) for row in rows] == [*range(12)] * 2
+    alone = csv_rows(Path("out/shares.csv").read_text("utf-8"))
     assert [float(row["share"]) for row in rows[:12]] == pytest.approx(
         [float(r["share"]) for r in alone[36:48]], abs=1e-6
     )
@@ -171,7 +171,7 @@ def test_shares_between_parts_are_a_table_a_map_and_a_row_of_each_text_in_a_batc
 def test_a_table_of_the_largest_weights_of_each_query(run):
     run("heatmap", TIRED, "--pick", "L3H1", "--top", "3", "-o", "out", "-f", "csv,json,npz")
     weights = load("out").of(3, 1)
-    rows = [*csv.DictReader(Path("out/heatmap.csv").read_text("utf-8").splitlines())]
+    rows = csv_rows(Path("out/heatmap.csv").read_text("utf-8"))
     expected = np.sort(weights, axis=1)[:, :-4:-1]
     np.testing.assert_array_equal(np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected)
     assert all(weights[int(row["query"]), int(row["key"])] == np.float32(row["weight"]) for row in rows)

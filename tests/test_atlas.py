@@ -22,7 +22,7 @@ from attnscope.studies.heads.options import HeadsOptions
 from attnscope.studies.inputs.texts import batch_of
 from attnscope.studies.workers import Workers
 from tests.atlas_helpers import examples_of, pieces_of, places_of, rows_of, weights_of
-from tests.conftest import SAMPLES, SENTENCES, write_tiny, write_tiny_t5
+from tests.conftest import SAMPLES, SENTENCES, names_in, write_tiny, write_tiny_t5
 from tests.heads_helpers import after
 
 FEW = AtlasOptions(examples=3, sample=9)
@@ -307,7 +307,7 @@ def test_the_command_writes_the_file_that_is_named(run, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:6]), "utf-8")
     status, out, err = run("atlas", "--file", "texts.txt", "-m", "own", "-o", "deep/all.html", "-f", "npz,csv")
     assert status == 0, err
-    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["all.csv", "all.html", "all.npz"]
+    assert names_in(tmp_path / "deep") == ["all.csv", "all.html", "all.npz"]
     assert out.splitlines()[-3:] == ["deep/all.npz", "deep/all.csv", "deep/all.html"]
     assert run("show", "deep/all.npz", "-o", "again.html")[0] == 0
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "deep" / "all.html").read_bytes()

@@ -1,7 +1,5 @@
 """The page of an atlas in headless Chromium: the landing, the card of a head, its examples; by pointer and by keys."""
 
-import csv
-import io
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -12,6 +10,7 @@ from attnscope.cli import build_app
 from attnscope.results.table import Table
 from tests.atlas_helpers import examples_of, places_of, rows_of, with_examples
 from tests.atlas_page_helpers import ATLAS, CONDITIONS, FINDINGS, NAMES, _opened, open_atlas
+from tests.conftest import csv_rows
 from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
@@ -24,7 +23,7 @@ def test_all_heads_with_all_their_numbers(opened):
     opened.go()
     assert opened.text("#readout") == "12 heads"
     assert opened.listed() == NAMES
-    rows = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
+    rows = csv_rows(opened.saved("csv").decode())
     for row, head in zip(rows, heads_in(FINDINGS), strict=True):
         for name, estimate in head.measures.items():
             assert float(row[name]) == pytest.approx(estimate.value, rel=1e-5), name
@@ -34,11 +33,13 @@ def test_all_heads_with_all_their_numbers(opened):
 
 def fits(expression):
     """The heads for which a Python expression of measures holds."""
-    return [
-        head.name
-        for head in heads_in(FINDINGS)
-        if eval(expression, {n: e.value for n, e in head.measures.items()} | {"layer": head.layer, "head": head.head})
-    ]
+    names = []
+    for head in heads_in(FINDINGS):
+        known = {name: estimate.value for name, estimate in head.measures.items()}
+        known |= {"layer": head.layer, "head": head.head}
+        if eval(expression, known):
+            names.append(head.name)
+    return names
 
 
 def role_of(name):

@@ -13,6 +13,7 @@ import pytest
 from attnscope import cli
 from attnscope.studies.maps import study as heatmap_study
 from tests.cli_helpers import elsewhere, files, loaded_once, process, require_one_line
+from tests.conftest import names_in
 from tests.processes import LIMIT_S, started
 from tests.record_helpers import simple
 
@@ -148,7 +149,7 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
     ]
     paths = [line for line in out.splitlines() if line.startswith("out/")]
     assert all((tmp_path / path).is_file() for path in paths)  # Ctrl-C may come as the last is in its place
-    left = [path.name for path in (tmp_path / "out").iterdir()]
+    left = names_in(tmp_path / "out")
     assert left
     assert all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
     with pytest.raises(ProcessLookupError):  # nothing of the group is left running

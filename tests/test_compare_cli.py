@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
+from tests.conftest import names_in
 
 SENTENCES = str(Path(__file__).parent.parent / "sample_texts" / "sentences.txt")
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -42,7 +43,7 @@ def test_a_minimal_pair(run, tmp_path):
     assert "animal 0.68 → 0.28" in first
     ranked = [line.split()[0] for line in out.splitlines() if line.startswith("L") and "→" in line]
     assert "L3H1" in ranked[:5]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+    assert set(names_in(tmp_path / "out")) == {
         "compare.npz",
         "compare.csv",
         "change.png",

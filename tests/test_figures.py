@@ -34,6 +34,16 @@ def encoder_decoder():
     )
 
 
+def row_labels(canvas):
+    """The labels on the left of maps that are not empty."""
+    return [text for text in canvas.axes.texts if text.get_ha() == "right" and text.get_text()]
+
+
+def written_weights(weights):
+    """Weights as cells show them: to two decimals, those that would be 0.00 not at all."""
+    return [f"{weight:.2f}" if weight >= 0.005 else "" for weight in weights.ravel()]
+
+
 # Which figures
 
 
@@ -105,7 +115,7 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand():
         if not inner.any():
             black.append((q, k))
     assert black == [(1, 3)]
-    rows = {text.get_text(): text.get_position()[1] for text in canvas.axes.texts if text.get_ha() == "right"}
+    rows = {text.get_text(): text.get_position()[1] for text in row_labels(canvas)}
     assert rows["t1"] == y + 1.5 * cell
     columns = {text.get_text(): text.get_position()[0] for text in canvas.axes.texts if text.get_rotation() == 90}
     assert columns["[SEP]"] == x + 3.5 * cell
@@ -136,7 +146,7 @@ def test_labels_are_thinned_where_they_could_not_be_read_and_that_is_said():
     canvas = page_of(simple(200, layers=1), "L00")
     step = canvas.tokens_per_label
     assert step > 1
-    rows = [t.get_text() for t in canvas.axes.texts if t.get_ha() == "right" and t.get_text() != ""]
+    rows = [text.get_text() for text in row_labels(canvas)]
     assert rows.count("t" + str(step)) == 1
     assert rows.count("t1") == 0
     assert f"one label for {step} tokens" in " ".join(words(canvas))
@@ -183,7 +193,7 @@ def test_figures_too_large_to_draw_are_pooled(monkeypatch):
     foot = " ".join(words(canvas))
     assert f"a cell shows the largest weight of {canvas.pool} × {canvas.pool} tokens" in foot
     place = canvas.pool * canvas.tokens_per_label
-    label = next(t for t in canvas.axes.texts if t.get_text() == f"t{place}" and t.get_ha() == "right")
+    label = next(text for text in row_labels(canvas) if text.get_text() == f"t{place}")
     assert label.get_position()[1] == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
 
 
@@ -193,7 +203,7 @@ def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit():
     canvas = page_of(record, "L00H00")
     numbers = [text.get_text() for text in canvas._numbers or ()]
     assert numbers[:6] == ["", "0.01", "", "1.00", "0.50", "0.25"]
-    assert numbers == [f"{w:.2f}" if w >= 0.005 else "" for w in record.weights[0, 0].ravel()]
+    assert numbers == written_weights(record.weights[0, 0])
     colours = [text.get_color() for text in canvas._numbers or ()][:6]
     assert colours[3] == "white"
     assert colours[5] != "white"
@@ -206,10 +216,10 @@ def test_a_query_is_shown_in_all_heads_with_their_weights():
     record = simple(5)
     canvas = page_of(record, "query-002", "t2")
     np.testing.assert_array_equal(canvas.maps[0].get_array(), record.weights[:, :, 2].reshape(6, 5))
-    rows = [text.get_text() for text in canvas.axes.texts if text.get_ha() == "right"]
+    rows = [text.get_text() for text in row_labels(canvas)]
     assert [row for row in rows if row.startswith("L")] == [f"L{layer}H{head}" for layer in (0, 1) for head in range(3)]
     numbers = [text.get_text() for text in canvas._numbers]
-    assert numbers == [f"{w:.2f}" if w >= 0.005 else "" for w in record.weights[:, :, 2].ravel()]
+    assert numbers == written_weights(record.weights[:, :, 2])
 
 
 # The same bytes

@@ -10,6 +10,7 @@ from attnscope import output
 from attnscope.errors import AttnscopeError
 from attnscope.results.result import Result
 from attnscope.results.storage import remove_unfinished, replace_together
+from tests.conftest import names_in
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
@@ -101,7 +102,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tm
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Result, "draw", interrupted)
         output.write(fake_findings(2, 3), tmp_path / "out", formats)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"heads.npz", "heads.csv"}
+    assert set(names_in(tmp_path / "out")) == {"heads.npz", "heads.csv"}
     output.write(fake_findings(2, 3), tmp_path / "out", formats)
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     capsys.readouterr()
@@ -111,7 +112,7 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tm
     assert {path: path.read_bytes() for path in before} == before
     assert len(attnscope.load_record(tmp_path / "out/interrupted")["heads"]) == 12
     assert "not all figures were drawn, so none is kept: the data are in" in capsys.readouterr().err
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(p.name for p in before), "interrupted"}
+    assert set(names_in(tmp_path / "out")) == {*(p.name for p in before), "interrupted"}
 
 
 @pytest.mark.parametrize(

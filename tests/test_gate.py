@@ -36,7 +36,9 @@ def test_an_open_gate_and_other_places_change_no_bit():
     call = make_call()
     open_gate = Gate({("encoder", 0): torch.ones(3)}, {("encoder", 0): torch.randn(3, 13)})
     assert torch.equal(open_gate(call), attend(call))
-    assert torch.equal(Gate({("decoder", 0): torch.zeros(3), ("encoder", 1): torch.zeros(3)})(call), attend(call))
+    closed = torch.zeros(3)
+    elsewhere = Gate({("decoder", 0): closed, ("encoder", 1): closed})
+    assert torch.equal(elsewhere(call), attend(call))
 
 
 @pytest.mark.parametrize("shape", [(1,), (4,), (3, 3), (2, 1), (2, 3, 1), ()])
@@ -108,8 +110,10 @@ def test_a_query_head_goes_without_its_group():
         # Without the values of the first group, all three heads that read it are out.
         by_hand.model.layers[1].self_attn.v_proj.weight[:4] = 0
         group = by_hand(input_ids=batch.ids).logits
-        one = model.outputs(batch, Gate({("decoder", 1): torch.tensor([0.0, 1, 1, 1, 1, 1])})).logits
-        three = model.outputs(batch, Gate({("decoder", 1): torch.tensor([0.0, 0, 0, 1, 1, 1])})).logits
+        first_out = torch.tensor([0.0, 1, 1, 1, 1, 1])
+        three_out = torch.tensor([0.0, 0, 0, 1, 1, 1])
+        one = model.outputs(batch, Gate({("decoder", 1): first_out})).logits
+        three = model.outputs(batch, Gate({("decoder", 1): three_out})).logits
     torch.testing.assert_close(three, group, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(one, group, atol=1e-3)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SAMPLES
+from tests.conftest import SAMPLES, names_in
 
 SENTENCES = str(SAMPLES / "sentences.txt")
 
@@ -35,7 +35,7 @@ def test_a_grid_a_table_and_the_files(study, tmp_path):
     assert "previous token" in out
     assert "entropy" in out
     assert out.splitlines()[-3:] == ["out/heads.npz", "out/heads.csv", "out/heads.json"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["heads.csv", "heads.json", "heads.npz"]
+    assert names_in(tmp_path / "out") == ["heads.csv", "heads.json", "heads.npz"]
     rows = (tmp_path / "out/heads.csv").read_text("utf-8").splitlines()
     assert len(rows) == 1 + 14
 

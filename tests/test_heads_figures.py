@@ -22,14 +22,19 @@ def with_values(found, name, values):
     return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, name: array})})
 
 
+def stems_of(found, **how):
+    """The names of a result's figures."""
+    return [stem for stem, _ in pages(found, **how)]
+
+
 class TestWhichFigures:
     def test_measures_that_are_named_are_drawn_large(self, tmp_path):
         found = fake_findings(2, 2)
-        assert [stem for stem, _ in pages(found)] == ["roles", "measures"]
-        assert [stem for stem, _ in pages(described_findings(2, 2))] == ["roles", "explained", "measures"]
-        stems = [stem for stem, _ in pages(found, measures="local,induction")]
+        assert stems_of(found) == ["roles", "measures"]
+        assert stems_of(described_findings(2, 2)) == ["roles", "explained", "measures"]
+        stems = stems_of(found, measures="local,induction")
         assert stems[2:] == ["measure-local", "measure-induction"]
-        stems = [stem for stem, _ in pages(with_values(found, "local", NAN), measures="all")]
+        stems = stems_of(with_values(found, "local", NAN), measures="all")
         assert len(stems) == 1 + len(found.measure_names)
         assert "measure-local" not in stems
         with pytest.raises(AttnscopeError, match="there is no measure 'lokal'"):
@@ -41,7 +46,7 @@ class TestWhichFigures:
     def test_names_of_measures_stay_in_the_folder(self):
         names = ("../../x", "/etc/x", "..", "x/../x", "x", "X", "CON\x00", "ä" * 300)
         made = of(Head("encoder", 0, 0, (), 0.5, dict.fromkeys(names, Estimate(0.5))))
-        stems = [stem for stem, _ in pages(made, measures="all")]
+        stems = stems_of(made, measures="all")
         assert len({stem.lower() for stem in stems}) == len(stems) >= len(names)
         assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", stem) for stem in stems)
 
@@ -174,7 +179,9 @@ class TestLargeMaps:
                 assert 0 <= y <= page.height_px
 
     def test_what_is_undefined_is_grey_with_a_dash(self):
-        made = of(*(Head("encoder", 0, n, (), NAN, {"x": Estimate(value)}) for n, value in enumerate((0.5, NAN))))
+        known = Head("encoder", 0, 0, (), NAN, {"x": Estimate(0.5)})
+        undefined = Head("encoder", 0, 1, (), NAN, {"x": Estimate(NAN)})
+        made = of(known, undefined)
         page = page_of(made, "measure-x")
         assert [one.text for one in page.written_numbers] == ["0.500", "–"]
         assert any(text.startswith("grey: undefined (–)") for text in written(page))

@@ -17,11 +17,6 @@ from tests.heads_helpers import fix_counts, heads_in, names_of, small_blocks, st
 __all__ = ["small_blocks"]
 
 
-@pytest.fixture(scope="module")
-def own_causal():
-    return attnscope.load("own-causal")
-
-
 def sums_of_texts(model, texts):
     """All sums and counts."""
     (tally,) = study_tallies(model, texts)[1].values()

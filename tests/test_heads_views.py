@@ -148,7 +148,10 @@ class TestAnswer:
         assert "… 5 more with --all" in shown(show, findings)
 
     def test_without_descriptions_the_largest_values_come_first(self):
-        findings = of(head(0, 0, role("local", 0.7)), head(0, 1, role("rare", 0.9)), head(0, 2, role("sink", 1.0)))
+        near = head(0, 0, role("local", 0.7))
+        rare = head(0, 1, role("rare", 0.9))
+        sink = head(0, 2, role("sink", 1.0))
+        findings = of(near, rare, sink)
         named = re.findall(r"^L\dH\d", shown(show, findings), re.MULTILINE)
         assert named == ["L0H1", "L0H0", "L0H2"]
 

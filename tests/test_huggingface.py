@@ -342,7 +342,8 @@ def test_gradients_flow_through_what_a_probe_brings_and_not_into_the_model():
     model = tiny("llama")
     shown = wrap(model)
     gate = torch.ones(3, 4, requires_grad=True)
-    shown.run(batches(False)[0], lambda call: attend(call) * gate[call.layer][:, None, None]).square().sum().backward()
+    hidden = shown.run(batches(False)[0], lambda call: attend(call) * gate[call.layer][:, None, None])
+    hidden.square().sum().backward()
     assert bool((gate.grad != 0).all())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -365,8 +366,10 @@ def test_threads_do_not_see_each_other():
             (kind,) = expected[name]
             if set(probe.maps) != {kind} or list(probe.maps[kind]) != list(expected[name][kind]):
                 wrong.append(f"{name}: other layers")
-            elif any(not torch.allclose(w, expected[name][kind][i], atol=1e-5) for i, w in probe.maps[kind].items()):
-                wrong.append(f"{name}: other weights")
+                continue
+            for layer, weights in probe.maps[kind].items():
+                if not torch.allclose(weights, expected[name][kind][layer], atol=1e-5):
+                    wrong.append(f"{name}: other weights")
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(work, ("llama", "bert", "llama"), (first, second, first)))
