@@ -90,6 +90,7 @@ def test_effects_are_their_definitions_text_by_text(gpt2, mode):
 def test_resampling_puts_outputs_of_other_texts_in_a_heads_place(gpt2):
     """Each of four texts has the three others as donors, which take turns; a shorter donor is read again."""
     found = ablate(gpt2, TEXTS, AblateOptions(modes=("resample",), choice=Choice(pick=((1, 2),))))
+    # (token, d) of L1H2 for each text.
     outputs = [output[2] for output in _outputs(gpt2, ("decoder", 1))]
     l2 = np.zeros((len(TEXTS), measurers.DONORS))
     for number, text in enumerate(TEXTS):
@@ -265,6 +266,7 @@ def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
     model = load(str(folder), engine="hf")
     texts = ["the cat", "a dog sat on it", "the b"]
     found = ablate(model, texts, AblateOptions(modes=("zero",), answer=answer, importance=True))
+    # The same by hand, for L1H1.
     gate = Gate({("encoder", 1): torch.tensor([1.0, 0.0, 1.0])})
     losses = []
     rises = []

@@ -98,6 +98,7 @@ def test_coreference_goes_from_heads_of_mentions_to_earlier_ones(tmp_path):
     third = ["# newdoc id = b", row(1, "He", 2, "nsubj", "Entity=(1-person)"), row(2, "ran", 0, "root")]
     content = "\n\n".join("\n".join(lines) for lines in (first, second, third))
     texts = list(read(tmp_path, content))
+    # Within a sentence each mention points to all earlier ones; in a document beyond it.
     coref = {one for one in shown(texts[0]) if one[0] == COREFERENCE}
     assert coref == {(COREFERENCE, "his", "man"), (COREFERENCE, "himself", "man his")}
     assert not any(link[0] == COREFERENCE for text in texts[1:] for link in shown(text))

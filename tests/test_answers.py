@@ -214,6 +214,7 @@ def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind, tmp_pat
     large = attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side))
     assert large.picture.pixels.shape == (side, side, 3)
     assert large.picture.grid == tuple(2 * n for n in usual.picture.grid)
+    # The model's own eager attention on a photo of that size.
     eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     seen = processor(images=Image.fromarray(pixels), return_tensors="pt", size={"height": side, "width": side})

@@ -159,6 +159,7 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
     assert found.corpus["n_sampled"] == 2
     maps = [dense(own, text)["encoder"] for text in texts]
     n_queries = sum(of[0].shape[-1] for of in maps)
+    # Profiles: the mass at each distance, the farthest in one, per query.
     for number, head in enumerate(places_of(found)):
         mine = [of[head.layer][0, head.head] for of in maps]
         profile = np.zeros(found["profile"].shape[1])
@@ -169,6 +170,7 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
         np.testing.assert_allclose(found["profile"][number], profile / n_queries, atol=1e-5)
     assert found["even_profile"][0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)  # 1 / n of each of n queries
     tokens = [own.tokenizer.encode(text) for text in texts]
+    # Token tables: each row again from the dense weights, as a mean over texts.
     n_rows = 0
     for head, table in zip(places_of(found), [rows_of(found, at) for at in range(14)], strict=True):
         for row in table if head.layer == 0 else ():  # the second layer looks back alone
@@ -197,6 +199,7 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
             assert row.low <= row.lift <= row.high
             n_rows += 1
     assert n_rows > 50
+    # Distances between heads.
     assert found["distance"].shape == (14, 14)
     assert (np.diag(found["distance"]) == 0).all()
     assert np.nanmin(found["distance"]) >= 0

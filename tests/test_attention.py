@@ -138,6 +138,7 @@ def test_error_is_at_most_twice_that_of_plain_torch(dtype, fields, seed):
     )
     true_output, true_weights = attend_with_weights(true)
 
+    # Plain torch in the precision of the call.
     group = call.n_heads // call.n_kv_heads
     key = call.key.repeat_interleave(group, 1)
     value = call.value.repeat_interleave(group, 1)

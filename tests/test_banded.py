@@ -59,6 +59,7 @@ def test_bands_are_full_rows_of_a_dense_softmax(make):
         for parameter in network.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.4)
+    # The queries and keys of each layer, as the model computes them.
     kept = {}
     for number, attention in enumerate(attentions):
         for name in ("query", "key"):
@@ -74,6 +75,7 @@ def test_bands_are_full_rows_of_a_dense_softmax(make):
         # (token, batch, d) of LED and Longformer alike; the text may be filled up behind.
         query, key = (kept[f"{name}{number}"].reshape(-1, 4, 6)[: len(IDS)] for name in ("query", "key"))
         scores = torch.einsum("qhd,khd->hqk", query, key) / 6**0.5
+        # Half a window to either side.
         places = torch.arange(len(IDS))
         far = (places[:, None] - places).abs() > 2
         expected = scores.masked_fill(far, -torch.inf).softmax(-1).numpy()

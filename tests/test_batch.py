@@ -124,11 +124,13 @@ def test_what_is_done_is_not_drawn_again(corpus, undisturbed, copied, nobody):
 
 def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus, undisturbed, copied, worker_here):
     first, second, third = (copied / folder_name(i, TEXTS[i]) for i in range(3))
+    # Missing in the first, cut off in the second, of other options in the third.
     (first / "query-001.png").unlink(missing_ok=True)
     (first / "L00.png").unlink()
     (second / "L00.svg").write_bytes((second / "L00.svg").read_bytes()[:-1])
     entry = (third / "entry.json").read_text().replace('"fingerprint": "', '"fingerprint": "0')
     (third / "entry.json").write_text(entry)
+    # What a killed run leaves, and files of the user's own.
     (third / "unfinished-01234567").mkdir()
     (third / "unfinished-01234567/L00.png").write_bytes((third / "L00.png").read_bytes())
     (third / "unfinished-01234567/.0123456789abcdef.part").write_text("half a fi")

@@ -174,6 +174,7 @@ class TestModels:
                     parts = parameter.view(3, 5, -1)[order].reshape(parameter.shape)
                     parameter.copy_(parts)
             layer.out_proj.weight.copy_(layer.out_proj.weight.view(15, 3, 5)[:, order].reshape(15, 15))
+        # The heads of the first layer have gone round by one.
         found = compare_models(tiny, swapped, TEXTS)
         others = places(found, "other_heads")
         matched = dict(zip(places(found), [others[row] for row in found["match:hellinger"]], strict=True))

@@ -54,6 +54,7 @@ def test_the_sum_of_its_parts_is_what_it_computes():
         return torch.cat((turned.real, turned.imag), 1)
 
     with torch.no_grad():
+        # (token, d_model), to which each layer adds its heads and its two linear maps.
         stream = network.embed.weight[ids[0]]
         for layer in network.layers:
             given = layer.attention_norm(stream)

@@ -209,6 +209,7 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
         row = found.row(layer, 1, "decoder")
         assert found["heads"]["first_term"][row] == "offset-1"
         assert found["heads"]["kl_explained"][row] > 0.9
+    # Sampled rows against dense weights, head by head.
     units, frequencies = read_sample(model, texts, FEW)
     groups = {group.kind: group for group in join_rows(model, units, frequencies)}
     for number, unit in enumerate(units[:2]):

@@ -99,11 +99,13 @@ def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tm
         raise KeyboardInterrupt
 
     formats = ("npz", "csv", "png")
+    # Without an earlier set the new data stay.
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Result, "draw", interrupted)
         output.write(fake_findings(2, 3), tmp_path / "out", formats)
     assert set(names_in(tmp_path / "out")) == {"heads.npz", "heads.csv"}
     output.write(fake_findings(2, 3), tmp_path / "out", formats)
+    # An earlier set stays whole, and the new data lie beside it.
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     capsys.readouterr()
     monkeypatch.setattr(Result, "draw", interrupted)

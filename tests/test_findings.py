@@ -120,6 +120,7 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations():
         [number("zero_l2"), number("mean_l2")],
         [dict(zip(("zero_l2", "mean_l2"), pair, strict=True)) for pair, _ in cases],
     )
+    # With one kind of attention and with two, whose names tell them apart.
     for kinds in (("encoder",), ("encoder", "cross")):
         made = [head(0, n, role("previous_token"), kind=kind) for kind in kinds for n in range(len(cases))]
         causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01, "modes": ["zero", "mean"]}

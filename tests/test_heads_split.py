@@ -132,6 +132,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
     write_tiny_t5(tmp_path / "t5")
     model = attnscope.load(str(tmp_path / "t5"))
     texts = ["the cat", "a b c d e", "the the cat."]
+    # What dense weights say of each text, which the decoder reads one token later.
     expected = {"encoder": [], "decoder": [], "cross": []}
     for text in texts:
         tokens = model.tokenizer.encode(text)
@@ -151,6 +152,7 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
     sizes = [len(model.tokenizer.encode(text)) for text in texts]
     assert found.kinds == ("encoder", "decoder", "cross")
     assert any("write it again" in note for note in found.run["notes"])
+    # Texts weigh the same, however long they are.
     for kind, sums in expected.items():
         for name in ("entropy_nats", "first_token", "special", "previous_token", "same_token"):
             i = sums[0].names.index(name)
@@ -158,5 +160,6 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
             count = sum((one.count[i].sum(0) / size for one, size in zip(sums, sizes, strict=True)))
             value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
             np.testing.assert_allclose(found["heads"].grid(name, kind)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
+    # Across, a query has no token before it.
     across = next(head for head in heads_in(found) if head.kind == "cross")
     assert np.isnan([across.measures[name].value for name in ("previous_token", "induction")]).all()

@@ -84,6 +84,7 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval()
     boost(model)
+    # At the seam, and by the model's own eager attention.
     shown = wrap(model)
     assert shown.info.path == "seam"
     probe = Weights()
