@@ -38,8 +38,11 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
         return record, out
     if not corpus.get("n_texts"):
         raise KeyboardInterrupt
+    if out is None:
+        return record, out
     # Part of a study replaces no record: it goes into a folder beside it.
-    if out is None or not any((out / f"{stem}.{ending}").exists() for ending in ("npz", "json", "csv")):
+    has_record = any((out / f"{stem}.{ending}").exists() for ending in ("npz", "json", "csv"))
+    if not has_record:
         return record, out
     note = f"Interrupted, and {out} holds a record, which stays: see its folder {INTERRUPTED}."
     notes = [*record.run.get("notes", ()), note]
@@ -47,11 +50,15 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
 
 
 def keep_data(staged: Path, out: Path) -> None:
-    """Keep the data of an unfinished set of files if not all figures were drawn: aside if `out` has other files."""
+    """Keep the data where not all figures were drawn: in `out`, or in a folder of it if it has other files.
+
+    `staged` is the temporary folder in `out` that holds what was written until then.
+    """
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     if not names:
         return
-    target = out / INTERRUPTED if any(path != staged for path in out.iterdir()) else out
+    has_other_files = any(path != staged for path in out.iterdir())
+    target = out / INTERRUPTED if has_other_files else out
     with contextlib.suppress(AttnscopeError), delay_interrupts():
         with replace_together(target) as folder:
             for name in names:
@@ -74,14 +81,16 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
     failures: list[dict[str, str]] = list(run.get("failures", ()))
     problems: list[dict[str, Any]] = list(corpus.get("problems", ()))
     skipped: list[dict[str, Any]] = list(run.get("skipped", ()))  # checkpoints of a training
-    what = str(corpus.get("of") or "").partition(" ")[0]  # "pictures" or "recordings"; texts say nothing
+    plural = str(corpus.get("of") or "").partition(" ")[0]  # "pictures" or "recordings"; empty = texts
     for problem in (*skipped, *problems):
-        where = f"{problem['source']}" + (f", line {problem['line']}" if problem["line"] is not None else "")
+        where = f"{problem['source']}"
+        if problem["line"] is not None:
+            where += f", line {problem['line']}"
         print("skipped: " + one_line(f"{where}: {problem['reason']}"), file=sys.stderr)
     # An interruption.
     if is_interrupted(corpus):
         n_checkpoints = corpus.get("n_checkpoints")
-        done = f"{corpus['n_texts']:,} {what or 'texts'}"
+        done = f"{corpus['n_texts']:,} {plural or 'texts'}"
         if isinstance(n_checkpoints, int):
             done = amount(n_checkpoints, "checkpoint")
         print(f"note: incomplete: this is what {done} {'says' if n_checkpoints == 1 else 'say'}", file=sys.stderr)
@@ -89,15 +98,18 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
             raise KeyboardInterrupt
     # Errors, the gravest first.
     if failures:
-        rest = "what was measured before is in the result"
-        raise AttnscopeError(failure_line(failures[0]), "; ".join(filter(None, (failures[0]["hint"], rest))))
+        gravest = failures[0]
+        hints = [gravest["hint"], "what was measured before is in the result"]
+        raise AttnscopeError(failure_line(gravest), "; ".join(filter(None, hints)))
     if skipped:
         raise AttnscopeError(
             f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"
         )
     if problems:
-        n = len(problems)
-        named = amount(n, what[:-1], what) if what else amount(n, "part of the texts", "parts of the texts")
+        singular = plural.removesuffix("s")
+        if not plural:
+            singular, plural = "part of the texts", "parts of the texts"
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
-        raise AttnscopeError(f"{named} could not be {failed}", "all the rest was studied, and is in the result")
+        skipped_parts = amount(len(problems), singular, plural)
+        raise AttnscopeError(f"{skipped_parts} could not be {failed}", "all the rest was studied, and is in the result")

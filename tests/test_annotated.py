@@ -346,8 +346,8 @@ def test_words_find_their_tokens_by_characters():
     # "don" reaches into both words; "go"; " f", "ar"
     tokens = tokens_of(text.text, [(0, 3), (3, 4), (4, 5), (5, 8), (8, 10), (10, 12)])
     (found,), left_out = place_links(text, chunks(tokens), tokens)
-    assert found.unit.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
-    assert found.word.tolist() == [-1, 2, 3]
+    assert found.unit_of_token.tolist() == [-1, 0, 0, 0, 1, 2, 2, -1]
+    assert found.word_of_unit.tolist() == [-1, 2, 3]
     (link,) = found.links
     assert link.tokens == (4,)
     assert link.targets == (2,)
@@ -358,7 +358,7 @@ def test_a_word_without_a_token_is_left_out():
     text = text_of("a \u200b b", [(0, 1), (2, 3), (4, 5)], Link("a", (0,), (1,)), Link("a", (0,), (2,)))
     tokens = tokens_of(text.text, [(0, 1), (4, 5)])
     (found,), left_out = place_links(text, chunks(tokens), tokens)
-    assert found.word.tolist() == [0, 2]
+    assert found.word_of_unit.tolist() == [0, 2]
     assert len(found.links) == 1
     assert left_out == {("a", UNALIGNED): 1}
 

@@ -22,7 +22,13 @@ HIDDEN = "targets that causality hides"
 
 @dataclass(frozen=True)
 class PlacedLink:
-    """Hold a link in tokens: its visible targets, the tokens that look, and the right units."""
+    """Hold a link in the tokens of a chunk.
+
+    Attributes:
+        link: The link, with the targets that can be seen.
+        tokens: The tokens of its source: the queries.
+        targets: The units of its targets: where the queries should look.
+    """
 
     link: Link
     tokens: tuple[int, ...]
@@ -35,15 +41,15 @@ class Placed:
 
     Attributes:
         chunk: The chunk.
-        unit: For each token the number of its word in the chunk, from 0; -1 = special, or part of no word. (token,)
-        word: For each unit the number of the word in the text; -1 = several that the tokens do not tell apart. (unit,)
+        unit_of_token: From 0 in a chunk; -1 = part of no word. A unit is a word, or words that share tokens. (token,)
+        word_of_unit: The number of the word in the text; -1 = several words, or a part of one. (unit,)
         links: The links that can be seen.
         target: The decoder's tokens, of a text with a target: they are the ones that look. None for other texts.
     """
 
     chunk: Chunk
-    unit: NDArray[np.int64]
-    word: NDArray[np.int64]
+    unit_of_token: NDArray[np.int64]
+    word_of_unit: NDArray[np.int64]
     links: tuple[PlacedLink, ...]
     target: Tokens | None = None
 
@@ -79,23 +85,23 @@ def place_links(
     # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
     reasons: dict[int, str] = {}
-    chunks: list[Placed] = []
+    placed: list[Placed] = []
     for part in parts:
         pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
         words = _Words(pieces, whole, len(part.tokens))
         links = []
         for number, link in list(waiting.items()):
-            in_tokens = _place_link(link, looking or words, words, causal)
-            if isinstance(in_tokens, PlacedLink):
-                links.append(in_tokens)
+            link_or_reason = _place_link(link, looking or words, words, causal)
+            if isinstance(link_or_reason, PlacedLink):
+                links.append(link_or_reason)
                 del waiting[number]
             # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
             elif len(parts) == 1 or all(pieces[word] for word in (*link.source, *link.targets)):
-                reasons[number] = in_tokens
+                reasons[number] = link_or_reason
         if links:
-            chunks.append(Placed(part, words.unit, words.word, tuple(links), target))
+            placed.append(Placed(part, words.unit_of_token, words.word_of_unit, tuple(links), target))
     left_out = Counter((link.relation, reasons.get(number, OUTSIDE)) for number, link in waiting.items())
-    return chunks, left_out
+    return placed, left_out
 
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
@@ -103,12 +109,12 @@ def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     pieces: list[list[int]] = [[] for _ in words]
     starts, stops = np.array(words, np.int64).reshape(-1, 2).T
     token_starts, token_stops = tokens.offsets.T
-    # A token shares characters with some of the words that start before its end and, as words may share
-    # characters, do not all end before its start.
+    # Words come by their start, but may share characters, so their ends need not ascend. A token meets no word before
+    # the first with an end after the token's start, and none from the first on that starts at the token's end or later.
     first_words = np.searchsorted(np.maximum.accumulate(stops), token_starts, side="right")
-    last_words = np.searchsorted(starts, token_stops)
+    word_ends = np.searchsorted(starts, token_stops)
     for token in np.flatnonzero((token_starts >= 0) & ~tokens.special).tolist():
-        for word in range(first_words[token], last_words[token]):
+        for word in range(first_words[token], word_ends[token]):
             if stops[word] > token_starts[token]:
                 pieces[word].append(token)
     return pieces
@@ -123,44 +129,44 @@ class _Words:
         n_tokens: How many tokens the chunk has.
 
     Attributes:
-        unit: The unit of each token, from 0; -1 = none. (token,)
-        word: The number of each unit's word in the text; -1 = several words. (unit,)
-        unit_of: The unit of each word that the tokens tell apart.
+        unit_of_token: From 0; -1 = none. (token,)
+        word_of_unit: The number of the word in the text; -1 = several words, or a part of one. (unit,)
+        unit_of_word: The unit of each word that the tokens tell apart.
     """
 
     def __init__(self, pieces: list[list[int]], whole: list[list[int]], n_tokens: int) -> None:
         self.pieces = pieces
-        # Words come by their start, so one begins a unit where its first token is after all tokens of those before it.
+        # A word begins a unit if its first token is after all tokens of the words before it.
         present = [word for word, tokens in enumerate(pieces) if tokens]
         first = np.array([pieces[word][0] for word in present], np.int64)
         last = np.array([pieces[word][-1] for word in present], np.int64)
-        reached = np.maximum.accumulate(last)
-        units = np.cumsum(first > np.concatenate([[-1], reached[:-1]])) - 1
+        last_before = np.concatenate([[-1], np.maximum.accumulate(last)[:-1]])
+        units = np.cumsum(first > last_before) - 1
         # Number the tokens' units and name the word of each. (token,), (unit,)
-        self.unit = np.full(n_tokens, -1, np.int64)
-        numbers: list[int] = []
+        self.unit_of_token = np.full(n_tokens, -1, np.int64)
+        words: list[int] = []
         for word, unit in zip(present, units.tolist(), strict=True):
-            self.unit[pieces[word]] = unit
+            self.unit_of_token[pieces[word]] = unit
             is_cut = len(pieces[word]) < len(whole[word])
-            if unit == len(numbers):
-                numbers.append(-1 if is_cut else word)
+            if unit == len(words):  # the first word of its unit
+                words.append(-1 if is_cut else word)
             else:
-                numbers[unit] = -1
-        self.word = np.array(numbers, np.int64)
-        self.unit_of = {word: unit for unit, word in enumerate(numbers) if word >= 0}
+                words[unit] = -1
+        self.word_of_unit = np.array(words, np.int64)
+        self.unit_of_word = {word: unit for unit, word in enumerate(words) if word >= 0}
 
 
 def _place_link(link: Link, looking: _Words, looked_at: _Words, causal: bool) -> PlacedLink | str:
     """Return a link in tokens, or the reason why it has none."""
     # Refuse words that share tokens with others.
-    if any(word not in looking.unit_of for word in link.source):
+    if any(word not in looking.unit_of_word for word in link.source):
         return UNALIGNED
-    if any(word not in looked_at.unit_of for word in link.targets):
+    if any(word not in looked_at.unit_of_word for word in link.targets):
         return UNALIGNED
     # Drop the targets that a causal query cannot see, judged by its last token.
     tokens = sorted(token for word in link.source for token in looking.pieces[word])
     visible = tuple(word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1])
     if not visible:
         return HIDDEN
-    targets = tuple(looked_at.unit_of[word] for word in visible)
+    targets = tuple(looked_at.unit_of_word[word] for word in visible)
     return PlacedLink(replace(link, targets=visible), tuple(tokens), targets)

@@ -43,21 +43,25 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
         raise AnnotationError('no "links" that is a list')
     target = None if entry.get("target") is None else _text_of(entry["target"], '"target"')
     document = None if entry.get("document") is None else _text_of(entry["document"], '"document"')
-    targets = _read_links(entry["links"], text, target)
+    goals_by_link = _read_links(entry["links"], text, target)
     if is_blank(text):
         return None
 
-    # The words of both texts, and the links between them.
-    # Words are cut at the ends of all spans, so that each span holds whole words.
-    goals = list(chain.from_iterable(targets.values()))
-    origins = [origin for origin, _ in targets]
-    words = _words_of(entry.get("words"), text, goals if target is not None else [*origins, *goals])
-    target_words = [] if target is None else _words_of(entry.get("target_words"), target, origins)
-    looking = words if target is None else target_words
+    # Find the words of both texts, cut at the ends of all spans, so that each span holds whole words.
+    goals = list(chain.from_iterable(goals_by_link.values()))
+    origins = [origin for origin, _ in goals_by_link]
+    if target is None:
+        words = _words_of(entry.get("words"), text, [*origins, *goals])
+        target_words = []
+        looking = words
+    else:
+        words = _words_of(entry.get("words"), text, goals)
+        target_words = _words_of(entry.get("target_words"), target, origins)
+        looking = target_words
     # Turn the spans of each link into word numbers.
     links = []
-    for (origin, label), several in targets.items():
-        looked_at = {word for goal in several for word in _covered(words, goal)}
+    for (origin, label), its_goals in goals_by_link.items():
+        looked_at = {word for goal in its_goals for word in _covered(words, goal)}
         links.append(Link(label, _covered(looking, origin), tuple(sorted(looked_at))))
     return AnnotatedText(
         text,
@@ -79,8 +83,8 @@ def _text_of(value: Any, name: str) -> str:
 
 
 def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[tuple[Span, str], list[Span]]:
-    """Return the spans that each span is linked to, by that span and the label."""
-    targets: dict[tuple[Span, str], list[Span]] = {}
+    """Return the spans of "to" by the span of "from" and the label."""
+    goals_by_link: dict[tuple[Span, str], list[Span]] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
@@ -88,13 +92,14 @@ def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[t
         origin = _span(entry.get("from"), text if target is None else target, f'link {number}: "from"')
         # "to" is one span or a list of spans.
         goals: Any = entry.get("to")
-        is_list = isinstance(goals, list) and bool(goals) and all(isinstance(goal, list) for goal in goals)
-        for goal in goals if is_list else [goals]:
+        if not isinstance(goals, list) or not goals or not all(isinstance(goal, list) for goal in goals):
+            goals = [goals]
+        for goal in goals:
             start, stop = _span(goal, text, f'link {number}: "to"')
             if target is None and start < origin[1] and origin[0] < stop:
                 raise AnnotationError(f"link {number}: {[start, stop]} overlaps its source {list(origin)}")
-            targets.setdefault((origin, label), []).append((start, stop))
-    return targets
+            goals_by_link.setdefault((origin, label), []).append((start, stop))
+    return goals_by_link
 
 
 def _span(value: Any, text: str, name: str) -> Span:
@@ -112,12 +117,13 @@ def _span(value: Any, text: str, name: str) -> Span:
 def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
     """Return the words that an entry sets, or those of a text, cut wherever a span begins or ends."""
     if value == "characters":
-        return [(place, place + 1) for place, letter in enumerate(text) if not letter.isspace()]
+        return [(index, index + 1) for index, character in enumerate(text) if not character.isspace()]
     if value is None:
         ends = set(chain.from_iterable(spans))
         words: list[Span] = []
         for start, stop in word_spans(text):
-            words += pairwise([start, *sorted(end for end in ends if start < end < stop), stop])
+            cuts = sorted(end for end in ends if start < end < stop)
+            words += pairwise([start, *cuts, stop])
         return words
     if not isinstance(value, list):
         raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}')

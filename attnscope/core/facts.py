@@ -78,7 +78,9 @@ class TextFacts:
 
     def on(self, device: torch.device) -> "TextFacts":
         """Return the same facts on a device, because layers may lie on several."""
-        return self if self.real.device == device else self._changed(lambda tensor: move(tensor, device))
+        if self.real.device == device:
+            return self
+        return self._changed(lambda tensor: move(tensor, device))
 
     def part(self, texts: slice) -> "TextFacts":
         """Return the facts of some of the texts."""
@@ -86,13 +88,15 @@ class TextFacts:
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> "TextFacts":
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
-        return replace(self, added={name: change(tensor) for name, tensor in self.added.items()}, **changed)
+        added = {name: change(tensor) for name, tensor in self.added.items()}
+        return replace(self, added=added, **changed)
 
     def _tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if name in _NAMES and isinstance(value, Tensor)}
+        # The fields alone: `vars` has the cached properties as well.
+        return {name: value for name, value in vars(self).items() if name in _FIELD_NAMES and isinstance(value, Tensor)}
 
 
-_NAMES = frozenset(each.name for each in fields(TextFacts))
+_FIELD_NAMES = frozenset(each.name for each in fields(TextFacts))
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
@@ -130,6 +134,9 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
 
 # Pairs -----------------------------------------------------------------------------------------------------------
 
+# The functions below return the value of each pair, (batch or 1, query, key). They get the positions of queries as q,
+# (query, 1), and of keys as k, (key,).
+
 
 def _signed_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
     return (k - q)[None]
@@ -140,8 +147,10 @@ def _distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _are_same(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    # Tokens are never negative: padding is like nothing.
-    return torch.where(texts.real, texts.ids, -1)[:, q] == torch.where(texts.real, texts.ids, -2)[:, None, k]
+    # Ids are never negative, so padding equals nothing: -1 as a query, -2 as a key.
+    query_ids = torch.where(texts.real, texts.ids, -1)
+    key_ids = torch.where(texts.real, texts.ids, -2)
+    return query_ids[:, q] == key_ids[:, None, k]
 
 
 def _same_token(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
@@ -163,12 +172,14 @@ def _grid_steps(texts: TextFacts, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]
     """Return how many rows and columns two patches are apart."""
     assert texts.n_columns is not None
     n_columns = texts.n_columns
-    # The patches are whole rows, so this many tokens too many or too few moves no patch out of its column.
+    # The special tokens before the patches, but for whole rows of them: those shift every patch by the same rows.
     n_before = texts.real.shape[1] % n_columns
-    q, k = q - n_before, k - n_before
+    q = q - n_before
+    k = k - n_before
     # Patch i is in row i // n_columns and column i % n_columns, (query, key).
     rows = q.div(n_columns, rounding_mode="floor") - k.div(n_columns, rounding_mode="floor")
-    return rows.abs()[None], (q % n_columns - k % n_columns).abs()[None]
+    columns = q % n_columns - k % n_columns
+    return rows.abs()[None], columns.abs()[None]
 
 
 def _grid_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
@@ -189,7 +200,7 @@ PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
     "grid_distance": _grid_distance,
     "grid_neighbour": _grid_neighbour,
 }
-"""The value of each pair of queries (query, 1) and keys (key,), by their numbers: (batch or 1, query, key)."""
+"""The functions by the name of their fact."""
 
 
 def pair_facts(

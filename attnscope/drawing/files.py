@@ -24,8 +24,8 @@ def write_pages(
 ) -> list[Path]:
     """Write figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
-    A page may change once the next one is asked for. As many `threads` compress and write beside drawing, as zlib lets
-    others run meanwhile.
+    A page may change once the next one is asked for. So many `threads` compress and write while others are drawn: zlib
+    lets other threads run.
     """
     for kind in formats:
         if kind not in FIGURE_FORMATS:
@@ -36,15 +36,16 @@ def write_pages(
     def contents() -> Iterator[tuple[Path, Callable[[], bytes]]]:
         for stem, page in pages:
             for kind in formats:
+                # Draw at once, as the page may change; leave compression to a thread.
                 content = partial(png, page.pixels(), page.dpi) if kind == "png" else partial(bytes, page.vector(kind))
                 yield Path(folder) / f"{stem}.{kind}", content
 
     # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
     with matplotlib_defaults(), np.errstate(all="ignore"):
         if not threads:
-            return [_write(*page) for page in contents()]
+            return [_write(path, content) for path, content in contents()]
         with ThreadPoolExecutor(threads) as pool:
-            tasks = [pool.submit(_write, *page) for page in contents()]
+            tasks = [pool.submit(_write, path, content) for path, content in contents()]
             return [task.result() for task in tasks]
 
 
@@ -53,12 +54,14 @@ def _write(path: Path, content: Callable[[], bytes]) -> Path:
 
 
 def distinct(stems: Iterable[str]) -> list[str]:
-    """Return names of files; a number tells those apart that would be the same file where case does not count."""
+    """Return names of files, with numbers where two differ at most by case: some disks take them for one file."""
     names: dict[str, str] = {}
     for stem in stems:
-        name, number = stem, 2
+        name = stem
+        number = 2
         while name.lower() in names:
-            name, number = f"{stem}-{number}", number + 1
+            name = f"{stem}-{number}"
+            number += 1
         names[name.lower()] = name
     return list(names.values())
 

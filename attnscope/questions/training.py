@@ -102,8 +102,8 @@ class Training(Result):
         roles_block = Listing(
             heading="roles",
             printed="with --all",
-            what="role",
-            told="heads that have it at the last step",
+            names_title="role",
+            lines_title="heads that have it at the last step",
             rows=roles,
         )
         answer = [f"{role}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]

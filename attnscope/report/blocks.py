@@ -43,8 +43,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    In a figure of its own it is large, with numbers and intervals: of more than 100 heads those of the ten largest.
-    Several in one figure are small, side by side.
+    In a figure of its own it is large, with numbers and intervals; of more than 100 heads, only the ten largest have
+    them. Several in one figure are small, side by side.
 
     Attributes:
         heads: The table of heads.
@@ -127,7 +127,7 @@ class Trends(Block):
         names: The name of each line.
         points: Values and the ends of their intervals, (step, line, 3).
         limits: Ends of the scale, if they are known.
-        level: The value by chance, if that is the same for all.
+        level: The value by chance, if that is the same for all lines.
     """
 
     y: str
@@ -144,13 +144,13 @@ class Listing(Block):
     """Names, each with a line of text.
 
     Attributes:
-        what: What stands above the names.
-        told: What stands above the lines.
+        names_title: What stands above the names.
+        lines_title: What stands above the lines.
         rows: The names and the lines.
     """
 
-    what: str
-    told: str
+    names_title: str
+    lines_title: str
     rows: Sequence[tuple[str, str]]
 
 
@@ -161,13 +161,13 @@ class Link:
     Attributes:
         sender: The name of the node where it begins.
         receiver: The name of the node where it ends.
-        by: "query", "key" or "value": what the receiver computes of it; empty = something else.
+        receiver_input: What it feeds in the receiver: "query", "key" or "value"; empty = something else.
         weight: How wide it is, relative to the others.
     """
 
     sender: str
     receiver: str
-    by: str
+    receiver_input: str
     weight: float
 
 

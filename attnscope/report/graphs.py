@@ -78,7 +78,7 @@ def _draw_links(
         points = [places[stop] for stop in path]
         curve = [point for start, end in zip(points, points[1:], strict=False) for point in _curve(start, end, bend)]
         width = 1.2 + 5.0 * link.weight / largest
-        page.lines([curve], color=BY_COLORS.get(link.by, FAINT), width_px=width, alpha=0.75, zorder=2)
+        page.lines([curve], color=BY_COLORS.get(link.receiver_input, FAINT), width_px=width, alpha=0.75, zorder=2)
 
 
 def _draw_head(page: Page, name: str, place: Point) -> None:

@@ -250,8 +250,8 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
 def _listing(block: Listing, console: Console, every: bool) -> list[RenderableType]:
     """Draw names, each with a line of text."""
     columns = [
-        TextColumn(block.what, itemgetter(0), style="bold"),
-        TextColumn(block.told, itemgetter(1), wraps=True, least=12),
+        TextColumn(block.names_title, itemgetter(0), style="bold"),
+        TextColumn(block.lines_title, itemgetter(1), wraps=True, least=12),
     ]
     return [TextTable(columns, block.rows)]
 

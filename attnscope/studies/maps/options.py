@@ -53,7 +53,8 @@ class MapOptions(Tokens):
 
     def require(self) -> None:
         """Refuse what pooled maps do not have."""
-        require_cells(self.pooled or MOST_CELLS)
+        if self.pooled:
+            require_cells(self.pooled)
         if self.between and (self.mean or self.query is not None):
             raise UsageError("--from and --to have no --mean and no --query", "leave out one of them")
         if self.pooled and self.exact_only:
@@ -62,15 +63,17 @@ class MapOptions(Tokens):
     @property
     def exact_only(self) -> str:
         """Return the first of the options that only exact maps have; empty = none is given."""
-        named: dict[str, object] = {
+        values: dict[str, object] = {
             "--words": self.words or self.words_from,
             "--hide-special": self.hide_special,
             "--query": self.query,
+            "--without-sinks": self.without_sinks,
+            "--top": self.cut.top,
+            "--mean": self.mean,
+            "--from": self.between,
+            "part (--rows, --cols)": self.cut,
         }
-        named |= {"--without-sinks": self.without_sinks, "--top": self.cut.top}
-        named |= {"--mean": self.mean, "--from": self.between}
-        named["part (--rows, --cols)"] = bool(self.cut)
-        return next((name for name, value in named.items() if value), "")
+        return next((name for name, value in values.items() if value), "")
 
     def require_for(self, given: Given) -> None:
         """Refuse options that a photo or a recording has no use for."""
@@ -80,24 +83,28 @@ class MapOptions(Tokens):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
+        # A View has the tokens of its question: these have words, and are rows.
         lacking: dict[str, object] = {"--pool": self.pooled, "--cols": self.cut.cols}
         if not isinstance(given, View):
-            lacking |= {"--words": self.words or self.words_from, "--rows": self.cut.rows}
+            lacking["--words"] = self.words or self.words_from
+            lacking["--rows"] = self.cut.rows
         if isinstance(given, View | Speech):
             lacking["--hide-special"] = self.hide_special
         if isinstance(given, Speech):
             lacking["--query"] = self.query
-        what, flag = ("recording", "--audio") if isinstance(given, Speech) else ("picture", "--image")
+        noun, flag = "picture", "--image"
+        if isinstance(given, Speech):
+            noun, flag = "recording", "--audio"
         for name, value in lacking.items():
             if value:
-                raise UsageError(f"a {what} has no {name}", f"leave it out, or leave out {flag}")
+                raise UsageError(f"a {noun} has no {name}", f"leave it out, or leave out {flag}")
 
 
 @options
 class PageTokens(Tokens):
     """Hold the way that tokens are shown as the page opens."""
 
-    query: str | None = option("", default=None, python_only=True)
+    query: str | None = option("", default=None, python_only=True)  # the page's reader picks it
 
 
 @options
@@ -140,8 +147,8 @@ class PageOrder(TextFiles):
         refuse_file_names(*self.texts)
         self.require_split()
         if self.image:
-            has_text = bool(self.texts or self.files or self.reading.generate)
-            refuse_beside("--image", replace(self.reading, generate=0) if has_text else self.reading)
+            # Of all options of reading, a photo has --generate alone.
+            refuse_beside("--image", replace(self.reading, generate=0))
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
         if self.out is not None and not is_stream(self.out):
@@ -154,9 +161,13 @@ class PageOrder(TextFiles):
 
     def start(self) -> dict[str, str]:
         """Return how the page opens, as its address says it."""
-        opened = {"words": "1" if self.tokens.words else "", "hide": "1" if self.tokens.hide_special else ""}
-        opened["scale"] = self.scale or ""
+        opened = {
+            "words": "1" if self.tokens.words else "",
+            "hide": "1" if self.tokens.hide_special else "",
+            "scale": self.scale or "",
+        }
         picked = self.choice.pick or ()
         if len(picked) == 1:
-            opened |= {"v": "matrix", "h": f"{picked[0][0]}.{picked[0][1]}"}
+            layer, head = picked[0]
+            opened |= {"v": "matrix", "h": f"{layer}.{head}"}
         return {name: value for name, value in opened.items() if value}

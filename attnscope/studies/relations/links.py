@@ -263,7 +263,7 @@ def _facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
 
     from attnscope.core.relations import LinkFacts
 
-    units = pad_rows([chunk.unit + 1 for chunk in chunks]) - 1
+    units = pad_rows([chunk.unit_of_token + 1 for chunk in chunks]) - 1
     # Number the rows, cells and targets of all links of the batch.
     rows: dict[tuple[int, tuple[int, ...]], int] = {}  # chunk and tokens that look
     cells: dict[tuple[int, str], int] = {}
