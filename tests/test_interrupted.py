@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from attnscope.results.reading import read_description
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablate import reading as ablation
 from attnscope.studies.ablate.measurers import Cutting
@@ -69,7 +68,7 @@ def test_a_complete_record_outlives_an_interrupted_run(
     after = contents(tmp_path / "out")
     assert {name: after[name] for name in before} == before
     assert "which stays" in err
-    aside = read_description(tmp_path / "out/interrupted" / f"{stem}.npz")
+    aside = json.loads((tmp_path / "out/interrupted" / f"{stem}.json").read_text())
     n_texts = aside["corpus"]["n_texts"]
     assert n_texts > 0
     assert not aside["corpus"]["complete"]
