@@ -2,7 +2,7 @@
 
 To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f] (`descriptions` says why).
 The meaning of features is left to `studies.describe`. An *entry* is a key that the query of a sampled row may attend
-to. Ours.
+to, or n_k keys that are alike. Ours.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _WEIGHTS_AT_ONCE = 2**21
 _TABLE_BYTES = 2**26
 
 _MOST_CODES = 1024
-"""Combinations from which on those that never occur are dropped."""
+"""Of more combinations than this, those that never occur are dropped."""
 
-_DENSE = 4
-"""Counts are dense while they are at most so many numbers per entry."""
+_DENSE_PER_ENTRY = 4
+"""Counts are a dense array if it has at most so many numbers per entry; else they are sparse."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Rows:
     index: NDArray[np.int64] = field(default_factory=_nothing)
     entries: NDArray[np.int64] = field(default_factory=_nothing)
     _tables: Any = field(init=False, repr=False)  # lru_cache of `_count`
-    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)
+    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)  # head, `scaled` of it
 
     def __post_init__(self) -> None:
         n_rows = len(self.texts)
@@ -133,20 +133,24 @@ class Rows:
         if not len(self.index):
             self.index = np.arange(n_rows)
             self.entries = np.arange(self.size)
-        # Keep the tables that were used last: about _TABLE_BYTES of them, and at least 16.
+        # Keep the tables that were used last: about _TABLE_BYTES of them at 16 bytes an entry, and at least 16.
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
         self._tables = lru_cache(n_kept)(self._count)
 
     def select(self, rows: NDArray[np.int64]) -> Rows:
         """Copy some of the rows, by their numbers, (row,), ascending."""
-        # Entries of the chosen rows, by their numbers here; both kinds of arrays are cut along their last axis.
+        # Entries of the chosen rows, by their numbers here: where a row starts here, less where it will start, plus
+        # the number that the entry will have.
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
-        of_rows = dict.fromkeys(("texts", "query_types", "index"), rows)
-        of_entries = dict.fromkeys(("features", "attention", "counts", "key_types", "entries"), entries)
-        parts = {name: getattr(self, name)[..., numbers] for name, numbers in (of_rows | of_entries).items()}
-        return Rows(levels=self.levels, starts=starts, columns=self.columns, **parts)
+        # Both kinds of arrays are cut along their last axis.
+        per_row = {name: getattr(self, name)[rows] for name in ("texts", "query_types", "index")}
+        per_entry = {
+            name: getattr(self, name)[..., entries]
+            for name in ("features", "attention", "counts", "key_types", "entries")
+        }
+        return Rows(levels=self.levels, starts=starts, columns=self.columns, **per_row, **per_entry)
 
     def of_texts(self, texts: Sequence[int]) -> Rows:
         """Copy the rows of some texts."""
@@ -189,9 +193,9 @@ class Rows:
         sums: Floats = np.add.reduceat(values, self.starts[:-1], axis=-1, dtype=np.float64)
         return sums
 
-    def spread(self, of_rows: NDArray[Any]) -> NDArray[Any]:
-        """Give each entry the number of its row, in the same dtype: (row,) to (entry,)."""
-        return np.repeat(of_rows, self.lengths)
+    def spread(self, row_values: NDArray[Any]) -> NDArray[Any]:
+        """Give each entry the value of its row, in the same dtype: (row,) to (entry,)."""
+        return np.repeat(row_values, self.lengths)
 
     @cached_property
     def mass(self) -> Floats:
@@ -259,15 +263,15 @@ class Rows:
         if column is None:
             shared: Levels = self.features[feature]
             return shared
-        of_pairs = column.products[1]
-        keys = column.keys[self.key_types]
+        pair_levels = column.products[1]  # (query level, key level)
+        key_levels = column.keys[self.key_types]
         if column.queries is None:
-            of_keys: Levels = of_pairs[0][keys]
-            return of_keys
-        of_rows = column.queries[self.query_types]
-        # The pairs of one row stand in a row of the table of all pairs.
-        codes = self.spread(of_rows.astype(np.int32) * np.int32(of_pairs.shape[1])) + keys
-        return of_pairs.ravel()[codes]
+            by_key: Levels = pair_levels[0][key_levels]
+            return by_key
+        query_levels = column.queries[self.query_types]
+        # The pair of each entry, as its place in the flattened table of pairs.
+        pairs = self.spread(query_levels.astype(np.int32) * np.int32(pair_levels.shape[1])) + key_levels
+        return pair_levels.ravel()[pairs]
 
     def by_entry(self, feature: int, head: int) -> Floats:
         """Return the values of a feature, (entry,), 0 to 1."""
@@ -278,7 +282,9 @@ class Rows:
         """Count the texts in which a shared feature has more than one level in some row, (feature,)."""
         n_texts = np.zeros(self.n_shared, np.int64)
         first = self.starts[:-1]
-        for number, levels in enumerate(self.features if self.size else ()):
+        if not self.size:
+            return n_texts
+        for number, levels in enumerate(self.features):
             # Rows whose largest and smallest level differ, (row,).
             varies = np.maximum.reduceat(levels, first) > np.minimum.reduceat(levels, first)
             n_texts[number] = len(np.unique(self.texts[varies]))
@@ -344,7 +350,7 @@ class Rows:
     # What terms expect
 
     def scores(self, terms: tuple[int, ...], weights: Floats, head: int) -> Floats:
-        """Return Σ w f of some terms, (entry,), in nats."""
+        """Return Σ w f of some terms, whose weights w are given, (entry,), in nats."""
         table = self.table(terms, head)
         return np.take(table.values @ weights, table.codes)
 
@@ -357,6 +363,7 @@ class Rows:
 
     def table(self, terms: tuple[int, ...], head: int) -> Table:
         """Count how often each combination of some terms' levels occurs in each row; the last tables are kept."""
+        # Terms that all heads share have one table for all of them, under head -1.
         is_shared = max(terms, default=-1) < self.n_shared
         table: Table = self._tables(terms, -1 if is_shared else head)
         return table
@@ -373,21 +380,22 @@ class Rows:
         codes = before.codes * np.int32(len(last))
         codes += self.levels_of(terms[-1], head)
         # Drop combinations that never occur once there may be many.
-        seen = np.arange(len(before.values) * len(last))
-        if len(seen) > _MOST_CODES:
-            seen = np.flatnonzero(np.bincount(codes, minlength=len(seen)))
-            number = np.zeros(int(seen[-1]) + 1, np.int32)
-            number[seen] = np.arange(len(seen), dtype=np.int32)
-            codes = number[codes]
+        kept = np.arange(len(before.values) * len(last))
+        if len(kept) > _MOST_CODES:
+            kept = np.flatnonzero(np.bincount(codes, minlength=len(kept)))
+            new_codes = np.zeros(int(kept[-1]) + 1, np.int32)
+            new_codes[kept] = np.arange(len(kept), dtype=np.int32)
+            codes = new_codes[codes]
         # Values of each combination, (combination, feature).
-        values = np.concatenate([before.values[seen // len(last)], last[seen % len(last)][:, None]], 1)
-        n = len(seen)
+        values = np.concatenate([before.values[kept // len(last)], last[kept % len(last)][:, None]], 1)
+        n_kept = len(kept)
         # Count by row: sparse if a dense table would be mostly zeros.
-        if n_rows * n > _DENSE * self.size:
-            return Table(values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n)))
-        cells = self.spread(np.arange(n_rows) * n) + codes
-        weights = None if self.counts.max(initial=1.0) == 1 else self.counts
-        counts = np.bincount(cells, weights, n_rows * n).reshape(n_rows, n).astype(np.float64)
+        if n_rows * n_kept > _DENSE_PER_ENTRY * self.size:
+            return Table(values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n_kept)))
+        cells = self.spread(np.arange(n_rows) * n_kept) + codes
+        # Without counts above 1, counting entries is the same and faster.
+        entry_counts = None if self.counts.max(initial=1.0) == 1 else self.counts
+        counts = np.bincount(cells, entry_counts, n_rows * n_kept).reshape(n_rows, n_kept).astype(np.float64)
         return Table(values, codes, counts)
 
 

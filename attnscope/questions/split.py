@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -18,16 +17,20 @@ from attnscope.report.wording import model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
-MOST_KEYS, MOST_HEADS = 12, 8
-"""Up to so many keys and heads are weights printed in full; of more, the largest ones."""
+MOST_KEYS = 12
+MOST_HEADS = 8
+"""With more keys or heads than these, only the largest weights of each head are printed, not all."""
 
-MOST_NAMED, MOST_AT_ODDS = 12, 4
-"""Heads whose largest weights are printed, and heads of which the answer says what they want."""
+MOST_LISTED = 12
+"""Heads whose largest weights are printed."""
+
+MOST_AT_ODDS = 4
+"""Heads whose favourite keys the answer tells."""
 
 MOST_DRAWN = 12
-"""Heads of one number of heads that are drawn."""
+"""Heads that are drawn of one split, such as that into 16 heads."""
 
-OF_COUNT = count("n_heads", "how many heads there are", label="heads")
+N_HEADS = count("n_heads", "how many heads there are", label="heads")
 
 
 @options
@@ -44,7 +47,7 @@ class SplitOptions:
     )
 
     def require(self) -> None:
-        """Refuse numbers of heads that do not go together with what becomes of them."""
+        """Refuse numbers of heads below 1, and heads to drop that no split has."""
         if not self.counts or min(self.counts) < 1:
             raise UsageError("a number of heads is at least 1", "such as --counts 1,2,4")
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
@@ -63,7 +66,7 @@ class Split(Result):
     SCHEMA: ClassVar[str] = "attnscope.split/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": (
-            OF_COUNT,
+            N_HEADS,
             count("head", "its number"),
             count("first_column", "the first of its columns"),
             count("last_column", "the last of its columns"),
@@ -71,11 +74,11 @@ class Split(Result):
             count("uniform", "how many of its rows are uniform, of those with a choice"),
             count("rank", "rank of its dot products, at most d_head"),
         ),
-        "counts": (OF_COUNT, count("d_head", "columns of each"), number("scale", "1 / sqrt(d_head)")),
+        "counts": (N_HEADS, count("d_head", "columns of each"), number("scale", "1 / sqrt(d_head)")),
         "queries": (text("token", "a token that attends"),),
         "keys": (text("token", "a token that is attended to"),),
         "drops": (
-            OF_COUNT,
+            N_HEADS,
             count("head", "the head that puts out zeros"),
             number("l2", "L2 norm of the change of the whole output"),
             share("share", "the same divided by the norm of the output"),
@@ -102,7 +105,7 @@ class Split(Result):
     )
 
     def of(self, n_heads: int) -> Self:
-        """Return what was seen with that many heads.
+        """Return the part of the result for that many heads.
 
         Raises:
             AttnscopeError: The record does not have it.
@@ -135,15 +138,16 @@ class Split(Result):
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
-        drops = "; without: L2 norm of the output's change if the head puts out zeros"
+        measures = "uniform rows choose nothing; disagreement: Jensen-Shannon divergence of the heads, nats, 0 = alike"
+        if len(self.table("drops")):
+            measures += "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
             model=model_of(self.run),
             answer=[_compromise(self), f"{model_of(self.run)}: {size}"],
             blocks=list(_blocks(self)),
             guide=[
                 f"rank: of a head's dot products; entropy: mean over rows, nats, 0 to {np.log(len(keys)):.2f}",
-                "uniform rows choose nothing; disagreement: Jensen-Shannon divergence of the heads, nats, 0 = alike"
-                + (drops if len(self.table("drops")) else ""),
+                measures,
             ],
             subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
         )
@@ -157,14 +161,14 @@ def _compromise(split: Split) -> str:
     if not several:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
     # The query with the largest divergence between heads; below 1e-12 it is rounding.
-    seen = split.of(several[0])
-    query = int(seen["disagreement_nats"][0].argmax())
-    if not seen["disagreement_nats"][0, query] > 1e-12:
+    chosen = split.of(several[0])
+    query = int(chosen["disagreement_nats"][0].argmax())
+    if not chosen["disagreement_nats"][0, query] > 1e-12:
         return f"the {several[0]} heads agree about every query"
+    # The favourite keys of each head, ties included; `wanted` has those of all heads, each once and in order.
     wishes = []
     wanted: dict[int, None] = {}
-    # The favourite keys of each head, ties included.
-    for head, row in enumerate(seen["weights"][:MOST_AT_ODDS, query]):
+    for head, row in enumerate(chosen["weights"][:MOST_AT_ODDS, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
             wishes.append(f"head {head} nothing in particular")
@@ -186,26 +190,24 @@ def _blocks(split: Split) -> Iterator[Block]:
     yield _comparison(split)
     yield Special(printed="never", figure="split", view=_panels(split))
     queries, keys = split.tokens
-    rest = partial(_grid, printed="with --all")
     for n in split.table("counts")["n_heads"].tolist():
-        seen = split.of(n)
-        heads = seen.table("heads")
-        d_head = int(seen.table("counts")["d_head"][0])
+        chosen = split.of(n)
+        heads = chosen.table("heads")
+        d_head = int(chosen.table("counts")["d_head"][0])
         name = f"{amount(n, 'head')} of {d_head}"
         # Large matrices are listed by their largest weights.
         if len(keys) > MOST_KEYS or n > MOST_HEADS:
-            yield Note(heading=f"{name}: the largest weights", lines=list(_largest(seen, queries, keys)))
+            yield Note(heading=f"{name}: the largest weights", lines=list(_largest(chosen, queries, keys)))
             continue
         # Weights of each head, (query, key), and their mean.
-        for head, weights in enumerate(seen["weights"]):
+        for head, weights in enumerate(chosen["weights"]):
             yield _grid(f"{name}: weights of head {head}, {_span(heads, head)}", weights, queries, keys)
         if n > 1:
-            yield _grid(
-                f"{name}: mean of the heads, no head's own", seen["mean_weights"][0], queries, keys, "with --all"
-            )
+            heading = f"{name}: mean of the heads, no head's own"
+            yield _grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
         # The output, (query, d_model).
-        outputs = [str(column) for column in range(seen["output"].shape[-1])]
-        yield rest(f"{name}: output", seen["output"][0], queries, outputs)
+        outputs = [str(column) for column in range(chosen["output"].shape[-1])]
+        yield _grid(f"{name}: output", chosen["output"][0], queries, outputs, printed="with --all")
 
 
 def _grid(heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always") -> Grid:
@@ -219,15 +221,15 @@ def _comparison(split: Split) -> Ranking:
     cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
     without = []
     for n in counts["n_heads"].tolist():
-        seen = split.of(n)
-        heads = seen.table("heads")
-        cells["d_head"].append(str(seen.table("counts")["d_head"][0]))
+        chosen = split.of(n)
+        heads = chosen.table("heads")
+        cells["d_head"].append(str(chosen.table("counts")["d_head"][0]))
         cells["rank"].append(range_of(heads["rank"].tolist()))
         cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
         cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
-        cells["disagreement"].append(fixed(seen["disagreement_nats"].mean(), 4))
+        cells["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
         # How far the output moves without each head.
-        drops = seen.table("drops")
+        drops = chosen.table("drops")
         changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
         without.append(", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–")
     columns = [Words(title, texts, right=True) for title, texts in cells.items()]
@@ -245,16 +247,17 @@ def _span(heads: Table, head: int) -> str:
 
 def range_of(values: Sequence[int]) -> str:
     """Return the range of some numbers, such as 2–4, or 3 if all are the same."""
-    return "–".join(dict.fromkeys(str(end) for end in (min(values), max(values))))
+    least, most = min(values), max(values)
+    return str(least) if least == most else f"{least}–{most}"
 
 
-def _largest(seen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield the three largest weights of each head, one line per head."""
-    for head, weights in enumerate(seen["weights"][:MOST_NAMED]):
+    for head, weights in enumerate(chosen["weights"][:MOST_LISTED]):
         order = np.argsort(-weights, axis=None, kind="stable")[:3]
-        links = [divmod(int(place), len(keys)) for place in order]
+        links = [divmod(int(flat_index), len(keys)) for flat_index in order]  # (query, key)
         yield f"head {head}: " + ", ".join(f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links)
-    n_more = len(seen["weights"]) - MOST_NAMED
+    n_more = len(chosen["weights"]) - MOST_LISTED
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
@@ -265,15 +268,15 @@ def _panels(split: Split) -> Panels:
     panels = []
     notes = [AXES]
     for n in split.table("counts")["n_heads"].tolist():
-        seen = split.of(n)
-        heads = seen.table("heads")
+        chosen = split.of(n)
+        heads = chosen.table("heads")
         name = amount(n, "head")
-        for head, weights in enumerate(seen["weights"][:MOST_DRAWN]):
+        for head, weights in enumerate(chosen["weights"][:MOST_DRAWN]):
             panels.append(Panel(f"{name}: H{head}, {_span(heads, head)}", weights, queries, keys))
         if n > 1:
-            panels.append(Panel(f"{name}: mean, no head's own", seen["mean_weights"][0], queries, keys))
+            panels.append(Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys))
         notes.append(
             f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
-            f"disagreement {seen['disagreement_nats'].mean():.2f} nats"
+            f"disagreement {chosen['disagreement_nats'].mean():.2f} nats"
         )
     return Panels("the same queries, keys and values with more and fewer heads", panels, notes, largest_px=300)

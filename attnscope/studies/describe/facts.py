@@ -22,6 +22,7 @@ Numbers = NDArray[np.int64]
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
 _QUOTES = "\"'“”‘’«»„`"
+_CLOSING = "\"'”’»)]}"
 _SIGNS = {
     "comma": ",，、",
     "dash": "-—–",
@@ -87,7 +88,7 @@ class TextFacts:
         flags["piece"] = is_piece
         flags["frequent"] = flags["word"] & self.frequent & ~is_piece
         flags["infrequent"] = flags["word"] & ~self.frequent & ~is_piece
-        # A tokenizer that drops line breaks leaves them between two tokens.
+        # Tokens with a line break in them; where the tokenizer drops line breaks, there are none.
         flags["newline"] = np.array(["\n" in surface for surface in self.surfaces], np.bool_) & is_ordinary
         for name in OPEN_CLASSES:
             flags[name] &= ~is_piece
@@ -119,8 +120,9 @@ class TextFacts:
             # A closing mark belongs to the sentence before it, unless a space stands between them.
             is_end = surface[0] in _SENTENCE_ENDS
             start = max(0, int(self.tokens.offsets[place, 0]))
-            before = self.tokens.text[max(0, start - 1) : start] + self.surfaces[place][:1]
-            closes = is_end or (surface[0] in "\"'”’»)]}" and not any(map(str.isspace, before)))
+            # The space is the character before the token, or the first one in it.
+            around_start = self.tokens.text[max(0, start - 1) : start] + self.surfaces[place][:1]
+            closes = is_end or (surface[0] in _CLOSING and not any(map(str.isspace, around_start)))
             if has_ended and not closes:
                 number += 1
                 has_ended = False
@@ -130,7 +132,7 @@ class TextFacts:
 
     @cached_property
     def line(self) -> Numbers:
-        """Return the number of each token's line."""
+        """Return the number of each token's line; a token without a place in the text has a number of its own."""
         # Offsets count characters, so line breaks are found in code points, not bytes.
         starts = self.tokens.offsets[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.tokens.text.encode("utf-32-le"), "<u4") == ord("\n"))
@@ -145,11 +147,13 @@ class TextFacts:
         for place, surface in enumerate(self.stripped):
             innermost = standing[-1][1]
             # A closing bracket ends the innermost open one, if it is of the same kind.
-            for sign in "" if self.tokens.special[place] else surface:
+            signs = "" if self.tokens.special[place] else surface
+            for sign in signs:
                 if sign in _BRACKETS.values():
                     standing.append((sign, place))
                 elif sign in _BRACKETS and standing[-1][0] == _BRACKETS[sign]:
                     standing.pop()
+            # A token that closes a bracket has the innermost one before it, one that opens a bracket itself.
             openers[place] = max(innermost, standing[-1][1])
         return openers
 
@@ -173,4 +177,7 @@ def _kinds_of(surface: str) -> frozenset[str]:
         kinds.add("capital")
     lower = surface.lower()
     kinds |= {name for name, words in CLOSED_CLASSES.items() if lower in words}
-    return frozenset(kinds | ({class_of(lower)} & set(OPEN_CLASSES)))
+    open_class = class_of(lower)
+    if open_class in OPEN_CLASSES:
+        kinds.add(open_class)
+    return frozenset(kinds)
