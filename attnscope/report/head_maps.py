@@ -29,18 +29,21 @@ LEFT_PX = 50
 """Room at the left of a map, for the names of layers."""
 
 TOP_PX = layout.MARGIN_PX + 62
+"""Where the maps of a page begin, below its title."""
+
 KIND_PX = 54
 HEAD_NAMES_PX = 26
-"""Where maps begin on a page of one, and the room above a map for the name of its kind and those of heads."""
+"""Room above a map, for the name of its kind of attention and for those of heads."""
 
 _FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
-"""Small maps that stand three in a row; more of them stand five in a row."""
+"""Up to nine small maps stand three in a row, more of them five in a row."""
 
 _SMALL_PX = 1500
 """Width of a row of small maps on a screen."""
 
-_AROUND_PX = 80, 142
-"""Room around a small map, across and down."""
+_BESIDE_PX = 80
+_ABOVE_AND_BELOW_PX = 142
+"""Room around a small map."""
 
 _LEAST_ACROSS_PX = 230
 """From one small map to the next on a screen at least, so that titles have room."""
@@ -52,10 +55,10 @@ _PALE = 0.35
 """How much of its colour a cell keeps that is not above the baseline."""
 
 _INTERVAL_SHARE, _LEAST_INTERVAL_PX = 0.7, 9.0
-"""Letters of an interval: how large at most, relative to those of its number; smaller ones are left out."""
+"""How large the letters of an interval are at most, relative to its number's, and at least; else it is left out."""
 
 _MOST_NUMBERS, _N_LARGEST = 100, 10
-"""Cells of a large map that all have their numbers; of more cells, so many with the largest numbers have theirs."""
+"""Up to 100 cells of a large map all have their numbers; of more cells, the ten with the largest numbers."""
 
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
@@ -106,7 +109,7 @@ def scale_of(table: Table, name: str) -> Scale:
     baselines = baselines[np.isfinite(baselines)]
     both = np.concatenate([values, baselines])
     extent = float(np.abs(both).max(initial=0.0)) or 1.0
-    least = float(both.min(initial=extent)) if both.size else 0.0
+    least = float(both.min()) if both.size else 0.0
     baseline = (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
     # Values of both signs: colours symmetric around 0. Values far from 0: they begin at a round number below the least.
     low = 0.0
@@ -180,7 +183,14 @@ def title_of(column: Column) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes in pixels: of a cell, from one map to the next, and how many stand side by side and on a page."""
+    """How small maps stand on pages.
+
+    Attributes:
+        columns: How many stand side by side.
+        cell: Width and height of a cell in pixels.
+        pitch: Pixels from one map to the next, across and down.
+        most: How many a page holds.
+    """
 
     columns: int
     cell: tuple[float, float]
@@ -194,10 +204,11 @@ def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Letteri
         yield _large_page(report, blocks[0], lettering)
         return
     plan = _plan(blocks[0].heads, len(blocks), lettering)
-    n_pages = -(-len(blocks) // plan.most)
-    size = -(-len(blocks) // n_pages)
-    for first in range(0, len(blocks), size):
-        yield _small_page(report, blocks[first : first + size], plan, lettering)
+    # As few pages as hold them, filled alike.
+    n_pages = math.ceil(len(blocks) / plan.most)
+    maps_a_page = math.ceil(len(blocks) / n_pages)
+    for first in range(0, len(blocks), maps_a_page):
+        yield _small_page(report, blocks[first : first + maps_a_page], plan, lettering)
 
 
 def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
@@ -246,11 +257,11 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     cell_width, cell_height = cells.size
     notes = []
     if len(table) > _MOST_NUMBERS:
-        sizes = np.nan_to_num(np.abs(table[name]), nan=-1.0)
-        table = table.select(np.argsort(-sizes, kind="stable")[:_N_LARGEST])
+        magnitudes = np.nan_to_num(np.abs(table[name]), nan=-1.0)
+        table = table.select(np.argsort(-magnitudes, kind="stable")[:_N_LARGEST])
         notes.append(f"numbers: the {_N_LARGEST} largest by absolute value")
 
-    # Numbers, and the letters of intervals: as large as the widest one allows.
+    # The letters of numbers, and of intervals: those as large as the widest one allows.
     size = paper.letters(min(18.0, cell_width * 0.26))
     texts = [scale.write(value) for value in table[name].tolist()]
     widest = max(lettering.width_px(text, size) for text in texts)
@@ -259,8 +270,8 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         return []
     intervals = [short_interval(low, high) for _, low, high in table.interval(name).tolist()]
     widest = max(lettering.width_px(text, 1.0) for text in intervals)
-    small = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
-    has_intervals = cell_height >= 44 and small >= max(_LEAST_INTERVAL_PX, paper.least_px)
+    interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
+    has_intervals = cell_height >= 44 and interval_size >= max(_LEAST_INTERVAL_PX, paper.least_px)
 
     # Numbers in the middle of their cells, intervals below them.
     numbers = []
@@ -274,7 +285,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         up = cell_height * 0.14 if has_intervals else 0
         numbers.append(Number(x, y - up, text, size, ink))
         if has_intervals and interval:
-            numbers.append(Number(x, y + cell_height * 0.22, interval, small, ink))
+            numbers.append(Number(x, y + cell_height * 0.22, interval, interval_size, ink))
     page.numbers(numbers)
     if has_intervals:
         notes.append("small numbers: the 95% interval")
@@ -291,15 +302,16 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
     columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
     # Cells as large as the width, and then the height, allows.
-    room = (paper.room_px if paper.fixed else _SMALL_PX) - columns * _AROUND_PX[0]
+    page_width = paper.room_px if paper.fixed else _SMALL_PX
+    room = page_width - columns * _BESIDE_PX
     width = max(4.0, min(58.0, room / columns / n_across))
     height = max(12.0, min(0.62 * width, 34.0, 900 / n_down))
     # From one map to the next, with titles, labels and the colour bar.
-    across = n_across * width + _AROUND_PX[0]
+    across = n_across * width + _BESIDE_PX
     if not paper.fixed:
         across = max(across, _LEAST_ACROSS_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
-    down = n_down * height + kinds_px + _AROUND_PX[1]
+    down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
     # As many rows as a page holds; more maps go on the next.
     tallest = paper.most_px if paper.fixed else _TALLEST_PX
     n_rows = max(1, int((tallest - TOP_PX) // down))
@@ -329,15 +341,17 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
             shown = lettering.fit(line, layout.CAPTION_PX, room)
             page.write(left, top + 18 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
         # Kinds of attention one below the other, all in the same colours.
-        several = KIND_PX if len(grids) > 1 else 0
-        cells, bottom = place_kinds(grids, plan.cell, left, top + 46 - several)
+        first_top = top + 46
+        if len(grids) > 1:  # the name of the first kind stands beside the title's lines
+            first_top -= KIND_PX
+        cells, bottom = place_kinds(grids, plan.cell, left, first_top)
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
-        bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _AROUND_PX[0]), 11
+        bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _BESIDE_PX), 11
         _draw_bar(page, bar, scale, size_px=11.5, most=3)
 
     # Notes below the last row of maps.
-    n_rows = -(-len(blocks) // plan.columns)
+    n_rows = math.ceil(len(blocks) / plan.columns)
     notes = ["rows: layers, columns: heads; each map has its own colours"]
     if any(scale.has_baseline for scale in scales):
         notes += [_BASELINE, "pale: not above it, where any head is"]
@@ -348,10 +362,10 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
 
 def _largest(table: Table, name: str, scale: Scale) -> str:
     """Return the largest value of a column and whose it is."""
-    sizes = np.abs(table[name]) if scale.low < 0 else table[name]
-    if not np.isfinite(sizes).any():
+    magnitudes = np.abs(table[name]) if scale.low < 0 else table[name]
+    if not np.isfinite(magnitudes).any():
         return "undefined for all heads"
-    row = int(np.nanargmax(sizes))
+    row = int(np.nanargmax(magnitudes))
     names = table.head_names(with_kind=len({*table["kind"].tolist()}) > 1)
     return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
 
@@ -398,12 +412,14 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
     page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
     below = y + height + size_px * 2.4
     middle = scale.share(sum(scale.baseline) / 2)
-    page.write(x + width * middle, below, "▲", size_px, ha="center", color=INK)
+    triangle_x = x + width * middle
+    page.write(triangle_x, below, "▲", size_px, ha="center", color=INK)
+    # A note explains the triangle, so the value is left out where it has no room.
     words = f"uniform {scale.baseline_text}"
-    wide = page.lettering.width_px(words, size_px) * 1.04 + size_px
-    place = x + width * middle
-    edges = x - LEFT_PX, min(x + width + LEFT_PX, page.width_px - layout.MARGIN_PX / 2)
-    if middle < 0.5 and place + wide <= edges[1]:
-        page.write(place + size_px * 0.7, below, words, size_px, ha="left", color=INK)
-    elif middle >= 0.5 and place - wide >= edges[0]:
-        page.write(place - size_px * 0.7, below, words, size_px, ha="right", color=INK)
+    words_width = page.lettering.width_px(words, size_px) * 1.04 + size_px
+    left_edge = x - LEFT_PX
+    right_edge = min(x + width + LEFT_PX, page.width_px - layout.MARGIN_PX / 2)
+    if middle < 0.5 and triangle_x + words_width <= right_edge:
+        page.write(triangle_x + size_px * 0.7, below, words, size_px, ha="left", color=INK)
+    elif middle >= 0.5 and triangle_x - words_width >= left_edge:
+        page.write(triangle_x - size_px * 0.7, below, words, size_px, ha="right", color=INK)

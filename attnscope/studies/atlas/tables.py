@@ -25,7 +25,7 @@ SIDES = ("asks", "gets", "pairs")
 """The items that have a table: tokens as queries, tokens as keys, and pairs of both."""
 
 LEAST_TEXTS = 3
-"""Sampled texts that must have a token, or a pair of tokens, before anything is said of it; of fewer texts, all."""
+"""In how many sampled texts an item must be to have a row; in all of them where there are fewer."""
 
 BY_LIFT, BY_MASS = 10, 5
 """Rows of a table: those with the largest lower ends of their lifts, and those with the largest masses beside."""
@@ -34,8 +34,11 @@ DISTANCE_QUERIES = 16
 """Queries of a text on which heads are compared, at even distances."""
 
 _MOST_TYPES = 1024
+"""Items of "asks", and of "gets"."""
+
 _MOST_BYTES = 56 * 2**20
 _BYTES_A_SUM = 48
+"""Memory for the sums of pairs, and what a pair takes of it for each head: six numbers of `ItemSums`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +63,7 @@ class ReadText:
         return outside
 
     def types_of(self, where: NDArray[np.bool_]) -> Numbers:
-        """Return the numbers of some of its tokens, (token,); -1 for the others."""
+        """Return the ids of its tokens where a mask is true, else -1, (token,)."""
         return np.where(where, self.tokens.ids, -1)
 
 
@@ -74,7 +77,8 @@ class KindTables:
     def __init__(self, n_heads: Mapping[int, int], texts: Sequence[ReadText]) -> None:
         self.n_heads = n_heads
         total = sum(n_heads.values())
-        self._least = max(1, min(LEAST_TEXTS, len(texts)))
+        self._least_texts = max(1, min(LEAST_TEXTS, len(texts)))
+        # An id's label is that of the first text that has it.
         self._labels: dict[int, str] = {}
         for text in texts:
             self._labels = dict(zip(text.tokens.ids.tolist(), text.tokens.labels, strict=True)) | self._labels
@@ -95,8 +99,10 @@ class KindTables:
         """Return the items that enough texts have, ascending: those of most texts up to a limit."""
         every = [np.unique(items[items >= 0]) for items in items_of_texts]
         items, n_texts = np.unique(np.concatenate([np.zeros(0, np.int64), *every]), return_counts=True)
-        frequent = np.lexsort((items, -n_texts))[: (n_texts >= self._least).sum()]
-        listed: Numbers = np.sort(items[frequent[:most]])
+        # By falling number of texts: the items that enough texts have come first.
+        n_frequent = (n_texts >= self._least_texts).sum()
+        chosen = np.lexsort((items, -n_texts))[:n_frequent][:most]
+        listed: Numbers = np.sort(items[chosen])
         return listed
 
     def _items_of(self, text: ReadText) -> tuple[Numbers, Numbers]:
@@ -114,8 +120,8 @@ class KindTables:
         """Add a text; `tiles_of` gives the tiles of a layer."""
         # The items of the text, and which of them each query and key is, (query, item) and (key, item).
         asks, gets = self._items_of(text)
-        of_queries = _members(self._asks[asks], text.types_of(text.asks))
-        of_keys = _members(self._gets[gets], text.types_of(text.outside_sinks))
+        query_items = _members(self._asks[asks], text.types_of(text.asks))
+        key_items = _members(self._gets[gets], text.types_of(text.outside_sinks))
         pairs = _places(self._pairs, self._pair_codes(asks, gets))
         is_listed = pairs >= 0
         items = (asks, gets, pairs[is_listed])
@@ -124,27 +130,30 @@ class KindTables:
         for layer, n_heads in self.n_heads.items():
             heads = slice(first, first + n_heads)
             first += n_heads
-            asked, got, paired = self._sum_layer(heads, text, of_queries, of_keys, tiles_of(layer))
-            by_side = (asked, got, paired.flatten(1)[:, is_listed])
-            for sums, of_side, totals in zip(self._sums, items, by_side, strict=True):
-                # Of each head, its even share, and how many queries could see an item; `most` is the largest lift.
-                numbers = totals.double().numpy()
-                count, share = numbers[-2:]
-                most = np.divide(count, share, out=np.zeros_like(count), where=share > 0)
-                sums.add(heads, of_side, numbers[:n_heads], numbers[n_heads:-2], count, most)
+            asked, got, paired = self._sum_layer(heads, text, query_items, key_items, tiles_of(layer))
+            layer_rows = (asked, got, paired.flatten(1)[:, is_listed])
+            for sums, side_items, rows in zip(self._sums, items, layer_rows, strict=True):
+                # The rows as `_sum_layer` lists them, (row, item).
+                numbers = rows.double().numpy()
+                masses = numbers[:n_heads]
+                even = numbers[n_heads:-2]
+                counts, shares = numbers[-2:]
+                # The largest lift: every query that could see an item gives it all.
+                most = np.divide(counts, shares, out=np.zeros_like(counts), where=shares > 0)
+                sums.add(heads, side_items, masses, even, counts, most)
 
     def _sum_layer(
-        self, heads: slice, text: ReadText, of_queries: Tensor, of_keys: Tensor, tiles: Tiles
+        self, heads: slice, text: ReadText, query_items: Tensor, key_items: Tensor, tiles: Tiles
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Add attention by offset, and return sums of a layer by item of "asks", of "gets", and by both.
 
-        Each has a row per head, one for the even share of each, the queries that could see an item, and its even share
-        of all attention: (2 head + 2, item) or (2 head + 2, query item, key item).
+        Their rows: the weight of each head; the even share of each head; how many queries could see the item; the even
+        share in the largest lift. (2 head + 2, item) or (2 head + 2, query item, key item).
         """
         outside = torch.from_numpy(text.outside_sinks)
         asks, gets, pairs = torch.zeros(3, 1)  # they grow to their shapes as they are added to
-        # Uniform attention gives least outside sinks if there is one such token.
-        least = 1 / (1 + (~outside).sum())
+        # Uniform attention outside the sinks is least for a query that sees all sinks and one other token.
+        least_even = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
             # Rows of all heads, then of uniform attention; queries that do not count are 0. (head + 1, query, key)
             counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
@@ -155,25 +164,27 @@ class KindTables:
             self._even_profiles[heads] += masses[-1]
             self._n_queries[heads] += int(counted.sum())
             # Attention outside the sinks, by the query's token.
-            away = rows @ outside.float()
-            of_heads = away[:-1]
-            even = away[-1:]
+            outside_masses = rows @ outside.float()
+            of_heads = outside_masses[:-1]
+            even = outside_masses[-1:]
             sees = (even > 0).float()
-            asks = asks + torch.cat([of_heads, even.expand_as(of_heads), sees, least * sees]) @ of_queries[queries]
+            on_outside = torch.cat([of_heads, even.expand_as(of_heads), sees, least_even * sees])
+            asks = asks + on_outside @ query_items[queries]
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
-            shares = even_weights(allowed & outside) * counted[:, None] @ of_keys
-            parts = [rows[:-1] @ of_keys, of_heads[..., None] * shares, (shares > 0).float()[None], shares[None]]
-            on_keys = torch.cat(parts)
+            even_outside = even_weights(allowed & outside) * counted[:, None]
+            shares = even_outside @ key_items
+            sees = (shares > 0).float()
+            on_keys = torch.cat([rows[:-1] @ key_items, of_heads[..., None] * shares, sees[None], shares[None]])
             gets = gets + on_keys.sum(1)
             # By pair: the queries of each token times what they give each key's token.
-            pairs = pairs + of_queries[queries].T @ on_keys
+            pairs = pairs + query_items[queries].T @ on_keys
         return asks, gets, pairs
 
     def compare(self, rows: Tensor) -> None:
         """Add the divergences of all pairs of heads on some rows, (head of all layers, query, key)."""
-        sums = divergence_sums("hellinger", rows)
-        self._divergences += sums.sums.numpy()
-        self._compared += sums.counts.numpy()
+        divergences = divergence_sums("hellinger", rows)
+        self._divergences += divergences.sums.numpy()
+        self._compared += divergences.counts.numpy()
 
     def distances(self) -> NDArray[np.float32]:
         """Return the distance of every two heads, (head, head); NaN where they were never compared."""
@@ -202,15 +213,23 @@ class KindTables:
         for side, sums in zip(SIDES, self._sums, strict=True):
             lifts = sums.lifts()
             for head, rows in enumerate(by_head):
-                for item in choose_items(lifts, head, above_even=side != "asks", least=self._least):
+                for item in choose_items(lifts, head, above_even=side != "asks", least_texts=self._least_texts):
                     mass, lift, low, high, n_queries, n_texts = (part[item, head] for part in lifts)
                     query, key = tokens[side][item]
-                    row = {"side": side, "query": query, "key": key, "mass": mass, "lift": Estimate(lift, low, high)}
-                    rows.append({**row, "n_queries": int(n_queries), "n_texts": int(n_texts)})
+                    row = {
+                        "side": side,
+                        "query": query,
+                        "key": key,
+                        "mass": mass,
+                        "lift": Estimate(lift, low, high),
+                        "n_queries": int(n_queries),
+                        "n_texts": int(n_texts),
+                    }
+                    rows.append(row)
         return by_head
 
 
-def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> list[int]:
+def choose_items(lifts: Lifts, head: int, *, above_even: bool, least_texts: int) -> list[int]:
     """Return the items that are listed for a head: those whose lift is surely largest, and those with the largest mass.
 
     By the lower end of the lift, common items don't crowd out rare ones, nor do items that were seen too seldom to tell
@@ -220,11 +239,11 @@ def choose_items(lifts: Lifts, head: int, *, above_even: bool, least: int) -> li
         lifts: Of all items.
         head: The head.
         above_even: Whether only items whose lift is known to be above 1 are listed.
-        least: The fewest texts in which a query could see an item.
+        least_texts: In how many texts a query must be able to see an item.
     """
     mass, lift, low, _, counts, n_texts = (part[:, head] for part in lifts)
     low = np.nan_to_num(low)
-    is_clear = np.isfinite(lift) & (n_texts >= least)
+    is_clear = np.isfinite(lift) & (n_texts >= least_texts)
     if above_even:
         is_clear &= low > 1
     items = np.flatnonzero(is_clear)
@@ -248,6 +267,7 @@ def _round(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _places(items: Numbers, values: Numbers) -> Numbers:
     """Return which of some sorted items each value is; -1 = none."""
     places = np.searchsorted(items, values)
+    # A value beyond the last item is compared with -2, which no value is.
     is_item = np.append(items, -2)[places] == values
     return np.where(is_item, places, -1)
 
