@@ -1,7 +1,5 @@
 """Importance by one backward pass: against finite differences, and text by text."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,8 @@ import torch
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
-from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.studies.ablate.measurers import TextPart, heads_of, measure_importance
-from attnscope.studies.ablate.reading import Passes, ReadBatch, Reader
+from attnscope.studies.ablate.measurers import heads_of, measure_importance
+from attnscope.studies.ablate.reading import Passes, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [
@@ -21,11 +18,11 @@ TEXTS = [
 STEP = 1e-5
 
 
-def _model(name: str, **more: Any) -> HuggingFaceModel:
+def _model(name, **more):
     return wrap(tiny(name, dtype=torch.float64, **more))
 
 
-def _loss(model: HuggingFaceModel, read: ReadBatch, place: Any, head: int, factor: float) -> float:
+def _loss(model, read, place, head, factor):
     factors = torch.ones(model.info.n_heads[0], dtype=torch.float64)
     factors[head] = factor
     with torch.no_grad():
@@ -36,7 +33,7 @@ def _loss(model: HuggingFaceModel, read: ReadBatch, place: Any, head: int, facto
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gpt2", "decoder"), ("gpt_neox", "decoder")])
-def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: Any) -> None:
+def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name, kind):
     model = _model(name)
     reader = Reader(model, "causal")
     known = heads_of(Passes(model, reader, TEXTS))
@@ -52,18 +49,18 @@ def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name: str, kind: 
         np.testing.assert_allclose(ratio_of(found.done, place, head), np.mean(np.abs(slopes)), rtol=1e-6)
 
 
-def ratio_of(part: TextPart, place: tuple[str, int], head: int) -> float:
+def ratio_of(part, place, head):
     """The mean of one of the three heads that each layer has."""
     return float(part.sums.ratio()[3 * place[1] + head])
 
 
-def _reads(reader: Reader, texts: list[CorpusText]) -> list[ReadBatch]:
+def _reads(reader, texts):
     from attnscope.corpus import Block
 
     return [reader.read(rows) for rows in reader.batches(Block(0, tuple(texts)))]
 
 
-def test_a_text_without_predictions_counts_nothing() -> None:
+def test_a_text_without_predictions_counts_nothing():
     model = _model("gpt2")
     reader = Reader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))

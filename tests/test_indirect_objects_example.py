@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import attnscope
-from attnscope.questions.patch import Patching
 from examples import indirect_objects
 
 SEEDS = range(8)
 
 
-def test_the_name_that_comes_once_is_right() -> None:
+def test_the_name_that_comes_once_is_right():
     every = indirect_objects.sentences().tolist()
     assert len(every) == 2 * 20 * 19 == len(set(map(tuple, every)))
     for *words, answer in every[::37]:
@@ -30,7 +29,7 @@ def test_the_name_that_comes_once_is_right() -> None:
             assert differ == [3] if question == "again" else len(differ) == 1 and counts[pair["wrong"]] == 0
 
 
-def study(shape: tuple[int, int], seed: int) -> dict[str, Patching] | None:
+def study(shape, seed):
     """What patching says of a seed, by question; None where it has not learned the task."""
     model, right = indirect_objects.Run(*shape, seed).train()
     options = attnscope.PatchOptions(paths=2)
@@ -42,7 +41,7 @@ def study(shape: tuple[int, int], seed: int) -> dict[str, Patching] | None:
 
 
 @pytest.mark.slow
-def test_one_layer_has_a_contrastive_head() -> None:
+def test_one_layer_has_a_contrastive_head():
     """Effects add up. In half of the seeds that learn it or more, one head alone knows which name comes again."""
     torch.set_num_threads(1)
     learned = [found for seed in SEEDS if (found := study((1, 2), seed))]
@@ -58,7 +57,7 @@ def test_one_layer_has_a_contrastive_head() -> None:
 
 
 @pytest.mark.slow
-def test_two_layers_act_through_queries() -> None:
+def test_two_layers_act_through_queries():
     """In most seeds layer 0 tells the queries of layer 1 which name comes again; layer 1 writes the answer in all."""
     torch.set_num_threads(1)
     learned = [found for seed in SEEDS if (found := study((2, 1), seed))]
@@ -72,7 +71,7 @@ def test_two_layers_act_through_queries() -> None:
     assert len(learned) >= 6 and by_queries >= len(learned) / 2
 
 
-def shares_of(found: Patching) -> dict[tuple[str, str, str], list[float]]:
+def shares_of(found):
     """The share of each path and its interval, by sender, receiver and what is read."""
     paths = found.table("paths")
     ends = zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True)

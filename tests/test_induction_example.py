@@ -31,7 +31,7 @@ APART = 0.3
 """Nats above it that one layer stays above: counting words alone is about 0.37 above."""
 
 
-def test_the_least_loss_is_that_of_the_bayesian_prediction() -> None:
+def test_the_least_loss_is_that_of_the_bayesian_prediction():
     """On four words by hand; counting words alone does worse."""
     ids = torch.tensor([[2, 5, 2, 5]])
     share = induction.CONCENTRATION
@@ -42,7 +42,7 @@ def test_the_least_loss_is_that_of_the_bayesian_prediction() -> None:
     assert induction.bigram_loss(held_out) < induction.unigram_loss(held_out) - APART
 
 
-def test_chains_are_of_the_seed_and_of_their_own_rows() -> None:
+def test_chains_are_of_the_seed_and_of_their_own_rows():
     first, second = (next(induction.chains(5, seed)) for seed in (1, 1))
     assert torch.equal(first, second) and not torch.equal(first, next(induction.chains(5, 2)))
     assert first.shape == (5, induction.LENGTH) and first.min() >= 0 and first.max() < induction.WORDS
@@ -56,7 +56,7 @@ class Trained:
     losses: tuple[float, float]
     found: Heads
 
-    def best(self, layer: int, role: str) -> tuple[int, float]:
+    def best(self, layer, role):
         """The head of a layer in which the measure of a role is largest, and the measure."""
         values = {h.head: h.measures[role].value for h in heads_in(self.found) if h.layer == layer}
         head = max(values, key=lambda number: values[number])
@@ -64,7 +64,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
+def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("induction")
     last = (induction.STEPS,)
     runs = [induction.Run(n, seed, home / f"{n}-{seed}", last) for seed in SEEDS for n in (1, 2)]
@@ -82,7 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
 
 
 @pytest.mark.slow
-def test_one_layer_stays_above_the_bigram_loss_and_two_reach_it(trained: list[Trained]) -> None:
+def test_one_layer_stays_above_the_bigram_loss_and_two_reach_it(trained):
     least = induction.bigram_loss(induction.held_out())
     print([tuple(round(loss - least, 3) for loss in one.losses) for one in trained])
     for one in trained:
@@ -91,7 +91,7 @@ def test_one_layer_stays_above_the_bigram_loss_and_two_reach_it(trained: list[Tr
 
 
 @pytest.mark.slow
-def test_a_previous_token_head_and_an_induction_head_appear(trained: list[Trained]) -> None:
+def test_a_previous_token_head_and_an_induction_head_appear(trained):
     for one in trained:
         roles = {(head.layer, role.name) for head in heads_in(one.found) for role in head.roles}
         assert {(0, "previous_token"), (1, "induction")} <= roles
@@ -99,7 +99,7 @@ def test_a_previous_token_head_and_an_induction_head_appear(trained: list[Traine
 
 
 @pytest.mark.slow
-def test_without_either_head_the_loss_is_back_up(trained: list[Trained]) -> None:
+def test_without_either_head_the_loss_is_back_up(trained):
     """Both heads of layer 1 often look for induction, so that one alone is part of what is lost."""
     texts = induction.texts_of(induction.held_out()[:80])
     for one in trained:
@@ -112,7 +112,7 @@ def test_without_either_head_the_loss_is_back_up(trained: list[Trained]) -> None
 
 
 @pytest.mark.slow
-def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained: list[Trained]) -> None:
+def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained):
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
@@ -127,7 +127,7 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
 
 
 @pytest.mark.slow
-def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(trained: list[Trained]) -> None:
+def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(trained):
     """Over ten sequences it adds most of all parts at the key that the head attends to most, embeddings included."""
     for one in trained:
         previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
@@ -142,7 +142,7 @@ def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(
 
 
 @pytest.mark.slow
-def test_the_example_runs_as_it_stands_and_draws_both_trainings(tmp_path: Path) -> None:
+def test_the_example_runs_as_it_stands_and_draws_both_trainings(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "examples.induction", "-o", tmp_path],
         cwd=ROOT,

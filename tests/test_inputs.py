@@ -4,18 +4,16 @@ import copy
 import inspect
 import runpy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.inputs.model import InputsModel
 from attnscope.studies.inputs.texts import batch_of
 from tests.input_cases import CASES
 
@@ -23,19 +21,18 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "inputs"
 FAST = ("time_series_transformer", "blip_2_qformer", "vit_mae")
 
 
-def load(model: Any, inputs: Any, labels: Any = None) -> InputsModel:
-    loaded: Any = attnscope.load(model, inputs=inputs, labels=labels)
-    return loaded  # type: ignore[no-any-return]
+def load(model, inputs, labels=None):
+    return attnscope.load(model, inputs=inputs, labels=labels)
 
 
-def maps_of(model: InputsModel) -> list[Tensor]:
+def maps_of(model):
     """The weights of all sequences of the first pass, by layer, (sequence, head, query, key)."""
     probe = Weights()
     model.run(batch_of([model.tokenizer.encode(text) for text in model.texts]), probe)
     return list(probe.maps[model.info.kinds[0]].values())  # type: ignore[index]
 
 
-def own_maps(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+def own_maps(model, inputs):
     """What a model of transformers built for eager attention gives out itself; empty where it gives out none."""
     config = copy.deepcopy(model.config)
     config._attn_implementation = "eager"
@@ -52,7 +49,7 @@ def own_maps(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
 @torch.random.fork_rng(devices=[])
-def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name: str) -> None:
+def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name):
     torch.manual_seed(0)
     model, inputs = CASES[name]()
     for parameter in model.parameters():
@@ -74,48 +71,48 @@ def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name:
 class Attention(nn.Module):
     """Attention of a kind that its subclass computes, on what the whole module is given, (batch, position, 8)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query, key, value):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.3)
 
 
 class ByHand(Attention):
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query, key, value):
         return (query @ key.mT).softmax(-1) @ value
 
 
 class Dropping(Attention):
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query, key, value):
         return F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
 
 
 class Strings(Attention):
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         super().forward(x)
         return {"label": "cat"}
 
 
 class Draws(Attention):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x + torch.randn(8))
 
 
 class PutsOutNothing(Attention):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return super().forward(x)[:0]
 
 
 X = torch.randn(5, 6, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_maps_of_any_module_are_softmax_weights_of_what_it_passes() -> None:
+def test_maps_of_any_module_are_softmax_weights_of_what_it_passes():
     module = Attention()
     loaded = load(module, X, (2, 3))
     query, key, _ = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in module.qkv(X).chunk(3, -1))
@@ -126,7 +123,7 @@ def test_maps_of_any_module_are_softmax_weights_of_what_it_passes() -> None:
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_first: bool) -> None:
+def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_first):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=batch_first)
     module = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
     x = X if batch_first else X.transpose(0, 1)
@@ -144,20 +141,20 @@ def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_a_module_that_asks_for_weights_gets_them(average: bool) -> None:
+def test_a_module_that_asks_for_weights_gets_them(average):
     class Asking(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x):
             output, weights = self.attention(x, x, x, average_attn_weights=average)
             return output, weights
 
     assert load(Asking(), X).info.checked  # it compares both outputs
 
 
-def test_sequences_are_told_apart_and_named_alone() -> None:
+def test_sequences_are_told_apart_and_named_alone():
     loaded = load(Attention(), X, [list("abcdef")] * 4 + [list("uvwxyz")])
     assert [loaded.tokenizer.encode(text).labels[0] for text in loaded.texts] == ["a", "a", "a", "a", "u"]
     whole = maps_of(loaded)[0]
@@ -197,14 +194,14 @@ def test_sequences_are_told_apart_and_named_alone() -> None:
         ("minilm", X, None, "inputs go with a torch module"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_with_the_reason(module: Any, inputs: Any, labels: Any, reason: str) -> None:
+def test_what_cannot_be_shown_is_refused_with_the_reason(module, inputs, labels, reason):
     with pytest.raises(AttnscopeError) as refused:
         load(module, inputs, labels)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["diffusion", "encoder", "patchtst"])
-def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_examples_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     written = capsys.readouterr().out.split()

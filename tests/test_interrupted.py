@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from attnscope.studies.heads.measuring import HeadMeasurer
 from attnscope.studies.relations import study as relations
 from attnscope.studies.relations.links import LinkMeasurer
 from attnscope.unfinished import settle
-from tests.conftest import SAMPLES, Run
+from tests.conftest import SAMPLES
 from tests.heads_helpers import after
 
 COMMANDS = {
@@ -31,12 +29,12 @@ COMMANDS = {
 
 
 @pytest.fixture
-def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+def interrupt(monkeypatch, tmp_path):
     """Interrupts every command at its n-th report, and makes blocks small."""
 
-    def at(n: int) -> None:
+    def at(n):
         @contextlib.contextmanager
-        def progress(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
+        def progress(*_, **__):
             yield after(n)
 
         for command in ("atlas", "heads", "compare", "relations", "ablate", "patch", "training"):
@@ -51,14 +49,12 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
     return at
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
-def test_a_complete_record_outlives_an_interrupted_run(
-    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None]
-) -> None:
+def test_a_complete_record_outlives_an_interrupted_run(stem, run, tmp_path, interrupt):
     command = [*COMMANDS[stem], "-m", "own", "-o", "out", "-f", "npz,json,csv"]
     assert run(*command)[0] == 0
     before = contents(tmp_path / "out")
@@ -76,10 +72,8 @@ def test_a_complete_record_outlives_an_interrupted_run(
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
-def test_where_nothing_was_done_nothing_is_written_or_said(
-    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
+def test_where_nothing_was_done_nothing_is_written_or_said(stem, run, tmp_path, interrupt, monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     interrupt(0)
@@ -90,9 +84,7 @@ def test_where_nothing_was_done_nothing_is_written_or_said(
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
-def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
-    stem: str, run: Run, tmp_path: Path, interrupt: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_an_interrupted_first_block_the_texts_that_are_done_count(stem, run, tmp_path, interrupt, monkeypatch):
     for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
         monkeypatch.setattr(measurer, "batches", one_by_one(measurer.batches))
     interrupt(2)
@@ -103,10 +95,10 @@ def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
     assert "Interrupted in the first block of texts, which begins with the longest: these are 3 of its 4." in err
 
 
-def one_by_one(batches: Callable[..., Any]) -> Callable[..., Any]:
+def one_by_one(batches):
     """Batches of one row each."""
 
-    def cut(*arguments: Any) -> list[Any]:
+    def cut(*arguments):
         return [batch[at : at + 1] for batch in batches(*arguments) for at in range(len(batch))]
 
     return cut
@@ -120,10 +112,10 @@ class Studied:
     corpus: dict[str, Any]
 
 
-def test_an_interrupted_run_replaces_no_record(tmp_path: Path) -> None:
+def test_an_interrupted_run_replaces_no_record(tmp_path):
     out = tmp_path / "out"
 
-    def after(n_texts: int) -> Path | None:
+    def after(n_texts):
         found, folder = settle(Studied({}, {"n_texts": n_texts, "complete": False}), out, "heads")
         if folder is not None:
             write_whole(folder / "heads.json", json.dumps(asdict(found)).encode())
@@ -134,7 +126,7 @@ def test_an_interrupted_run_replaces_no_record(tmp_path: Path) -> None:
     assert settle(whole, out, "heads") == (whole, out)
 
 
-def test_files_that_do_not_tell_how_far_they_got_stay(tmp_path: Path) -> None:
+def test_files_that_do_not_tell_how_far_they_got_stay(tmp_path):
     (tmp_path / "heads.csv").write_text("mine", "utf-8")
     found, folder = settle(Studied({}, {"n_texts": 9, "complete": False}), tmp_path, "heads")
     assert folder == tmp_path / "interrupted"

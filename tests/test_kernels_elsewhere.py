@@ -1,7 +1,6 @@
 """Attention off the processor: on a pretended device, and, on a GPU (`-m gpu`), against float64."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from tests.rounding import require_output
 
 
 @pytest.mark.parametrize("fields", [{"is_causal": True}, {"mask": torch.arange(41) > 3}, {"d_value": 5}], ids=str)
-def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields: dict[str, Any]) -> None:
+def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields):
     call = make_call(group=3, n_queries=37, n_keys=41, dtype=torch.float32, d_head=11, **fields)
     with pretending():
         found = attend_lean(on(call, NAME))
@@ -29,7 +28,7 @@ def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields: d
 @gpu_test
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group", [1, 4])
-def test_tiles_on_cuda_against_float64(dtype: torch.dtype, group: int) -> None:
+def test_tiles_on_cuda_against_float64(dtype, group):
     call = make_call(
         n_kv_heads=2, group=group, n_queries=1025, n_keys=1025, d_head=59, d_value=59, dtype=dtype, is_causal=True
     )

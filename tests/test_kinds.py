@@ -1,6 +1,5 @@
 """Every kind of record with every format and option: what it has is written and read, what it has not is refused."""
 
-from collections.abc import Iterator
 from inspect import signature
 from itertools import product
 from pathlib import Path
@@ -10,9 +9,8 @@ import pytest
 
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.output import plan
-from attnscope.results.kinds import FIGURE_FORMATS, KINDS, LOSSLESS, Kind, kind_of_schema
+from attnscope.results.kinds import FIGURE_FORMATS, KINDS, LOSSLESS, kind_of_schema
 from attnscope.results.result import load_record as load
-from tests.conftest import Run
 from tests.made_records import EVERY, MADE
 from tests.processes import modules_after
 from tests.record_helpers import require_lossless
@@ -46,11 +44,11 @@ OPTIONS = {
 """An option: a value that records here have, and one that none has."""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name):
     return KINDS[name]
 
 
-def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Path) -> None:
+def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
     assert {*FILES} == {*KINDS}
     for name, file in FILES.items():
         kind = kind_of(name)
@@ -71,13 +69,11 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made: Pa
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_record_comes_back_without_loss_from_every_format_that_it_loads_from(
-    name: str, made: Path, tmp_path: Path
-) -> None:
+def test_a_record_comes_back_without_loss_from_every_format_that_it_loads_from(name, made, tmp_path):
     require_lossless(load(made / name), tmp_path)
 
 
-def asked() -> Iterator[tuple[str, str]]:
+def asked():
     """A kind and what is asked of it at once: its figures together, as they share their layout, all else alone."""
     for name in FILES:
         figures = [wanted for wanted in FIGURE_FORMATS if wanted in kind_of(name).formats]
@@ -85,9 +81,7 @@ def asked() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "wanted"), [*asked()])
-def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
-    name: str, wanted: str, made: Path, run: Run, tmp_path: Path
-) -> None:
+def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(name, wanted, made, run, tmp_path):
     kind, formats = kind_of(name), wanted.split(",")
     # One page of a measure is as all others are.
     how = {"measures": "entropy_nats"} if name == "heads" and {*formats} <= {*FIGURE_FORMATS} else {}
@@ -114,16 +108,14 @@ def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("heatmap.npz", "pooled.npz")])
-def test_show_prints_what_the_command_printed(name: str, made: Path, run: Run) -> None:
+def test_show_prints_what_the_command_printed(name, made, run):
     printed = [line for line in (made / f"{name}.txt").read_text("utf-8").splitlines() if f"{name}.out/" not in line]
     status, out, err = run("show", made / name)
     assert (status, out.splitlines()) == (0, printed), err
 
 
 @pytest.mark.parametrize(("name", "option"), [*product(FILES, OPTIONS)])
-def test_show_knows_the_options_of_a_kind_and_refuses_all_others(
-    name: str, option: str, made: Path, run: Run, tmp_path: Path
-) -> None:
+def test_show_knows_the_options_of_a_kind_and_refuses_all_others(name, option, made, run, tmp_path):
     right, wrong = OPTIONS[option]
     known = option in kind_of(name).options
     status, out, err = run("show", made / FILES[name], f"--{option}", right, "-q")
@@ -137,7 +129,7 @@ def test_show_knows_the_options_of_a_kind_and_refuses_all_others(
         assert (status, (tmp_path / "out").exists()) == (2, False)
 
 
-def test_saved_records_are_shown_and_drawn_without_a_model_library(made: Path, tmp_path: Path) -> None:
+def test_saved_records_are_shown_and_drawn_without_a_model_library(made, tmp_path):
     shown = [["show", made / file] for file in FILES.values()]
     page = ["page", "--record", made / FILES["heatmap"], "-o", tmp_path / "page.html"]
     _, loaded = modules_after(*shown, ["show", made / FILES["heatmap"], "--query", "the"], page)
@@ -149,7 +141,7 @@ def test_saved_records_are_shown_and_drawn_without_a_model_library(made: Path, t
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name: str, tmp_path: Path) -> None:
+def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name, tmp_path):
     kind = kind_of(name)
     for given in ("nonsense", "", " , ", "npz,nonsense"):
         with pytest.raises(UsageError):

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,33 +10,33 @@ import pytest
 from benchmarks.known import grown, page, real, scores
 from benchmarks.known.families import Scores
 from benchmarks.known.planted import NUMBERS, draw_text, plant
-from benchmarks.known.running import PARTS, Job, jobs, run_job
+from benchmarks.known.running import PARTS, jobs, run_job
 from benchmarks.known.tools import Answer
-from benchmarks.known.truth import KnownModel, Rule, Text, Truth, WrongTruth, attention_of, offset, same_token, verify
+from benchmarks.known.truth import Rule, Text, Truth, WrongTruth, attention_of, offset, same_token, verify
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
-def gpt2() -> KnownModel:
+def gpt2():
     return plant("gpt2", 0)
 
 
 @pytest.fixture(scope="module")
-def held_out(gpt2: KnownModel) -> list[Any]:
+def held_out(gpt2):
     return attention_of(gpt2, gpt2.held_out)
 
 
 # Planted ----------------------------------------------------------------------------------------------------------
 
 
-def test_planted_heads_do_what_was_planted(gpt2: KnownModel, held_out: list[Any]) -> None:
+def test_planted_heads_do_what_was_planted(gpt2, held_out):
     masses = verify(gpt2, held_out)
     assert set(masses) == set(gpt2.heads) and min(masses.values()) >= 0.5
     assert len(gpt2.heads) == 16
 
 
-def test_a_mutated_truth_is_caught(gpt2: KnownModel, held_out: list[Any]) -> None:
+def test_a_mutated_truth_is_caught(gpt2, held_out):
     """Every head with the rule of another kind of head, one at a time."""
     for place, truth in gpt2.heads.items():
         false = offset(-11) if truth.rules[0].name != "offset" else Rule("", "another token", offset(-12).keys)
@@ -45,7 +44,7 @@ def test_a_mutated_truth_is_caught(gpt2: KnownModel, held_out: list[Any]) -> Non
             verify(replace(gpt2, heads={**gpt2.heads, place: replace(truth, rules=(false,), rests=False)}), held_out)
 
 
-def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2: KnownModel) -> None:
+def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2):
     again, other = plant("gpt2", 0), plant("gpt2", 1)
     assert again.texts == gpt2.texts != other.texts
     assert [truth.rules for truth in again.heads.values()] != [truth.rules for truth in other.heads.values()]
@@ -55,7 +54,7 @@ def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2: KnownModel) -> N
     np.testing.assert_array_equal(one, two)
 
 
-def test_texts_have_what_rules_speak_of() -> None:
+def test_texts_have_what_rules_speak_of():
     texts = [draw_text(np.random.default_rng(seed), both_ends=False) for seed in range(20)]
     for text in texts:
         assert set(text.tokens) <= set(NUMBERS) and text.n <= 48
@@ -63,7 +62,7 @@ def test_texts_have_what_rules_speak_of() -> None:
     assert {".", ",", "(", ")", "\n"} <= set(joined)
 
 
-def test_planted_scores_are_softmax_of_their_tables() -> None:
+def test_planted_scores_are_softmax_of_their_tables():
     tokens, places = np.zeros((3, 3)), np.zeros(7)
     tokens[1, 2], places[2] = 1.0, 2.0  # the token before
     weights = Scores(tokens, np.zeros((3, 3)), places).of([1, 2, 1], causal=True)
@@ -74,7 +73,7 @@ def test_planted_scores_are_softmax_of_their_tables() -> None:
 # Grown ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_false_circuit_is_noticed() -> None:
+def test_a_false_circuit_is_noticed():
     task, weights, told = next(one for one in grown.load() if one[0].name == "copier")
     assert grown.known_model(task, weights, told).circuit == told.circuit != ()
     with pytest.raises(WrongTruth, match="was saved"):
@@ -89,24 +88,24 @@ def test_a_false_circuit_is_noticed() -> None:
 TEXT = Text(("<s>", "a", "b", "a", "c"))
 
 
-def offset_keys(by: int) -> Any:
+def offset_keys(by):
     return lambda text: np.eye(text.n, k=by, dtype=np.bool_)
 
 
-def test_a_pattern_is_the_rule_by_its_keys_not_its_name(gpt2: KnownModel) -> None:
+def test_a_pattern_is_the_rule_by_its_keys_not_its_name(gpt2):
     assert scores.agreement(offset(-1), offset_keys(-1), gpt2, gpt2.held_out) == 1
     assert scores.agreement(offset(-1), offset_keys(-2), gpt2, gpt2.held_out) == 0
     half = scores.agreement(same_token(), lambda text: same_token().keys(text) * 0.5, gpt2, gpt2.held_out)
     assert half == pytest.approx(0.5)
 
 
-def test_keys_that_hold_most_of_a_row_have_ties() -> None:
+def test_keys_that_hold_most_of_a_row_have_ties():
     rows = np.array([[0.95, 0.05, 0, 0], [0.25, 0.25, 0.25, 0.25], [0.6, 0.2, 0.2, 0.0]])
     expected = [[True, False, False, False], [True] * 4, [True, True, True, False]]
     assert scores.most(rows).tolist() == expected
 
 
-def test_the_area_counts_ties_half() -> None:
+def test_the_area_counts_ties_half():
     assert scores.roc_auc(np.array([2.0, 3]), np.array([0.0, 1])) == 1
     assert scores.roc_auc(np.array([1.0]), np.array([1.0])) == 0.5
     assert np.isnan(scores.roc_auc(np.array([1.0]), np.array([])))
@@ -117,17 +116,17 @@ class _Fixed:
 
     roles = frozenset({"previous_token"})
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer):
         self._answer = answer
 
-    def answer(self, known: KnownModel, attention: Any) -> Any:
+    def answer(self, known, attention):
         return dict.fromkeys(known.heads, self._answer)
 
-    def vocabulary(self, known: KnownModel) -> Any:
+    def vocabulary(self, known):
         return [offset_keys(-1)]
 
 
-def test_right_and_wrong_answers_get_full_and_no_marks(gpt2: KnownModel, held_out: list[Any]) -> None:
+def test_right_and_wrong_answers_get_full_and_no_marks(gpt2, held_out):
     known = replace(gpt2, heads={(0, 0): Truth((offset(-1),), True, "planted", "")})
     right = Answer("previous", (offset_keys(-1),), roles=frozenset({"previous_token"}))
     wrong = Answer("two before", (offset_keys(-2),), roles=frozenset({"rare", "previous_token"}))
@@ -143,7 +142,7 @@ def test_right_and_wrong_answers_get_full_and_no_marks(gpt2: KnownModel, held_ou
     assert silent.values["silent"] == 1
 
 
-def test_a_perfect_prediction_explains_all(gpt2: KnownModel, held_out: list[Any]) -> None:
+def test_a_perfect_prediction_explains_all(gpt2, held_out):
     maps = {text: weights[0, 0] for text, weights in zip(gpt2.held_out, held_out, strict=True)}
     known = replace(gpt2, heads={(0, 0): gpt2.heads[0, 0]})
     (one,) = scores.score_tool(_Fixed(Answer("", predict=lambda text: maps[text])), known, [], held_out, 0)
@@ -160,7 +159,7 @@ SMALL = jobs(PARTS, small=True, seed=0, smollm2=None)
 @pytest.mark.parametrize(
     "job", [pytest.param(job, id=str(job), marks=() if job[0] == "grown" else pytest.mark.slow) for job in SMALL]
 )
-def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
+def test_each_part_runs_and_attnscope_finds_most(job):
     result = run_job(job)
     summary = page.summarize_run([result], 0)
     ours = summary["parts"][job[0]]
@@ -169,13 +168,13 @@ def test_each_part_runs_and_attnscope_finds_most(job: Job) -> None:
         assert ours.get("named", {"value": 1})["value"] >= 0.5
 
 
-def test_heads_of_the_real_model_do_what_is_known_of_them() -> None:
+def test_heads_of_the_real_model_do_what_is_known_of_them():
     known = real.known_model("minilm")
     masses = verify(known, attention_of(known, known.held_out))
     assert {*masses} == {*known.heads} != set()
 
 
-def test_the_page_is_of_a_run_with_enough_heads() -> None:
+def test_the_page_is_of_a_run_with_enough_heads():
     summary = json.loads((DOCS / "known-answers.json").read_text("utf-8"))
     assert summary["n_heads"]["planted"] >= 500 and summary["n_models"]["grown"] >= 4
     assert page.render(summary) == (DOCS / "known-answers.md").read_text("utf-8")

@@ -2,8 +2,6 @@
 
 import os
 import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import encode_within, truncate
-from tests.conftest import Run
 
 WORDS = ("the", "cat", "sat", "on", "mat", "and", "then", "it", "ran", "over", "hills", "where", "nobody", "had")
 
@@ -25,7 +22,7 @@ WORDS = ("the", "cat", "sat", "on", "mat", "and", "then", "it", "ran", "over", "
 # Long texts --------------------------------------------------------------------------------------------------------
 
 
-def trained(model: Any, trainer: Any, before: Any, normalizer: Any = None) -> FastTokenizer:
+def trained(model, trainer, before, normalizer=None):
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = before
     if normalizer is not None:
@@ -36,7 +33,7 @@ def trained(model: Any, trainer: Any, before: Any, normalizer: Any = None) -> Fa
 
 
 @pytest.fixture(scope="module")
-def kinds() -> dict[str, FastTokenizer]:
+def kinds():
     from tokenizers import models, normalizers, pre_tokenizers, trainers
 
     special = ["<unk>"]
@@ -62,7 +59,7 @@ def kinds() -> dict[str, FastTokenizer]:
     }
 
 
-def require_same_beginning(tokenizer: FastTokenizer, text: str, limit: int) -> str:
+def require_same_beginning(tokenizer, text, limit):
     """The note; the tokens are those of the whole text."""
     _, tokens, note = encode_within(limit, tokenizer.encode, text)
     whole, _ = truncate(tokenizer.encode(text), limit)
@@ -74,9 +71,7 @@ def require_same_beginning(tokenizer: FastTokenizer, text: str, limit: int) -> s
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
 @given(text=st.text(st.sampled_from("ab é\n日本語e\u0301ﬁthe.  "), min_size=70, max_size=400), limit=st.integers(3, 8))
-def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(
-    kinds: dict[str, FastTokenizer], kind: str, text: str, limit: int
-) -> None:
+def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(kinds, kind, text, limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "WHOLE_CHARACTERS", 60)
         patch.setattr(reading, "_CHARACTERS", 4)
@@ -84,7 +79,7 @@ def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(
 
 
 @pytest.mark.parametrize("sizes", [(400, 400), (400, 3), (3, 400)])
-def test_a_pair_is_cut_as_its_whole_texts_are(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_is_cut_as_its_whole_texts_are(sizes, monkeypatch):
     tokenizer = attnscope.load("minilm").tokenizer
     monkeypatch.setattr(reading, "WHOLE_CHARACTERS", 500)
     text, pair = ("the cat sat on the mat " * n for n in sizes)
@@ -95,11 +90,11 @@ def test_a_pair_is_cut_as_its_whole_texts_are(sizes: tuple[int, int], monkeypatc
     assert note.startswith("the text has more than ") and not said.startswith("the text has more than")
 
 
-def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
+def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch):
+    lengths = []
     usual = FastTokenizer.encode
 
-    def encode(self: FastTokenizer, text: str, pair: str | None = None) -> Any:
+    def encode(self, text, pair=None):
         lengths.append(len(text))
         return usual(self, text, pair)
 
@@ -111,7 +106,7 @@ def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch: pyte
     assert len(record.maps[0].queries) == 512 and len(record.text) < 100_000
 
 
-def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run: Run, tmp_path: Path) -> None:
+def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run, tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat " * 400_000 + "\na dog\n")
     corpus = Corpus([tmp_path / "a.txt"])
     assert [len(text.text or "") for text in corpus] == [2**22, 5]
@@ -124,7 +119,7 @@ def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run: Run, tmp_path
     assert [text.text for text in short] == ["the cat ", "a dog"]
 
 
-def test_what_no_tokenizer_can_hold_is_refused() -> None:
+def test_what_no_tokenizer_can_hold_is_refused():
     model = attnscope.load("minilm")
     with pytest.raises(AttnscopeError, match="too many to be tokenised at once"):
         model.tokenizer.encode("a" * (2**23 + 1))
@@ -135,7 +130,7 @@ def test_what_no_tokenizer_can_hold_is_refused() -> None:
 # Descriptions that would fill the memory ---------------------------------------------------------------------------
 
 
-def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path: Path, run: Run) -> None:
+def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path, run):
     described = b'{"schema": "attnscope.heads/1", "a": [' + b"[]," * 12_000_000 + b"0]}"
     path = tmp_path / "heads.npz"
     np.savez_compressed(path, record=np.frombuffer(described, np.uint8))
@@ -156,7 +151,7 @@ def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path: 
         ["show", "pipe"],
     ],
 )
-def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run: Run, tmp_path: Path, command: list[str]) -> None:
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run, tmp_path, command):
     os.mkfifo(tmp_path / "pipe")
     status, out, err = run(*command)
     assert (status, out) == (1, "") and "pipe is a pipe, and a" in err
@@ -171,12 +166,12 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("command", ENDLESS)
-def test_a_device_without_end_is_not_read(run: Run, command: list[str]) -> None:
+def test_a_device_without_end_is_not_read(run, command):
     status, out, err = run(*command)
     assert (status, out) == (1, "") and "/dev/zero is a device, and a" in err
 
 
-def test_a_pipe_that_is_written_late_is_read(run: Run, tmp_path: Path) -> None:
+def test_a_pipe_that_is_written_late_is_read(run, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Timer(0.3, lambda: (tmp_path / "pipe").write_text("the cat"))
     writer.start()

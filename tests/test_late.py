@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,18 +18,17 @@ from attnscope.studies.compare.study import PairMeasurer
 from attnscope.studies.heads import study as studying
 from attnscope.studies.heads.measuring import HeadMeasurer
 from tests.ablation_helpers import save_tiny
-from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.pretend_workers import Here
 
 TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the dog sat"]
 
 
-def fails(*_: Any, **__: Any) -> Any:
+def fails(*_, **__):
     raise RuntimeError("a bug")
 
 
-def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_path: Path) -> None:
+def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run, tmp_path):
     folder = save_tiny(tmp_path / "t5", "t5")
     sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
     (tmp_path / "t.txt").write_text("\n".join(sentence[:24] for sentence in sentences[:5]), "utf-8")
@@ -66,10 +64,8 @@ def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run: Run, tmp_pa
         (["--causal"], "with_effects", MemoryError()),
     ],
 )
-def test_heads_are_written_where_a_later_step_fails(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str], patched: str, error: Exception
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
+def test_heads_are_written_where_a_later_step_fails(run, tmp_path, monkeypatch, option, patched, error):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(studying, patched, fail)
@@ -85,14 +81,12 @@ def test_heads_are_written_where_a_later_step_fails(
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_heads_keep_the_texts_before_a_failure(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
+def test_heads_keep_the_texts_before_a_failure(run, tmp_path, monkeypatch, first):
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     monkeypatch.setattr(studying, "BLOCK", first)
     usual = HeadMeasurer.batches
 
-    def batches(measurer: Any, block: Any) -> Any:
+    def batches(measurer, block):
         if block.texts[0].index >= 2:
             raise AttnscopeError("one text does not fit into memory", "cut it")
         return usual(measurer, block)
@@ -110,9 +104,7 @@ def test_heads_keep_the_texts_before_a_failure(
         np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
 
 
-def test_ablations_are_written_where_importances_fail(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ablations_are_written_where_importances_fail(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ablation, "measure_importance", fails)
     save_tiny(tmp_path / "model", "gpt2")
     more = ("--importance", "--json", "-o", "out", "-f", "npz")
@@ -125,7 +117,7 @@ def test_ablations_are_written_where_importances_fail(
     assert json.loads(out)["run"]["failures"]
 
 
-def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ablations_keep_the_texts_before_a_failure(monkeypatch):
     monkeypatch.setattr(reading, "BLOCK", 2)
     usual = measurers.Cutting.measure
     model = attnscope.load("own")
@@ -133,7 +125,7 @@ def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPat
     alone = ablate(model, TEXTS[:2], options)
     n_calls = 0
 
-    def measure(measurer: Any, batch: Any) -> Any:
+    def measure(measurer, batch):
         nonlocal n_calls
         n_calls += 1
         if n_calls > 1:
@@ -148,12 +140,12 @@ def test_ablations_keep_the_texts_before_a_failure(monkeypatch: pytest.MonkeyPat
     assert found["heads"]["zero_l2"].tolist() == alone["heads"]["zero_l2"].tolist()
 
 
-def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparisons_keep_the_texts_before_a_failure(run, tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     monkeypatch.setattr(comparing, "BLOCK", 2)
     usual = PairMeasurer.batches
 
-    def batches(measurer: Any, block: Any) -> Any:
+    def batches(measurer, block):
         return fails() if block.texts[0].index >= 2 else usual(measurer, block)
 
     monkeypatch.setattr(PairMeasurer, "batches", batches)
@@ -169,13 +161,11 @@ def test_comparisons_keep_the_texts_before_a_failure(run: Run, tmp_path: Path, m
 
 
 @pytest.mark.usefixtures("worker_here")
-def test_a_batch_indexes_what_was_drawn_before_a_failure(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_indexes_what_was_drawn_before_a_failure(run, tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("\n".join(TEXTS))
     usual = Here.map_blocks
 
-    def carry_out(*given: Any) -> Any:
+    def carry_out(*given):
         yield next(usual(*given))
         raise RuntimeError("a bug")
 

@@ -7,22 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.drawing import layout
-from attnscope.drawing.layout import SCREEN, Around, Paper, Places, Wanted, arrange, nice_ticks
+from attnscope.drawing.layout import SCREEN, Around, Paper, Wanted, arrange, nice_ticks
 from attnscope.drawing.map_figure import Axis
 from attnscope.report.numbers import tick_texts
 
 Box = tuple[float, float, float, float]
 
 
-def width_of(text: str, size_px: float) -> float:
+def width_of(text, size_px):
     return 0.6 * size_px * len(text)
 
 
-def overlap(a: Box, b: Box) -> bool:
+def overlap(a, b):
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def require_apart(boxes: list[Box], width: int, height: int) -> None:
+def require_apart(boxes, width, height):
     """No two boxes overlap and all are on the page."""
     for x0, y0, x1, y1 in boxes:
         assert 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height
@@ -31,14 +31,14 @@ def require_apart(boxes: list[Box], width: int, height: int) -> None:
         assert not overlap(a, b), (a, b)
 
 
-def labelled(n: int, shape: tuple[int, int], label_px: float = 60, **more: float) -> Wanted:
+def labelled(n, shape, label_px=60, **more):
     """Maps with labels at their left and below."""
     room = Around(left=label_px, above=26, below=label_px)
     least = max(2, min(9, 1000 // max(shape)))
     return Wanted(n=n, shape=shape, around=lambda cell: room, least_cell_px=least, **more)
 
 
-def overview(n_layers: int, n_heads: int, shape: tuple[int, int]) -> Wanted:
+def overview(n_layers, n_heads, shape):
     """Small maps, with the names of layers at the left."""
     return Wanted(
         n=n_layers * n_heads,
@@ -53,7 +53,7 @@ def overview(n_layers: int, n_heads: int, shape: tuple[int, int]) -> Wanted:
     )
 
 
-def boxes_of(places: Places) -> list[Box]:
+def boxes_of(places):
     """Every panel with the room around it, below the header."""
     width, height = places.panel
     around = places.around
@@ -72,7 +72,7 @@ SIZES = st.integers(1, 600)
 @example(64, 600, 600, 140)
 @example(1, 1, 600, 140)
 @example(2, 600, 1, 1)
-def test_panels_never_overlap_and_are_on_the_page(n: int, rows: int, columns: int, label_px: float) -> None:
+def test_panels_never_overlap_and_are_on_the_page(n, rows, columns, label_px):
     places = arrange(labelled(n, (rows, columns), label_px), SCREEN)
     assert len(places.corners) == n
     assert places.width_px >= 560
@@ -84,14 +84,14 @@ def test_panels_never_overlap_and_are_on_the_page(n: int, rows: int, columns: in
 @example(6, 12, 16, 16)
 @example(48, 32, 100, 100)
 @example(1, 1, 1, 600)
-def test_small_panels_never_overlap(n_layers: int, n_heads: int, rows: int, columns: int) -> None:
+def test_small_panels_never_overlap(n_layers, n_heads, rows, columns):
     places = arrange(overview(n_layers, n_heads, (rows, columns)), SCREEN)
     assert len(places.corners) == n_layers * n_heads
     require_apart(boxes_of(places), places.width_px, places.bottom + 1)
     assert min(x for x, _ in places.corners) >= layout.MARGIN_PX + 52  # the layers' names stand there
 
 
-def test_rows_of_a_given_height_take_the_width_that_is_left() -> None:
+def test_rows_of_a_given_height_take_the_width_that_is_left():
     wanted = Wanted(n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900)
     for paper in (SCREEN, Paper.of_width(6.9, 6.5, 300, True, None)):
         places = arrange(wanted, paper)
@@ -102,9 +102,7 @@ def test_rows_of_a_given_height_take_the_width_that_is_left() -> None:
 @given(st.integers(1, 64), SIZES, SIZES, st.floats(1, 140), st.sampled_from([3.3, 6.9, 13.0]), st.floats(4, 14))
 @example(12, 16, 16, 60, 3.3, 6.0)
 @example(1, 2, 2, 5, 3.3, 6.5)
-def test_panels_on_paper_fit_their_width_and_never_overlap(
-    n: int, rows: int, columns: int, label_px: float, inches: float, points: float
-) -> None:
+def test_panels_on_paper_fit_their_width_and_never_overlap(n, rows, columns, label_px, inches, points):
     paper = Paper.of_width(inches, points, 300, True, None)
     places = arrange(labelled(n, (rows, columns), label_px), paper)
     assert (places.width_px - 2 * paper.crop_px) / paper.inch_px == pytest.approx(inches)
@@ -121,7 +119,7 @@ def test_panels_on_paper_fit_their_width_and_never_overlap(
 @given(st.floats(1e-6, 1e6))
 @example(1.0)
 @example(0.3)
-def test_ticks_are_round_and_within(top: float) -> None:
+def test_ticks_are_round_and_within(top):
     ticks = nice_ticks(top)
     assert 3 <= len(ticks) <= 7  # a colour bar has room for that many
     assert ticks[0] == 0
@@ -131,21 +129,21 @@ def test_ticks_are_round_and_within(top: float) -> None:
 
 
 @given(st.text(alphabet="ab \u4e2d", max_size=80), st.floats(1, 300))
-def test_wrapped_lines_hold_every_word_once(text: str, room: float) -> None:
+def test_wrapped_lines_hold_every_word_once(text, room):
     lines = layout.wrap(text, room, width_of)
     assert " ".join(lines).split() == text.split()
     for line in lines:
         assert width_of(line, layout.CAPTION_PX) <= room or len(line.split()) == 1
 
 
-def test_marked_labels_stay_and_stand_aside_of_each_other() -> None:
+def test_marked_labels_stay_and_stand_aside_of_each_other():
     axis = Axis(labels=tuple("abcdefghij"), marked=(4, 5))
     assert axis.labelled(2, 1.5) == {4: 3.75, 5: 5.25, 0: 0, 2: 2, 8: 8}
     # Those that have room stand where they are.
     assert Axis(labels=tuple("abcdef"), marked=(1, 4)).labelled(2, 2.0) == {1: 1, 4: 4}
 
 
-def test_ticks_have_the_digits_that_they_need() -> None:
+def test_ticks_have_the_digits_that_they_need():
     assert [*tick_texts((0.0, 0.25, 0.5)).values()] == ["0", "0.25", "0.5"]
     assert [*tick_texts((0.9985, 0.999, 0.9995, 1.0)).values()] == ["0.9985", "0.999", "0.9995", "1"]
     assert [*tick_texts((0.0, 0.63934)).values()] == ["0", "0.639"]

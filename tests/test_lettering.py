@@ -2,9 +2,7 @@
 
 import unicodedata
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,17 +14,16 @@ from attnscope.drawing import lettering
 from attnscope.drawing.layout import Paper
 from attnscope.drawing.lettering import BASE_FAMILY, ELLIPSIS, lettering_for
 from attnscope.errors import AttnscopeError
-from tests.conftest import Run
 from tests.record_helpers import map_of, record_of, tokens_of
 
 
 @pytest.fixture
-def only_dejavu(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_dejavu(monkeypatch):
     """As on a machine without further fonts."""
     monkeypatch.setattr(lettering, "_other_fonts", lambda: [])
 
 
-def test_plain_text_needs_one_font() -> None:
+def test_plain_text_needs_one_font():
     found = lettering_for(["the", "##ing", "·été", "Ωμ", "שלום", "$_{x}\\<&^"])
     assert found.families == (BASE_FAMILY,)
     assert not found.missing
@@ -34,7 +31,7 @@ def test_plain_text_needs_one_font() -> None:
     assert found.spell("$_{x}\\<&^") == "$_{x}\\<&^"
 
 
-def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu: None) -> None:
+def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu):
     found = lettering_for(["你好", "a🦜"])
     assert found.missing == {"你", "好", "🦜"}
     assert found.spell("a🦜你") == "aU+1F99CU+4F60"
@@ -43,7 +40,7 @@ def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu: None) 
     ]
 
 
-def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch):
     maps = {
         "first": frozenset(map(ord, "ab")),
         "second": frozenset(map(ord, "你")),
@@ -66,7 +63,7 @@ DEJAVU = lettering_for([])
 )
 @example("i" * 200, 12.0, 100.0)
 @example("", 12.0, 50.0)
-def test_cut_text_fits_its_room(text: str, size: float, room: float) -> None:
+def test_cut_text_fits_its_room(text, size, room):
     shown = DEJAVU.fit(text, size, room)
     if DEJAVU.width_px(text, size) <= room:
         assert shown == text
@@ -80,7 +77,7 @@ def test_cut_text_fits_its_room(text: str, size: float, room: float) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["e\u0301", "e\u0323\u0301", "שׁ"])
-def test_a_cut_never_takes_an_accent_from_its_letter(cluster: str) -> None:
+def test_a_cut_never_takes_an_accent_from_its_letter(cluster):
     text = cluster * 30
     for room in range(30, 120, 3):
         kept = DEJAVU.fit(text, 12, room).removesuffix(ELLIPSIS)
@@ -91,7 +88,7 @@ def test_a_cut_never_takes_an_accent_from_its_letter(cluster: str) -> None:
 # A font of one's own, and fonts that are missing -------------------------------------------------------------------
 
 
-def write_font(path: Path, characters: str, family: str = "Little Cat") -> Path:
+def write_font(path, characters, family="Little Cat"):
     """Writes a font that has a square for each of these characters."""
     from fontTools.fontBuilder import FontBuilder
     from fontTools.pens.ttGlyphPen import TTGlyphPen
@@ -116,7 +113,7 @@ def write_font(path: Path, characters: str, family: str = "Little Cat") -> Path:
 
 
 @pytest.fixture
-def cat(tmp_path: Path) -> Iterator[Path]:
+def cat(tmp_path):
     """A font file with two Chinese characters, which matplotlib forgets afterwards."""
     before = list(font_manager.fontManager.ttflist)
     yield write_font(tmp_path / "cat.ttf", "你好")
@@ -124,7 +121,7 @@ def cat(tmp_path: Path) -> Iterator[Path]:
     lettering.find_font.cache_clear()
 
 
-def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only_dejavu: None, tmp_path: Path) -> None:
+def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat, only_dejavu, tmp_path):
     found = lettering_for(["你好 a猫"], Paper(font=str(cat)))
     assert found.families == ("Little Cat", BASE_FAMILY) and found.missing == {"猫"}
     assert found.spell("你a猫") == "你aU+732B"
@@ -137,19 +134,19 @@ def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat: Path, only
     assert b"LittleCat" in pdf.read_bytes()
 
 
-def test_a_file_that_is_no_font_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_font_is_refused(tmp_path):
     (tmp_path / "a.ttf").write_text("no font")
     for path in (tmp_path / "a.ttf", tmp_path / "nowhere.otf"):
         with pytest.raises(AttnscopeError, match="is no font that can be read"):
             lettering.find_font(str(path))
 
 
-def test_a_note_names_packages_of_fonts(only_dejavu: None) -> None:
+def test_a_note_names_packages_of_fonts(only_dejavu):
     assert "install fonts-noto and fonts-noto-cjk (Debian, Ubuntu)" in lettering.note_missing(["你好", "plain"])
     assert lettering.note_missing(["plain é Ω שלום", "\x07\x1b"]) == ""
 
 
-def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu: None, run: Run, tmp_path: Path) -> None:
+def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu, run, tmp_path):
     record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "heatmap.npz")
     status, _, err = run("show", record, "-o", tmp_path / "out", "-f", "png,svg")
     assert status == 0 and err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
@@ -158,7 +155,7 @@ def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu: Non
 
 
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("-inf"), float("nan"), 1e38])
-def test_values_that_no_model_computes_leak_no_warnings(value: float, tmp_path: Path) -> None:
+def test_values_that_no_model_computes_leak_no_warnings(value, tmp_path):
     base = map_of(tokens_of(["a", "b"]), layers=1, heads=1)
     record = record_of(replace(base, weights=np.full_like(base.weights, value)))
     with warnings.catch_warnings():

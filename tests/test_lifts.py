@@ -12,7 +12,7 @@ from attnscope.core.lifts import ItemSums, keep_rows, offset_masses
 
 
 @pytest.mark.parametrize("first", [0, 3])
-def test_mass_by_offset(first: int) -> None:
+def test_mass_by_offset(first):
     weights = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(0))
     expected = np.zeros((2, 7))
     for query in range(5):
@@ -22,7 +22,7 @@ def test_mass_by_offset(first: int) -> None:
     np.testing.assert_allclose(offset_masses(weights, 2, first), expected, rtol=1e-5)
 
 
-def test_lifts_are_means_over_texts_with_their_intervals() -> None:
+def test_lifts_are_means_over_texts_with_their_intervals():
     chance = np.random.default_rng(0)
     n_texts = 7
     masses, even = chance.random((n_texts, 2)) * 4, chance.random((n_texts, 2))
@@ -48,7 +48,7 @@ def test_lifts_are_means_over_texts_with_their_intervals() -> None:
 
 
 @pytest.mark.parametrize(("p", "n_texts", "least"), [(0.9, 5, 0.9), (0.5, 3, 0.85), (0.5, 20, 0.93)])
-def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float) -> None:
+def test_intervals_of_lifts_hold_the_truth(p, n_texts, least):
     chance = np.random.default_rng(int(100 * p) + n_texts)
     n = 2000
     sums = ItemSums(n, 1)
@@ -60,7 +60,7 @@ def test_intervals_of_lifts_hold_the_truth(p: float, n_texts: int, least: float)
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
 
 
-def test_rows_are_kept_up_to_a_share_and_a_number_of_keys() -> None:
+def test_rows_are_kept_up_to_a_share_and_a_number_of_keys():
     weights = np.array([[0.5, 0.1, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25], [0, 0, 0, 0], [0.001, 0, 0.999, 0]])
     kept = keep_rows(weights, weights.sum(1), 0.75, 3)
     rows = [kept.keys[a:b].tolist() for a, b in zip(kept.starts, kept.starts[1:], strict=False)]

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import attnscope
 from attnscope.questions.links import find_links
-from tests.conftest import Run
 
 CHINESE = "我们喜欢北京"
 
@@ -23,9 +21,7 @@ CHINESE = "我们喜欢北京"
         (["北", "北京", "东京"], ("[CLS]", "我", "们", "喜", "欢", "北京", "[SEP]")),
     ],
 )
-def test_chinese_characters_are_merged_into_the_words_of_a_list(
-    minilm: Any, words: list[str], labels: tuple[str, ...]
-) -> None:
+def test_chinese_characters_are_merged_into_the_words_of_a_list(minilm, words, labels):
     record, apart = attnscope.heatmap(minilm, CHINESE, words=words), attnscope.heatmap(minilm, CHINESE)
     assert record.maps[0].keys.labels == labels
     # Summed over keys, averaged over queries: the last word is the end of the text.
@@ -34,7 +30,7 @@ def test_chinese_characters_are_merged_into_the_words_of_a_list(
     np.testing.assert_allclose(record.weights[..., -2, -2], expected, atol=1e-6)
 
 
-def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run: Run) -> None:
+def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run):
     Path("words.txt").write_text("我们 喜欢\n北京\n", "utf-8")
     done = run("heatmap", CHINESE, "--words-from", "words.txt", "-f", "json", "-o", "out")
     assert done.status == 0 and "6 tokens are merged into 3 words: 我们, 喜欢, 北京" in done.err
@@ -42,7 +38,7 @@ def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run: Run)
     assert done.status == 1 and "none.txt" in done.err
 
 
-def test_the_rows_of_what_a_model_wrote_are_answered_first() -> None:
+def test_the_rows_of_what_a_model_wrote_are_answered_first():
     record = attnscope.heatmap(attnscope.load("own-causal"), "1, 2, 1, 2")
     attention = record.maps[0]
     queries = replace(attention.queries, n_given=len(attention.queries) - 1)

@@ -41,18 +41,18 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_not_needed_is_not_loaded(name: str) -> None:
+def test_what_is_not_needed_is_not_loaded(name):
     program, heavy = PROGRAMS[name]
     loaded = python("-c", f"import sys\n{program}\nprint(*sys.modules)", check=True).stdout.split()
     assert not heavy & set(loaded)
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     _, loaded = modules_after(["--version"], ["--help"], *([*name.split(), "--help"] for name in commands()))
     assert not (HEAVY | {"conllu"}) & loaded
 
 
-def test_what_is_public_is_there_for_people_and_for_type_checkers() -> None:
+def test_what_is_public_is_there_for_people_and_for_type_checkers():
     stub = ast.parse(Path(attnscope.__file__).with_suffix(".pyi").read_text("utf-8"))
     names = [name for line in stub.body if isinstance(line, ast.ImportFrom) for name in line.names]
     assert [name.asname for name in names] == [name.name for name in names]  # else type checkers do not export it

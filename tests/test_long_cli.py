@@ -9,12 +9,11 @@ import pytest
 from attnscope import load_record
 from attnscope.errors import UsageError
 from attnscope.options import read_span
-from tests.conftest import Run
 
 LONG = "one two three, four five six. " * 60  # 482 tokens of minilm's 512
 
 
-def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Path) -> None:
+def test_a_long_text_is_pooled_of_itself_and_drawn_again(run, tmp_path):
     status, out, _ = run("heatmap", LONG, "-L", "1", "-H", "0-2", "-f", "png,npz,json", "-o", "a")
     assert status == 0
     assert out.split()[-3:] == ["a/L01.png", "a/pooled.npz", "a/pooled.json"]
@@ -34,7 +33,7 @@ def test_a_long_text_is_pooled_of_itself_and_drawn_again(run: Run, tmp_path: Pat
     assert status == 2 and "has no --query" in err
 
 
-def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
+def test_short_texts_are_pooled_where_that_is_asked_for(run):
     status, out, _ = run("heatmap", "one two three", "--pool", "8", "--json", "-f", "npz", "-L", "0")
     document = json.loads(out)
     assert status == 0
@@ -43,7 +42,7 @@ def test_short_texts_are_pooled_where_that_is_asked_for(run: Run) -> None:
     assert cells.shape == (12, 5, 5)
 
 
-def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
+def test_long_texts_stay_whole_where_that_is_asked_for(run):
     for asked in (["--pool", "0"], ["--hide-special"], ["--rows", "400:404", "--cols", ":8"]):
         status, _, _ = run("heatmap", LONG, "--pick", "L0H1", "-f", "npz", "-o", "whole", *asked)
         assert status == 0, asked
@@ -52,7 +51,7 @@ def test_long_texts_stay_whole_where_that_is_asked_for(run: Run) -> None:
     assert record.maps[0].part is not None and record.maps[0].part[:2] == (400, 0)
 
 
-def test_a_part_is_drawn(run: Run) -> None:
+def test_a_part_is_drawn(run):
     status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
     assert (status, out.split()[-2:]) == (0, ["a/L00H01.png", "a/heatmap.npz"])
     assert "queries 400 to 409 and keys 0 to 11" in err
@@ -76,7 +75,7 @@ def test_a_part_is_drawn(run: Run) -> None:
         ["--pool", "64", "--query", "one"],
     ],
 )
-def test_wrong_usage_is_one_line_and_a_hint(wrong: list[str], run: Run, tmp_path: Path) -> None:
+def test_wrong_usage_is_one_line_and_a_hint(wrong, run, tmp_path):
     status, out, err = run("heatmap", "one two three", *wrong)
     assert status == 2 and out == ""
     lines = err.splitlines()
@@ -84,13 +83,13 @@ def test_wrong_usage_is_one_line_and_a_hint(wrong: list[str], run: Run, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_texts_over_the_limit_say_the_limit(run: Run) -> None:
+def test_texts_over_the_limit_say_the_limit(run):
     status, _, err = run("heatmap", LONG * 3, "-L", "0", "-H", "0", "-f", "npz", "-o", "a")
     assert status == 0
     assert "the model takes 512" in err and len(err.splitlines()) == 1
 
 
-def test_spans() -> None:
+def test_spans():
     assert read_span("3:9", "--rows") == (3, 9)
     assert read_span(":9", "--rows") == (0, 9)
     assert read_span("3:", "--rows") == (3, None)

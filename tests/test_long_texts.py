@@ -1,8 +1,5 @@
 """Long texts through whole models: pooled maps and parts equal the exact map, and nothing of its size is ever made."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from attnscope import heads, heatmap, pooled_heatmap
 from attnscope.core import measures
 from attnscope.core.attention import tiles
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load
 from attnscope.models.hf import seam
@@ -35,7 +32,7 @@ SIZES = {
 }
 
 
-def model_of(model_type: str, **overrides: Any) -> HuggingFaceModel:
+def model_of(model_type, **overrides):
     torch.manual_seed(0)
     network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **(SIZES | overrides)))
     with torch.no_grad():
@@ -47,11 +44,11 @@ def model_of(model_type: str, **overrides: Any) -> HuggingFaceModel:
     return found
 
 
-def text_of(n: int) -> str:
+def text_of(n):
     return " ".join(str(3 + 7 * i * i % 47) for i in range(n))
 
 
-WINDOWED: list[tuple[str, dict[str, Any]]] = [
+WINDOWED = [
     ("llama", {}),
     ("mistral", {"sliding_window": 7}),
     ("gemma2", {"sliding_window": 5}),
@@ -65,17 +62,15 @@ WINDOWED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("model_type", "more"), WINDOWED, ids=[name for name, _ in WINDOWED])
-def test_light_masks_say_what_written_out_ones_do(
-    model_type: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_light_masks_say_what_written_out_ones_do(model_type, more, monkeypatch):
     model = model_of(model_type, **more)
     ids = torch.randint(3, 50, (2, 23), generator=torch.Generator().manual_seed(1))
     padded = Batch(ids, torch.arange(23) < torch.tensor([[23], [14]]))
     written_out = model.run(padded, attend)
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 8)
-    seen: list[AttentionCall] = []
+    seen = []
 
-    def probe(call: AttentionCall) -> torch.Tensor:
+    def probe(call):
         seen.append(call)
         return attend(call)
 
@@ -94,7 +89,7 @@ def test_light_masks_say_what_written_out_ones_do(
         ("t5", {"d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 2, "d_ff": 7, "decoder_start_token_id": 0}),
     ],
 )
-def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: str, more: dict[str, Any]) -> None:
+def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type, more):
     if model_type == "llama4_text":
         more = {**more, "num_local_experts": 1, "intermediate_size_mlp": 7}
     model = model_of(model_type, **more)
@@ -110,7 +105,7 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type: st
 
 
 @pytest.mark.parametrize(("model_type", "more"), WINDOWED[:3], ids=[name for name, _ in WINDOWED[:3]])
-def test_pooled_maps_are_the_exact_map_pooled(model_type: str, more: dict[str, Any]) -> None:
+def test_pooled_maps_are_the_exact_map_pooled(model_type, more):
     model, n = model_of(model_type, **more), 61
     exact = heatmap(model, text_of(n)).maps[0].weights.astype(np.float64)
     record = pooled_heatmap(model, text_of(n), cells=16)
@@ -134,7 +129,7 @@ def test_pooled_maps_are_the_exact_map_pooled(model_type: str, more: dict[str, A
                 assert far[link.query, link.key] == pytest.approx(link.weight, abs=1e-6)
 
 
-def test_special_tokens_are_no_ends_of_links(minilm_folder: object) -> None:
+def test_special_tokens_are_no_ends_of_links(minilm_folder):
     record = pooled_heatmap(load("minilm"), "one two three. " * 30, cells=32, layers=2)
     special = record.maps[0].queries.special
     assert special.any()
@@ -142,7 +137,7 @@ def test_special_tokens_are_no_ends_of_links(minilm_folder: object) -> None:
     assert (places >= 0).all() and not special[places].any()
 
 
-def test_a_part_is_cut_out_of_the_exact_map() -> None:
+def test_a_part_is_cut_out_of_the_exact_map():
     model = model_of("gemma2", sliding_window=5)
     whole = heatmap(model, text_of(40))
     part = heatmap(model, text_of(40), rows=(10, 23), cols=slice(8, None), pick=[(0, 3), (1, 1)])
@@ -157,7 +152,7 @@ def test_a_part_is_cut_out_of_the_exact_map() -> None:
         heatmap(load("minilm"), "a b c d", rows=(0, 2), hide_special=True)
 
 
-def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps() -> None:
+def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps():
     sizes = {"n_head": 4, "n_layer": 2, "hidden_size": 16}
     network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("bloom", **(SIZES | sizes)))
     model = load(network)
@@ -169,7 +164,7 @@ def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps() -> None:
         pooled_heatmap(model, text_of(20))
 
 
-def test_all_three_kinds_of_an_encoder_decoder_are_pooled() -> None:
+def test_all_three_kinds_of_an_encoder_decoder_are_pooled():
     sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("ffn_dim", 7))}
     heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
     model = model_of("bart", d_model=16, decoder_start_token_id=2, forced_eos_token_id=None, **sizes, **heads)
@@ -194,7 +189,7 @@ def test_all_three_kinds_of_an_encoder_decoder_are_pooled() -> None:
         ({"rows": slice(0, 8, 2)}, "one after another"),
     ],
 )
-def test_parts_that_are_not_there_are_refused(asked: dict[str, Any], said: str) -> None:
+def test_parts_that_are_not_there_are_refused(asked, said):
     with pytest.raises(UsageError, match=said):
         heatmap(model_of("llama"), text_of(40), **asked)
 
@@ -205,11 +200,11 @@ def test_parts_that_are_not_there_are_refused(asked: dict[str, Any], said: str) 
 class Largest(TorchDispatchMode):
     """Notes the bytes of the largest tensor that any operation returns."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.n_bytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for part in tree_leaves(result):
             if isinstance(part, torch.Tensor):
@@ -217,23 +212,21 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def run_pooled(model: HuggingFaceModel, n: int) -> None:
+def run_pooled(model, n):
     pooled_heatmap(model, text_of(n), cells=16)
 
 
-def run_part(model: HuggingFaceModel, n: int) -> None:
+def run_part(model, n):
     heatmap(model, text_of(n), rows=(n - 5, n), cols=(0, 3))
 
 
-def run_heads(model: HuggingFaceModel, n: int) -> None:
+def run_heads(model, n):
     heads(model, [text_of(n)])
 
 
 @pytest.mark.parametrize("run", [run_pooled, run_part, run_heads])
 @pytest.mark.parametrize(("model_type", "more"), WINDOWED, ids=[name for name, _ in WINDOWED])
-def test_nothing_of_the_size_of_a_map_is_ever_made(
-    model_type: str, more: dict[str, Any], run: Callable[[HuggingFaceModel, int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_of_the_size_of_a_map_is_ever_made(model_type, more, run, monkeypatch):
     # What is done for long texts, done for one of 640 tokens; tiles as small as they come: 16 queries.
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
@@ -246,7 +239,7 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(
     assert 0 < largest.n_bytes <= 16 * 6 * n * 4 < n * n
 
 
-def test_the_count_of_allocations_sees_a_map() -> None:
+def test_the_count_of_allocations_sees_a_map():
     model, n = model_of("llama"), 300
     with Largest() as largest:
         heatmap(model, text_of(n), layers=0, heads=0)

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,14 @@ from tests.processes import LIMIT_S
 ROOT = Path(__file__).parent.parent
 
 
-def plain_text(ids: list[int], **facts) -> TextFacts:
+def plain_text(ids, **facts):
     """One text without special tokens."""
     real = torch.ones(1, len(ids), dtype=torch.bool)
     given = {"real": real, "special": torch.zeros_like(real), "ids": torch.tensor([ids])} | facts
     return TextFacts(**given)
 
 
-def shift(n: int, offset: int) -> torch.Tensor:
+def shift(n, offset):
     """A head that looks at one fixed offset, and at itself where that is beyond the text."""
     q = torch.arange(n)
     target = torch.where((q + offset >= 0) & (q + offset < n), q + offset, q)
@@ -40,7 +39,7 @@ def shift(n: int, offset: int) -> torch.Tensor:
 EVERYWHERE = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 
 
-def test_the_catalogues_say_what_their_measures_are() -> None:
+def test_the_catalogues_say_what_their_measures_are():
     for catalogue in (MEASURES, PICTURE_MEASURES, SOUND_MEASURES):
         for measure in catalogue.values():
             assert all((measure.what, measure.formula, measure.unit, measure.source))
@@ -49,7 +48,7 @@ def test_the_catalogues_say_what_their_measures_are() -> None:
     assert names.index("induction_active") == names.index("induction") + 1
 
 
-def test_uniform_attention_in_closed_form() -> None:
+def test_uniform_attention_in_closed_form():
     n = 11
     got = measures_of_weights(torch.full((1, 1, n, n), 1 / n), plain_text([1] * n), allowed=EVERYWHERE)
     np.testing.assert_allclose(got.value("entropy_nats"), math.log(n))
@@ -58,7 +57,7 @@ def test_uniform_attention_in_closed_form() -> None:
     np.testing.assert_allclose(got.value("distance_tokens"), (n**2 - 1) / (3 * n))
 
 
-def test_active_measures_leave_resting_keys_out() -> None:
+def test_active_measures_leave_resting_keys_out():
     # Half of every row rests on [CLS]; the rest is on the token before.
     n = 7
     facts = plain_text(list(range(n)), special=torch.tensor([[True] + [False] * (n - 1)]))
@@ -74,7 +73,7 @@ def test_active_measures_leave_resting_keys_out() -> None:
     np.testing.assert_allclose(got.uniform("previous_token_active"), 1 / (n - 1))
 
 
-def measure_of_the_docs() -> Iterator[tuple[str, str]]:
+def measure_of_the_docs():
     """The files that the example of contributing.md changes, and what they hold then."""
     page = (ROOT / "docs" / "contributing.md").read_text("utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```", page, re.S)
@@ -87,12 +86,12 @@ def measure_of_the_docs() -> Iterator[tuple[str, str]]:
         yield path, text
 
 
-def test_the_measure_of_the_docs_fits_into_what_is_there() -> None:
+def test_the_measure_of_the_docs_fits_into_what_is_there():
     assert all(compile(text, path, "exec") for path, text in measure_of_the_docs() if path.endswith(".py"))
 
 
 @pytest.mark.slow
-def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
+def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path):
     """It is held against the definition by every engine, in a copy."""
     for name in ("attnscope", "sample_texts", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name)
@@ -113,7 +112,7 @@ def test_the_measure_of_the_docs_is_all_that_it_takes(tmp_path: Path) -> None:
 # More cases in closed form.
 
 
-def test_padding_fully_masked_queries_and_empty_texts_count_nothing() -> None:
+def test_padding_fully_masked_queries_and_empty_texts_count_nothing():
     facts = make_facts([5, 0], 7)
     call = make_call(n_queries=7, n_keys=7, mask=facts.real[:, None, None])
     got = measures_of_weights(attention_weights(call), facts, allowed=call.mask)
@@ -124,7 +123,7 @@ def test_padding_fully_masked_queries_and_empty_texts_count_nothing() -> None:
     assert np.isfinite(got.uniform_sum).all()
 
 
-def test_the_mask_can_be_told_from_the_weights() -> None:
+def test_the_mask_can_be_told_from_the_weights():
     facts = make_facts([7, 5], 7)
     call = make_call(n_queries=7, n_keys=7, mask=facts.real[:, None, None], is_causal=True)
     weights = attention_weights(call)
@@ -142,6 +141,6 @@ def test_the_mask_can_be_told_from_the_weights() -> None:
         ({"rarest": torch.zeros(3, 7, dtype=torch.bool)}, ValueError, r"rarest \(3, 7\)"),
     ],
 )
-def test_facts_that_do_not_fit_are_refused(change, error: type[Exception], says: str) -> None:
+def test_facts_that_do_not_fit_are_refused(change, error, says):
     with pytest.raises(error, match=says):
         dataclasses.replace(make_facts([7, 5], 7), **change)

@@ -1,9 +1,5 @@
 """Batches that do not fit into memory are halved; the result is that of whole ones, and says so."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +8,6 @@ import attnscope
 from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models.own.native import NativeModel
-from tests.conftest import Run
 from tests.test_devices import numbers_of
 
 TEXTS = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat", "the end"]
@@ -31,11 +26,11 @@ ERRORS = [
 class Small:
     """Memory for so many tokens, padding included; counts what was tried."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, tokens: int, error: BaseException = ERRORS[0]) -> None:
+    def __init__(self, monkeypatch, tokens, error=ERRORS[0]):
         self.tokens, self.tried = tokens, []
         whole = NativeModel.run
 
-        def run(model: Any, batch: Any, probe: Any) -> Any:
+        def run(model, batch, probe):
             self.tried.append(batch.ids.numel())
             if batch.ids.numel() > self.tokens:
                 raise error
@@ -44,7 +39,7 @@ class Small:
         monkeypatch.setattr(NativeModel, "run", run)
 
 
-STUDIES: dict[str, Callable[[Any], Any]] = {
+STUDIES = {
     "heads": lambda model: attnscope.heads(model, TEXTS),
     "compare": lambda model: attnscope.compare(model, TEXTS),
     "relations": lambda model: attnscope.relations(
@@ -55,9 +50,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(
-    name: str, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(name, tiny_bert, monkeypatch):
     model = models.load(str(tiny_bert))
     whole = STUDIES[name](model)
     small = Small(monkeypatch, tokens=30)
@@ -73,15 +66,13 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_way_of_saying_that_memory_is_full_is_understood(
-    error: BaseException, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_of_saying_that_memory_is_full_is_understood(error, tiny_bert, monkeypatch):
     model = models.load(str(tiny_bert))
     Small(monkeypatch, 40, error)
     assert attnscope.heads(model, TEXTS).corpus["n_texts"] == len(TEXTS)
 
 
-def test_other_errors_are_not_taken_for_it(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_taken_for_it(tiny_bert, monkeypatch):
     model = models.load(str(tiny_bert))
     small = Small(monkeypatch, 40, RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
@@ -90,9 +81,7 @@ def test_other_errors_are_not_taken_for_it(tiny_bert: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_one_text_that_does_not_fit_is_one_clear_line(
-    name: str, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_text_that_does_not_fit_is_one_clear_line(name, tiny_bert, monkeypatch):
     model = models.load(str(tiny_bert))
     Small(monkeypatch, tokens=3)
     with pytest.raises(AttnscopeError, match=r"one text of \d+ tokens does not fit into memory") as raised:
@@ -101,9 +90,7 @@ def test_one_text_that_does_not_fit_is_one_clear_line(
 
 
 @pytest.mark.parametrize("command", [["heads"], ["heatmap", "--engine", "native"], ["ablate"]], ids=" ".join)
-def test_the_command_line_says_it_once_or_fails_in_one_line(
-    command: list[str], tiny_bert: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_says_it_once_or_fails_in_one_line(command, tiny_bert, run, monkeypatch):
     Small(monkeypatch, tokens=3)
     status, _, err = run(*command, "the cat", "-m", tiny_bert, "-o", "o")
     assert status == 1 and "memory" in err and "hint: " in err and "Traceback" not in err

@@ -2,26 +2,24 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
-from tests.conftest import Run
 from tests.processes import LIMIT_S
 
 
 @pytest.mark.parametrize(
     "given", ["x" * 10**6, "a b " * 10**5, "it's " * 10**5, 'say "it\'s" ' * 10**4, "\n\t" * 10**5]
 )
-def test_what_was_given_is_repeated_up_to_80_characters(given: str) -> None:
+def test_what_was_given_is_repeated_up_to_80_characters(given):
     line = one_line(f"there is no format {given!r} here")
     quoted = line.removeprefix("there is no format ").removesuffix(" here")
     assert len(quoted) <= MOST_QUOTED + 2 or "'" in given and len(line) <= MOST_SAID
     assert line.startswith("there is no format ") and line.endswith(" here") and "…" in line
 
 
-def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name() -> None:
+def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name():
     path = "/".join(["folder"] * 30)
     assert one_line(f"cannot write {path}/heads.npz: it is a link") == f"cannot write {path}/heads.npz: it is a link"
     line = one_line(f"cannot write /{'a' * 10**6}/heads.npz: it is a link")
@@ -47,7 +45,7 @@ def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name() -> None:
         ("atlas", "a", "--examples-by", "LONG"),
     ],
 )
-def test_no_command_repeats_a_long_argument(arguments: tuple[str, ...], run: Run) -> None:
+def test_no_command_repeats_a_long_argument(arguments, run):
     given = "q" * 100_000
     model = [] if "-m" in arguments or "LONG" in arguments[:2] else ["-m", "own"]
     status, _, err = run(*(word.replace("LONG", given) for word in arguments), *model)
@@ -55,7 +53,7 @@ def test_no_command_repeats_a_long_argument(arguments: tuple[str, ...], run: Run
     assert "q" * (MOST_QUOTED + 1) not in err
 
 
-def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path: Path) -> None:
+def test_with_stderr_closed_nothing_of_an_error_goes_to_stdout(tmp_path):
     call = 'exec "$0" -m attnscope "$@" 2>&-'
     ran = ["sh", "-c", call, sys.executable, "show", "none.npz"]
     done = subprocess.run(ran, stdout=subprocess.PIPE, cwd=tmp_path, timeout=LIMIT_S)

@@ -1,11 +1,7 @@
 """Models that compute a text otherwise when it is padded to a longer one: their short and long texts stay apart."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import attnscope
 from attnscope.core.attention.probes import Weights
@@ -25,24 +21,24 @@ LIMIT = 16
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 2, "long_factor": [1.5, 9.0]}
 
 
-def phi3() -> Any:
+def phi3():
     """Reads texts of more than 16 tokens by long factors."""
     rope = {**LONGROPE, "rope_theta": 100.0, "original_max_position_embeddings": LIMIT}
     sizes = {"max_position_embeddings": 64, "original_max_position_embeddings": LIMIT}
     return attnscope.load(tiny("phi3", rope_parameters=rope, **sizes).requires_grad_(False))
 
 
-def llama_dynamic() -> Any:
+def llama_dynamic():
     """Scales its rotary positions by a text's length, beyond 16 tokens."""
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
     return attnscope.load(tiny("llama", rope_parameters=rope, max_position_embeddings=LIMIT))
 
 
-def text(n: int, seed: int = 0) -> Tensor:
+def text(n, seed=0):
     return torch.randint(3, 41, (1, n), generator=torch.Generator().manual_seed(seed + n))
 
 
-def padded(lengths: list[int], *, left: bool = False) -> Batch:
+def padded(lengths, *, left=False):
     width = max(lengths)
     ids, mask = torch.full((len(lengths), width), 7), torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, n in enumerate(lengths):
@@ -52,7 +48,7 @@ def padded(lengths: list[int], *, left: bool = False) -> Batch:
 
 
 @pytest.mark.parametrize("make", [phi3, llama_dynamic])
-def test_what_padding_would_change_is_refused(make: Callable[[], Any]) -> None:
+def test_what_padding_would_change_is_refused(make):
     model, mixed = make(), padded([9, 40])
     for run, probe in ((model.run, attend), (model.run, Weights()), (model.outputs, attend)):
         with pytest.raises(MixedLengthsError, match="padding a text of 9 tokens to 40"):
@@ -64,7 +60,7 @@ def test_what_padding_would_change_is_refused(make: Callable[[], Any]) -> None:
     model.run(padded([9, 16, 3]), attend)
 
 
-def test_texts_of_one_kind_are_padded_together() -> None:
+def test_texts_of_one_kind_are_padded_together():
     longrope, dynamic = phi3().base.config, llama_dynamic().base.config
     plain = attnscope.load(tiny("llama")).base.config  # type: ignore[attr-defined]
     for lengths, in_longrope, in_dynamic in (
@@ -83,7 +79,7 @@ def test_texts_of_one_kind_are_padded_together() -> None:
     assert not mixes_lengths(longrope, None)
 
 
-STUDIES: dict[str, Callable[[Any, list[str]], Any]] = {
+STUDIES = {
     "heads": lambda model, texts: attnscope.heads(model, texts),
     "heads described": lambda model, texts: attnscope.heads(
         model, texts, attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
@@ -95,9 +91,7 @@ STUDIES: dict[str, Callable[[Any, list[str]], Any]] = {
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(
-    study: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(study, monkeypatch):
     model = phi3()
     texts = [" ".join(map(str, text(n, seed)[0].tolist())) for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))]
     together = STUDIES[study](model, texts)

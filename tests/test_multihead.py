@@ -4,8 +4,8 @@ import torch
 from beartype import beartype
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxtyping import Float, jaxtyped
-from torch import Tensor, nn
+from jaxtyping import jaxtyped
+from torch import nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
 from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
@@ -16,20 +16,18 @@ D_MODEL, N_HEADS, N_QUERIES, N_KEYS, BATCH = 15, 3, 13, 9, 2
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def chance(*shape: int, seed: int = 0) -> Tensor:
+def chance(*shape, seed=0):
     """A mask that hides four in ten, but never a row's first key: torch's own module answers NaN to an empty row."""
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) > 0.4
     mask[..., 0] = True
     return mask
 
 
-def torch_twin(
-    dtype: torch.dtype = torch.float64, bias: bool = True, d_model: int = D_MODEL, n_heads: int = N_HEADS
-) -> tuple[nn.MultiheadAttention, MultiHeadAttention]:
+def torch_twin(dtype=torch.float64, bias=True, d_model=D_MODEL, n_heads=N_HEADS):
     torch.manual_seed(0)
     module = nn.MultiheadAttention(d_model, n_heads, bias=bias, batch_first=True, dtype=torch.float64)
     # Fresh biases are all zero: give them something to get wrong.
@@ -39,7 +37,7 @@ def torch_twin(
     return module, copy_of(module)
 
 
-def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
+def copy_of(module):
     """Our module with the weights of torch's."""
     own = MultiHeadAttention(module.embed_dim, module.num_heads, bias=module.in_proj_bias is not None)
     own = own.to(module.out_proj.weight.dtype)
@@ -54,12 +52,12 @@ def copy_of(module: nn.MultiheadAttention) -> MultiHeadAttention:
 
 @jaxtyped(typechecker=beartype)
 def run_checked(
-    module: MultiHeadAttention,
-    query: Float[Tensor, "batch query d_model"],
-    key: Float[Tensor, "batch key d_model"],
-    value: Float[Tensor, "batch key d_model"],
+    module,
+    query,
+    key,
+    value,
     **options,
-) -> tuple[Float[Tensor, "batch query d_model"], Float[Tensor, "batch {module.num_heads} query key"]]:
+):
     """Output and weights with their axes checked; the fast road must give the same output."""
     output, weights = module(query, key, value, need_weights=True, **options)
     fast, none = module(query, key, value, **options)
@@ -70,7 +68,7 @@ def run_checked(
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("masked", ["nothing", "queries x keys", "texts", "heads", "padding", "both", "causal"])
-def test_equals_torch_with_copied_weights(bias: bool, masked: str) -> None:
+def test_equals_torch_with_copied_weights(bias, masked):
     theirs, ours = torch_twin(bias=bias)
     query = normal(BATCH, N_QUERIES, D_MODEL)
     key = normal(BATCH, N_KEYS, D_MODEL, seed=1)
@@ -104,7 +102,7 @@ def test_equals_torch_with_copied_weights(bias: bool, masked: str) -> None:
         torch.testing.assert_close(got, want, **EXACT)
 
 
-def _projection(module: nn.Module) -> Projection | None:
+def _projection(module):
     if isinstance(module, nn.Identity):
         return None
     bias = None if module.bias is None else module.bias.detach().numpy()
@@ -113,7 +111,7 @@ def _projection(module: nn.Module) -> Projection | None:
 
 @given(data=st.data())
 @few_examples
-def test_equals_the_oracle(data: st.DataObject) -> None:
+def test_equals_the_oracle(data):
     n_queries, n_keys = data.draw(st.permutations(SIZES))[:2]
     num_heads, d_head = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     embed_dim, batch = num_heads * d_head, data.draw(st.integers(1, 2))
@@ -164,13 +162,13 @@ def test_equals_the_oracle(data: st.DataObject) -> None:
 FOUR_DECIMALS = {"rtol": 0, "atol": 5.1e-5}
 
 
-def worked(name: str) -> Tensor:
+def worked(name):
     return torch.tensor(WORKED[name], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("num_heads", [1, 2, 4])
-def test_worked_example(num_heads: int, dtype: torch.dtype) -> None:
+def test_worked_example(num_heads, dtype):
     module = MultiHeadAttention(4, num_heads, identity=True)
     assert list(module.parameters()) == []
     output, weights = module(*(worked(name)[None].to(dtype) for name in "QKV"), need_weights=True)
@@ -189,7 +187,7 @@ def test_worked_example(num_heads: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(need_weights: bool) -> None:
+def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(need_weights):
     _, ours = torch_twin()
     text = normal(BATCH, N_KEYS, D_MODEL).requires_grad_()
     padding = torch.ones(BATCH, N_KEYS, dtype=torch.bool)
@@ -219,7 +217,7 @@ def test_a_text_of_padding_alone_gives_the_output_bias_and_no_nan_in_gradients(n
         ([(1, 2, 5, 6)] * 3, r"\(1, 2, 5, 6\)"),
     ],
 )
-def test_wrong_shapes_are_refused_and_named(shapes, says: str) -> None:
+def test_wrong_shapes_are_refused_and_named(shapes, says):
     with pytest.raises(ValueError, match=says):
         MultiHeadAttention(6, 3)(*(torch.zeros(shape) for shape in shapes))
 
@@ -238,6 +236,6 @@ def test_wrong_shapes_are_refused_and_named(shapes, says: str) -> None:
         ({"key_padding_mask": torch.ones(9).bool()}, ValueError, r"\(2, 9\).*\(9,\)"),
     ],
 )
-def test_wrong_masks_are_refused_with_the_convention(options, error, says: str) -> None:
+def test_wrong_masks_are_refused_with_the_convention(options, error, says):
     with pytest.raises(error, match=says):
         MultiHeadAttention(6, 3)(torch.zeros(2, 5, 6), torch.zeros(2, 9, 6), **options)

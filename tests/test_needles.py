@@ -1,9 +1,5 @@
 """Needles in haystacks: which heads copy from far back, by the definition, on models whose heads are known."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +13,9 @@ from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.tiles import attend_lean
 from attnscope.corpus import Hay, depth_range, needle_probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model
-from attnscope.questions.heads import Heads
+from attnscope.models.model import Batch
 from attnscope.studies.inputs.options import LoadOptions
 from examples.decoder import decoder, wrap
-from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.needle_helpers import (
     OFFSET,
@@ -37,18 +31,18 @@ SMALL = NeedleOptions(lengths=(48,), n=15)
 
 
 @pytest.fixture(scope="module")
-def found() -> Heads:
+def found():
     return planted_findings()
 
 
-def scores(findings: Heads, measure: str = "retrieval") -> dict[str, float]:
+def scores(findings, measure="retrieval"):
     return dict(zip(findings.head_names, findings["heads"][measure].tolist(), strict=True))
 
 
 # The probe ---------------------------------------------------------------------------------------------------------
 
 
-def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
+def test_answers_are_where_the_probe_says_and_nowhere_else():
     hay = Hay(np.arange(100, 400), before=(7,))
     made = list(needle_probe(hay, 7, (0.0, 0.3, 1.0), 60, 3))
     assert [needle.depth for needle in made] == [0.0, 0.3, 1.0, 0.0, 0.3, 1.0, 0.0]
@@ -68,10 +62,10 @@ def test_answers_are_where_the_probe_says_and_nowhere_else() -> None:
     assert all(np.array_equal(a.ids, b.ids) for a, b in zip(again, made, strict=False))
 
 
-def test_a_text_hides_a_sentence_between_two_others() -> None:
+def test_a_text_hides_a_sentence_between_two_others():
     letters = {chr(97 + i): i for i in range(26)}
 
-    def encode(text: str) -> list[int]:
+    def encode(text):
         return [letters.get(char, 26 if char == "." else 27) for char in text.casefold()]
 
     text = np.array(encode("the cat sat. a dog ran. " * 40))
@@ -88,7 +82,7 @@ def test_a_text_hides_a_sentence_between_two_others() -> None:
 # The probe at the seam ---------------------------------------------------------------------------------------------
 
 
-def writer(model_type: str) -> Model:
+def writer(model_type):
     """A small random decoder with its head; Mistral's sees five tokens back."""
     more = {"sliding_window": 5} if model_type == "mistral" else {}
     config = transformers.AutoConfig.for_model(
@@ -108,13 +102,13 @@ def writer(model_type: str) -> Model:
     return attnscope.load(transformers.AutoModelForCausalLM.from_config(config).eval())
 
 
-def strongest_of(queries: slice) -> OfChosen:
+def strongest_of(queries):
     some = torch.arange(queries.start, queries.stop)
     return OfChosen(lambda call: rows_of(call, some).argmax(-1).cpu())
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
-def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
+def test_the_strongest_keys_are_those_of_the_whole_map(model_type):
     model = writer(model_type)
     batch = Batch(torch.randint(1, 50, (3, 19)))
     strongest, whole = strongest_of(slice(11, 19)), Weights()
@@ -127,7 +121,7 @@ def test_the_strongest_keys_are_those_of_the_whole_map(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
-def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_size_of_a_map_is_made(model_type, monkeypatch):
     """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
@@ -149,7 +143,7 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type: str, monkeypatch: pyte
 # Heads that are known ----------------------------------------------------------------------------------------------
 
 
-def test_the_planted_head_is_found_and_no_other(found: Heads) -> None:
+def test_the_planted_head_is_found_and_no_other(found):
     assert found["written"]["copied"][0] == 1
     named = {(head.layer, head.head): [role.name for role in head.roles] for head in heads_in(found)}
     assert {at for at, roles in named.items() if roles} == {RETRIEVAL}
@@ -161,7 +155,7 @@ def test_the_planted_head_is_found_and_no_other(found: Heads) -> None:
 
 
 @pytest.mark.parametrize("depths", [(0.5,), (0.0, 1.0)])
-def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths: tuple[float, ...]) -> None:
+def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths):
     """One that writes nothing, in a model that copies by another."""
     options = NeedleOptions(lengths=(64,), n=30, depths=depths)
     hay = Hay(np.array(planted_model().tokenizer.ordinary_ids()))
@@ -172,7 +166,7 @@ def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths: tuple[float, 
     assert roles == {RETRIEVAL} and 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
 
 
-def test_scores_are_told_by_depth(found: Heads) -> None:
+def test_scores_are_told_by_depth(found):
     names = [f"retrieval_at_{depth}" for depth in (0, 25, 50, 75, 100)]
     assert found.measure_names == ["retrieval", "decoy", *names]
     for name in names:
@@ -185,7 +179,7 @@ def test_scores_are_told_by_depth(found: Heads) -> None:
     assert found.options["n_answer"] == 5 and found.corpus["n_texts"] == 30
 
 
-def test_scores_are_those_of_plain_loops() -> None:
+def test_scores_are_those_of_plain_loops():
     """A model that copies only now and then: its answers and maps are read off as they stand, needle by needle."""
     network = decoder(30, n_layers=2, n_heads=3, d_model=24, max_tokens=60, seed=24)
     with torch.no_grad():  # it writes what it attends to, whatever that is
@@ -216,18 +210,18 @@ def test_scores_are_those_of_plain_loops() -> None:
 # What is refused, and what is kept ---------------------------------------------------------------------------------
 
 
-def test_models_that_do_not_write_are_told_so(minilm_folder: object) -> None:
+def test_models_that_do_not_write_are_told_so(minilm_folder):
     for model in (attnscope.load("minilm"), attnscope.load("own")):
         with pytest.raises(AttnscopeError, match="cannot continue a text, so it copies no needle"):
             retrieval_heads(model)
 
 
-def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_what_was_done(monkeypatch):
     monkeypatch.setattr("attnscope.studies.heads.needles.PASS_TOKENS", 5 * 48)
     seen = []
 
-    def stop_after(n: int) -> Callable[[Any], None]:
-        def report(done: Any) -> None:
+    def stop_after(n):
+        def report(done):
             seen.append((done.n_texts, done.share, done.step))
             if len(seen) == n:
                 raise KeyboardInterrupt
@@ -239,11 +233,11 @@ def test_an_interruption_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) ->
     assert [share for _, share, _ in seen] == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch):
     model = planted_model()
     whole, calls = model.outputs, []
 
-    def broken(*args: Any, **how: Any) -> Any:
+    def broken(*args, **how):
         found = whole(*args, **how)
         if not calls:
             found.logits[1] = np.nan
@@ -261,13 +255,13 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch: pytes
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+def planted(monkeypatch):
     """Whatever name is given, the planted decoder is loaded."""
     monkeypatch.setattr(LoadOptions, "load", lambda *_: planted_model())
 
 
 @pytest.mark.usefixtures("planted")
-def test_the_command_prints_and_writes_it(tmp_path: Path, run: Run) -> None:
+def test_the_command_prints_and_writes_it(tmp_path, run):
     command = ["heads", "--probe", "needle", "-m", "planted", "--lengths", "48", "--needles", "15"]
     status, out, err = run(*command, "--measures", "decoy")
     assert status == 0, err

@@ -1,8 +1,5 @@
 """Object queries over a photo: the cross-attention of DETR and its kin, of which the encoder is not shown."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +9,6 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from tests.conftest import Run
 from tests.record_helpers import stems
 from tests.vision_language_helpers import noise
 
@@ -22,7 +18,7 @@ FAMILIES = {
 }
 
 
-def write(folder: Path, name: str) -> Path:
+def write(folder, name):
     """A tiny random model that finds objects, with sharp heads; encoder and decoder differ in theirs."""
     configuration, kind = FAMILIES[name]
     backbone = transformers.ResNetConfig(
@@ -54,14 +50,14 @@ def write(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("objects")
     return {name: write(home / name, name) for name in FAMILIES}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_cross_attention_equals_eager(name: str, folders: dict[str, Path]) -> None:
-    model: Any = attnscope.load(folders[name])
+def test_cross_attention_equals_eager(name, folders):
+    model = attnscope.load(folders[name])
     record = attnscope.picture_heatmap(model, noise(150, 230))
     assert [(m.kind, m.weights.shape) for m in record.maps] == [("cross", (2, 2, 5, 20)), ("decoder", (2, 2, 5, 5))]
     assert any("encoder itself is not shown" in note for note in model.info.notes)
@@ -73,12 +69,12 @@ def test_cross_attention_equals_eager(name: str, folders: dict[str, Path]) -> No
         assert float(np.ptp(attention.weights)) > 0.05
 
 
-def test_patches_are_the_places_of_the_feature_map(folders: dict[str, Path]) -> None:
+def test_patches_are_the_places_of_the_feature_map(folders):
     """A bright spot changes most where it lies, through convolutions that only add."""
-    model: Any = attnscope.load(folders["detr"])
+    model = attnscope.load(folders["detr"])
     for parameter in model.base.backbone.parameters():
         parameter.data.abs_()
-    features: list[torch.Tensor] = []
+    features = []
     model.base.backbone.register_forward_hook(lambda _module, _inputs, output: features.append(output[-1][0][0]))
     dark = np.full((150, 230, 3), 90, np.uint8)
     (picture,) = model.viewer.view([read_photo(dark)], "").pictures
@@ -96,10 +92,10 @@ def test_patches_are_the_places_of_the_feature_map(folders: dict[str, Path]) -> 
         assert np.unravel_index(int(change.argmax()), picture.grid) == (row, column)
 
 
-def test_queries_are_named_by_what_they_find(folders: dict[str, Path]) -> None:
-    network: Any = transformers.DetrForObjectDetection.from_pretrained(folders["detr"]).eval()
+def test_queries_are_named_by_what_they_find(folders):
+    network = transformers.DetrForObjectDetection.from_pretrained(folders["detr"]).eval()
     processor = transformers.DetrImageProcessorPil.from_pretrained(folders["detr"])
-    model: Any = attnscope.load(network, processor)
+    model = attnscope.load(network, processor)
     network.class_labels_classifier.weight.data *= 30
     queries = attnscope.picture_heatmap(model, noise(150, 230)).maps[0].queries
     with torch.no_grad():
@@ -111,7 +107,7 @@ def test_queries_are_named_by_what_they_find(folders: dict[str, Path]) -> None:
     assert not queries.special.all()
 
 
-def test_figures_of_queries(folders: dict[str, Path], run: Run) -> None:
+def test_figures_of_queries(folders, run):
     record = attnscope.picture_heatmap(attnscope.load(folders["detr"]), noise(150, 230), pick=[(0, 1)])
     assert stems(record, "@2")[1].startswith("query-00-q2")
     Image.fromarray(noise(90, 120)).save("a.png")
@@ -122,7 +118,7 @@ def test_figures_of_queries(folders: dict[str, Path], run: Run) -> None:
     assert code == 1 and "reads and writes no words" in err
 
 
-def test_deformable_attention_is_refused() -> None:
+def test_deformable_attention_is_refused():
     backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic")
     config = transformers.DeformableDetrConfig(
         backbone_config=backbone,

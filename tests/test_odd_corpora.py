@@ -5,9 +5,7 @@ import gzip
 import io
 import json
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,21 +32,21 @@ class Written:
     places: list[tuple[str, int, str]] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, text: str, *words: tuple[str, str]) -> None:
+    def add(self, text, *words):
         """Add characters, and the words that stand in them with their fields."""
         begin = self.content.count("\n") + 1
         self.content += text
         self.places += [(word, begin, name) for word, name in words]
 
 
-def sentence(chance: random.Random, word: str) -> str:
+def sentence(chance, word):
     """Return a sentence that holds a word, and at times what a format has a meaning for."""
     odd = chance.choice(["", " a, b", " a; b", ' "so" he said', "\ta\tb", " it's", " café", " \\n", " {}", " \u2028x"])
     text = f"the {word} sat down{odd}"
     return f'"{text}" he said' if chance.random() < 0.1 else text
 
 
-def write_jsonl(chance: random.Random) -> Written:
+def write_jsonl(chance):
     """Return objects of JSON with the fields that datasets have, and lines that are none."""
     second = chance.choice(["text_pair", "context", "hypothesis", "answer"])
     first = chance.choice(["text", "text", "premise", "Text"])
@@ -63,7 +61,7 @@ def write_jsonl(chance: random.Random) -> Written:
         a, b = sentence(chance, one), sentence(chance, two)
         question = {"role": "user", "content": a}
         answer = {"role": "assistant", "content": b}
-        entries: list[tuple[Any, list[tuple[str, str]]]] = [
+        entries = [
             ({first: a}, [(one, first)]),
             ({first: a, second: b}, [(one, first), (two, second)]),
             ({first: a, second: [b]}, [(one, first), (two, second)]),
@@ -87,7 +85,7 @@ def write_jsonl(chance: random.Random) -> Written:
     return written
 
 
-def write_csv(chance: random.Random) -> Written:
+def write_csv(chance):
     """Return a table in one of the dialects that programs write."""
     delimiter = chance.choice([",", ",", ",", "\t", ";", "|"])
     written = Written("a.tsv" if delimiter == "\t" else "a.csv")
@@ -106,7 +104,7 @@ def write_csv(chance: random.Random) -> Written:
         lineterminator="\n",
     )
 
-    def add(cells: list[str], *words: tuple[str, str]) -> None:
+    def add(cells, *words):
         rows.writerow(cells)
         written.add(buffer.getvalue(), *words)
         buffer.seek(0)
@@ -134,7 +132,7 @@ def write_csv(chance: random.Random) -> Written:
     return written
 
 
-def write_plain(chance: random.Random) -> Written:
+def write_plain(chance):
     """Return lines, paragraphs or a whole text."""
     split = chance.choice(["auto", "line", "paragraph", "file"])
     written = Written(chance.choice(["a.txt", "a.md", "a", "a.log"]), options={"split": split})
@@ -153,10 +151,10 @@ def write_plain(chance: random.Random) -> Written:
     return written
 
 
-WRITERS: list[Callable[[random.Random], Written]] = [write_jsonl, write_csv, write_plain]
+WRITERS = [write_jsonl, write_csv, write_plain]
 
 
-def encode(chance: random.Random, written: Written) -> tuple[str, bytes]:
+def encode(chance, written):
     """Return a file's name and bytes: in an encoding, with a kind of line ends, plain or gzipped, at times damaged."""
     content = written.content.replace("\n", chance.choice(["\n", "\n", "\r\n", "\r"]))
     if chance.random() < 0.2:
@@ -174,7 +172,7 @@ def encode(chance: random.Random, written: Written) -> tuple[str, bytes]:
 
 
 @pytest.mark.parametrize("seed", range(N_CORPORA))
-def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path: Path, seed: int) -> None:
+def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path, seed):
     chance = random.Random(seed)
     written = WRITERS[seed % len(WRITERS)](chance)
     name, raw = encode(chance, written)
@@ -190,7 +188,7 @@ def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path: Path, seed: int) -
     for problem in corpus.problems:
         assert "\n" not in str(problem)
 
-    def is_told(word: str, begin: int, field_name: str) -> bool:
+    def is_told(word, begin, field_name):
         line = written.content[: written.content.index(word)].count("\n") + 1
         for problem in corpus.problems:
             gave_up = problem.line is None or last < problem.line <= line

@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import typer
@@ -17,7 +17,6 @@ from attnscope.errors import UsageError
 from attnscope.options import refuse_beside
 from attnscope.studies.heads.options import HeadsOptions, HeadsOrder
 from attnscope.studies.inputs.options import OneText, SharedWork, TextsWanted
-from tests.conftest import Run
 
 COMMANDS = cli.commands()
 
@@ -46,7 +45,7 @@ class Basket:
     secret: int = asked.option("For Python.", default=3, python_only=True)
 
 
-def answer(function: Any, *given: str) -> str:
+def answer(function, *given):
     """What a function prints as the only command of a command line."""
     app = typer.Typer()
     app.command()(command(function))
@@ -55,8 +54,8 @@ def answer(function: Any, *given: str) -> str:
     return result.output
 
 
-def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass() -> None:
-    def eat(*, basket: Basket) -> None:
+def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass():
+    def eat(*, basket):
         print(basket)
 
     names = ["places", "kinds", "thin", "layers", "washed", "seed"]
@@ -66,14 +65,14 @@ def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass()
     assert answer(eat, *given) == f"{Basket(('here',), ('a', 'b'), Peel(2), (0, 3, 4), False, 5)}\n"
 
 
-def test_help_shows_the_first_sentence_of_what_is_needed_and_help_all_everything(run: Run) -> None:
+def test_help_shows_the_first_sentence_of_what_is_needed_and_help_all_everything(run):
     short, whole = run("heads", "--help")[1], run("heads", "--help-all")[1]
     assert "--help-all" in short and "--device" not in short and "WAV files" in short and "transcript" not in short
     assert "--device" in whole and "--trust-remote-code" in whole and "transcript" in whole
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_help_fits_a_screen(name, monkeypatch, run):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run(*name.split(), "--help")[1].splitlines()
     assert 10 < len(lines) <= 45 and max(map(len, lines)) <= 80
@@ -81,12 +80,12 @@ def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch, run: Run
     assert len(shown) <= 20
 
 
-def test_python_and_the_command_line_have_the_same_defaults() -> None:
+def test_python_and_the_command_line_have_the_same_defaults():
     order = HeadsOrder()
     assert order.describing.apply(order.heads) == HeadsOptions() and HeadsOptions().describe is not None
 
 
-def test_there_are_at_most_ninety_options() -> None:
+def test_there_are_at_most_ninety_options():
     names = {max(one.opts, key=len) for each in COMMANDS.values() for one in each.params if one.opts[0][0] == "-"}
     assert 60 < len(names) <= 90, sorted(names)
 
@@ -101,7 +100,7 @@ def test_there_are_at_most_ninety_options() -> None:
         ([TextsWanted(), SharedWork()], {"chunk": 5, "probe": None}, "--chunk"),
     ],
 )
-def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], others: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_given_beside_an_option_is_named(groups, others, named):
     with pytest.raises(UsageError, match=f"^{named} cannot be given beside --image"):
         refuse_beside("--image", *groups, **others)
     refuse_beside("--image", *[type(group)() for group in groups], **dict.fromkeys(others))
@@ -119,16 +118,14 @@ def test_what_cannot_be_given_beside_an_option_is_named(groups: list[Any], other
         ("batch -o out", b"%PDF-1.7", "error: no text is left: nothing to read in 1 source; notes.x: a PDF"),
     ],
 )
-def test_a_file_that_is_no_text_is_recognised(
-    run: Run, tmp_path: Path, command_line: str, start: bytes, says: str
-) -> None:
+def test_a_file_that_is_no_text_is_recognised(run, tmp_path, command_line, start, says):
     (tmp_path / "notes.x").write_bytes(start + b"\n\x00\xff" * 20)
     status, out, err = run(*command_line.split(), "notes.x")
     assert status and not out and any(line.startswith(says) for line in err.splitlines()), err
 
 
 @pytest.mark.parametrize("command_line", ["heatmap", "learn trace", "learn split -L 0", "heads", "ablate"])
-def test_a_second_text_is_answered_with_where_several_go(run: Run, tmp_path: Path, command_line: str) -> None:
+def test_a_second_text_is_answered_with_where_several_go(run, tmp_path, command_line):
     status, out, err = run(*command_line.split(), "the cat", "the dog", "a bird")
     one = command_line.split()[0] in ("heatmap", "learn")
     several = "for several: attnscope page, or batch" if one else "several come from a file: --file"
@@ -177,7 +174,7 @@ DIFFER = {
 """Options that are not told, typed or set by default as most commands do, each with its reason."""
 
 
-def told(parameter: Any) -> tuple[str, tuple[object, ...]]:
+def told(parameter):
     """How an option is called, and all that a user is told of it: names, type, limits, default, help and its panel."""
     is_argument = parameter.param_type_name == "argument"
     called = parameter.name.upper() if is_argument else max(parameter.opts, key=len)
@@ -193,8 +190,8 @@ def told(parameter: Any) -> tuple[str, tuple[object, ...]]:
     )
 
 
-def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
-    found: dict[str, dict[str, tuple[object, ...]]] = defaultdict(dict)
+def test_an_option_is_the_same_in_every_command_that_has_it():
+    found = defaultdict(dict)
     for name, one in COMMANDS.items():
         for parameter in one.params:
             called, what = told(parameter)
@@ -210,8 +207,8 @@ def test_an_option_is_the_same_in_every_command_that_has_it() -> None:
     assert differ == set(DIFFER)
 
 
-def test_options_stand_in_panels_and_only_those_of_one_command_in_none() -> None:
-    panels: dict[str, set[str | None]] = defaultdict(set)
+def test_options_stand_in_panels_and_only_those_of_one_command_in_none():
+    panels = defaultdict(set)
     for one in COMMANDS.values():
         for parameter in one.params:
             if parameter.param_type_name == "option":
@@ -239,14 +236,14 @@ def test_options_stand_in_panels_and_only_those_of_one_command_in_none() -> None
         ("mod", "models"),
     ],
 )
-def test_the_shell_completes_commands_and_models(line: str, offered: str) -> None:
+def test_the_shell_completes_commands_and_models(line, offered):
     words = ["attnscope", *line.split()]
     told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
     done = CliRunner().invoke(cli.build_app(), [], prog_name="attnscope", env=told)
     assert offered in done.output.split(), done.output
 
 
-def test_commands_are_short_and_start_without_studies() -> None:
+def test_commands_are_short_and_start_without_studies():
     folder = Path(cli.__file__).parent
     paths = [path for path in folder.glob("*.py") if path.stem != "quiz"]  # which is imported when it is asked for
     trees = {path.stem: ast.parse(path.read_text("utf-8")) for path in paths}

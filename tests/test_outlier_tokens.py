@@ -1,8 +1,6 @@
 """Second sinks: tokens whose hidden states are far longer than others of their text, layer by layer."""
 
 import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ LOUD = 7
 """A token whose embedding is long."""
 
 
-def llama() -> Any:
+def llama():
     """A random Llama of two layers, in which one token's hidden state is long."""
     from transformers import LlamaConfig, LlamaModel
 
@@ -44,7 +42,7 @@ def llama() -> Any:
     return model
 
 
-def test_what_is_outlying_is_told_in_each_text() -> None:
+def test_what_is_outlying_is_told_in_each_text():
     real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     facts = TextFacts(real=real, special=torch.zeros_like(real), ids=torch.zeros(2, 6, dtype=torch.int64))
     norms = torch.tensor([[9.0, 1, 1, 4, 1, 2], [2.0, 2, 4, 7, 50, 50]])
@@ -55,8 +53,8 @@ def test_what_is_outlying_is_told_in_each_text() -> None:
     ]
 
 
-def test_the_mass_on_outlying_tokens() -> None:
-    model: Any = attnscope.load(llama())
+def test_the_mass_on_outlying_tokens():
+    model = attnscope.load(llama())
     chance = np.random.default_rng(0)
     texts = []
     for number in range(12):
@@ -79,17 +77,17 @@ def test_the_mass_on_outlying_tokens() -> None:
     assert heads_in(found)[0].measures["outlier_token"].count == pytest.approx(counts, rel=1e-12)
 
 
-def test_without_outlying_tokens_the_measure_is_undefined() -> None:
+def test_without_outlying_tokens_the_measure_is_undefined():
     found = heads(attnscope.load(llama()), [attnscope.corpus.CorpusText(0, "ids", 1, ids=(9, 10, 11, 12))])
     assert np.isnan(found["heads"].grid("outlier_token", "decoder")).all()
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_path: Path) -> None:
+def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
     from transformers import AutoModel
 
     folder = write_tiny(tmp_path / "bert")
-    model: Any = attnscope.load(str(folder), engine=engine)
+    model = attnscope.load(str(folder), engine=engine)
     tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
     plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
     norms = HiddenNorms(model.blocks())
@@ -103,15 +101,15 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine: str, tmp_pa
     assert norms.of("cross", 0) is None
 
 
-def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path: Path) -> None:
-    model: Any = attnscope.load(str(write_tiny_t5(tmp_path / "t5")))
+def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path):
+    model = attnscope.load(str(write_tiny_t5(tmp_path / "t5")))
     network = model.modules()[0]
     assert model.blocks() == {
         (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)
     }
 
 
-def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours() -> None:
+def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours():
     """Two studies of one model at once: what one looks for was not found then."""
     module, seen = torch.nn.Linear(2, 2), []
     with hooks([module], lambda *_: seen.append(threading.get_ident())):

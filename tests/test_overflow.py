@@ -1,7 +1,5 @@
 """Models that compute NaN or infinity: on one text that text is left out and said so; on all of them it is an error."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,14 +8,14 @@ import attnscope
 from attnscope import AblateOptions, ablate, compare, compare_models, heads
 from attnscope.errors import AttnscopeError
 from attnscope.studies.failures import MOST_NAMED, LeftOut, broken_rows
-from tests.conftest import VOCABULARY, Run, write_tiny
+from tests.conftest import VOCABULARY, write_tiny
 from tests.heads_helpers import heads_in
 
 TEXTS = ["the cat", "a cat, the cat", "the cat q the", "b c d. b c d.", "cat cat the"]
 """Only the third one has the letter that overflows."""
 
 
-def write_overflowing(folder: Path) -> Path:
+def write_overflowing(folder):
     """A tiny Llama whose second layer has queries beyond float16 where the letter q is read, and nowhere else."""
     from transformers import AutoModel
 
@@ -39,17 +37,17 @@ def write_overflowing(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def overflowing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def overflowing(tmp_path_factory):
     return write_overflowing(tmp_path_factory.mktemp("overflow") / "big")
 
 
-def write_texts(folder: Path, texts: list[str]) -> Path:
+def write_texts(folder, texts):
     path = folder / "texts.txt"
     path.write_text("\n".join(texts) + "\n", "utf-8")
     return path
 
 
-def test_the_first_place_that_is_no_number_is_named() -> None:
+def test_the_first_place_that_is_no_number_is_named():
     well, ill = np.ones((3, 2, 5)), np.ones((3, 2, 5))
     ill[1, 1, 3] = np.nan
     ill[2, 0, 0] = np.inf
@@ -59,7 +57,7 @@ def test_the_first_place_that_is_no_number_is_named() -> None:
     assert broken_rows({"decoder": {0: ill}, "encoder": {5: ill}})[1] == ("encoder", 5)
 
 
-def test_of_many_texts_the_first_are_named_and_all_are_counted() -> None:
+def test_of_many_texts_the_first_are_named_and_all_are_counted():
     parts = [LeftOut(1, ((i, "texts", i + 1, ("encoder", 0)),)) for i in range(MOST_NAMED + 7)]
     whole = LeftOut()
     for part in parts[::-1]:
@@ -74,7 +72,7 @@ def test_of_many_texts_the_first_are_named_and_all_are_counted() -> None:
     assert problems[-1]["reason"].startswith("7 more texts")
 
 
-def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
+def test_heads_leave_out_the_text_that_overflows(overflowing):
     model = attnscope.load(str(overflowing), dtype="float16", check=False)
     found = heads(model, TEXTS)
     (problem,) = found.corpus["problems"]
@@ -90,7 +88,7 @@ def test_heads_leave_out_the_text_that_overflows(overflowing: Path) -> None:
     assert not heads(attnscope.load(str(overflowing), check=False), TEXTS).corpus["problems"]
 
 
-def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path: Path) -> None:
+def test_no_text_that_is_left_is_an_error(overflowing, run, tmp_path):
     path = write_texts(tmp_path, ["the q", "q", "a q b"])
     status, out, err = run("heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out")
     assert (status, out) == (1, "")
@@ -99,7 +97,7 @@ def test_no_text_that_is_left_is_an_error(overflowing: Path, run: Run, tmp_path:
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_ablation_leaves_out_the_text_that_overflows(overflowing: Path, mode: str) -> None:
+def test_ablation_leaves_out_the_text_that_overflows(overflowing, mode):
     model = attnscope.load(str(overflowing), dtype="float16", check=False)
     options = AblateOptions(modes=(mode,))  # type: ignore[arg-type]
     found = ablate(model, TEXTS, options)
@@ -113,7 +111,7 @@ def test_ablation_leaves_out_the_text_that_overflows(overflowing: Path, mode: st
         ablate(model, ["q", "the q"], options)
 
 
-def test_comparisons_leave_out_the_text_that_overflows(overflowing: Path) -> None:
+def test_comparisons_leave_out_the_text_that_overflows(overflowing):
     model = attnscope.load(str(overflowing), dtype="float16", check=False)
     found = compare(model, TEXTS)
     assert [problem["line"] for problem in found.corpus["problems"]] == [3]
@@ -139,9 +137,7 @@ def test_comparisons_leave_out_the_text_that_overflows(overflowing: Path) -> Non
         ("compare", "the q", "--pick", "L1H0,L1H1"),
     ],
 )
-def test_no_picture_is_drawn_of_what_is_no_number(
-    overflowing: Path, run: Run, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+def test_no_picture_is_drawn_of_what_is_no_number(overflowing, run, tmp_path, command):
     status, out, err = run(*command, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out")
     assert (status, out) == (1, "")
     said = [line for line in err.splitlines() if not line.startswith("note: ")]
@@ -150,7 +146,7 @@ def test_no_picture_is_drawn_of_what_is_no_number(
     assert not list((tmp_path / "out").glob("**/*.*")) if (tmp_path / "out").is_dir() else True
 
 
-def test_a_decoder_that_overflows_at_once_is_no_encoder(tmp_path: Path) -> None:
+def test_a_decoder_that_overflows_at_once_is_no_encoder(tmp_path):
     """Without a self-check: what a query sees is told by the rows that hold numbers."""
     from transformers import AutoModel
 

@@ -1,15 +1,13 @@
 """Pages in headless Chromium: what each view of maps shows is what the record holds."""
 
-from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
 from tests.heads_helpers import heads_in
-from tests.page_helpers import SEEN, Opened, blues, number, pixels
+from tests.page_helpers import SEEN, blues, number, pixels
 from tests.page_records import FINDINGS, FIRST, FULL, LABELS, PROSE, SECOND, SHORTER, W, _opened, page_file
 from tests.record_helpers import map_of, record_of, tokens_of
 
@@ -19,7 +17,7 @@ __all__ = ["_opened", "page_file"]
 # Grid ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_grid_shows_every_head_in_the_figures_colours(opened: Opened) -> None:
+def test_the_grid_shows_every_head_in_the_figures_colours(opened):
     opened.show(v="grid", d="light")
     assert opened.page.locator(".view.grid button[data-spec]").count() == 6
     for layer, head in ((0, 0), (1, 2)):
@@ -27,7 +25,7 @@ def test_the_grid_shows_every_head_in_the_figures_colours(opened: Opened) -> Non
         assert np.abs(shown - blues(W[layer, head])).max() <= 4  # half a step of the codes, and of 256 colours
 
 
-def test_a_click_opens_a_head(opened: Opened) -> None:
+def test_a_click_opens_a_head(opened):
     opened.show(v="grid")
     opened.page.click(".view.grid button[data-spec='1.2']")
     opened.settle("matrix")
@@ -35,7 +33,7 @@ def test_a_click_opens_a_head(opened: Opened) -> None:
     opened.until("location.hash.includes('h=1.2')")
 
 
-def test_arrow_keys_go_through_the_grid_and_enter_opens(opened: Opened) -> None:
+def test_arrow_keys_go_through_the_grid_and_enter_opens(opened):
     opened.show(v="grid", h="0.0")
     opened.page.focus(".view.grid button.chosen")
     opened.press("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
@@ -45,7 +43,7 @@ def test_arrow_keys_go_through_the_grid_and_enter_opens(opened: Opened) -> None:
     assert opened.text(".view.matrix .title b") == "L1H1"
 
 
-def test_roles_filter_and_sort(opened: Opened) -> None:
+def test_roles_filter_and_sort(opened):
     opened.show(v="grid", sort="role")
     having = [h for h in heads_in(FINDINGS) if h.roles]
     role = having[0].roles[0].name
@@ -61,7 +59,7 @@ def test_roles_filter_and_sort(opened: Opened) -> None:
     assert runs == sorted(runs, key=lambda name: name == "")
 
 
-def test_sorting_by_sharpness(opened: Opened) -> None:
+def test_sorting_by_sharpness(opened):
     opened.show(v="grid")
     opened.page.select_option(".view.grid select", "focus")
     opened.frame()
@@ -74,7 +72,7 @@ def test_sorting_by_sharpness(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (3, 0), (5, 8), (11, 11), (7, 2)])
-def test_pointing_at_a_cell_reads_it_out(opened: Opened, row: int, column: int) -> None:
+def test_pointing_at_a_cell_reads_it_out(opened, row, column):
     opened.show(v="matrix", h="1.1")
     opened.hover(row, column)
     assert opened.text("#readout .pair") == f"{LABELS[row]} attends to {LABELS[column]}"
@@ -87,7 +85,7 @@ def test_pointing_at_a_cell_reads_it_out(opened: Opened, row: int, column: int) 
     assert words[3] == "12"
 
 
-def test_keys_move_zoom_and_pan(opened: Opened) -> None:
+def test_keys_move_zoom_and_pan(opened):
     opened.show(v="matrix", h="0.1", q=2, k=2)
     opened.page.focus(".heat canvas[tabindex]")
     opened.press("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowDown", "Shift+ArrowDown")
@@ -96,7 +94,7 @@ def test_keys_move_zoom_and_pan(opened: Opened) -> None:
     opened.until("document.querySelector('[role=status]').textContent.includes('rank')")
 
 
-def test_zooming_and_dragging_keep_the_cell_under_the_pointer(open_page: Callable[..., Any]) -> None:
+def test_zooming_and_dragging_keep_the_cell_under_the_pointer(open_page):
     n = 150
     tokens = tokens_of([f"w{i}" for i in range(n)])
     long = record_of(map_of(tokens, layers=1, heads=1, seed=8))
@@ -128,7 +126,7 @@ def test_zooming_and_dragging_keep_the_cell_under_the_pointer(open_page: Callabl
 
 
 @pytest.mark.parametrize(("hide", "words"), [(False, False), (True, False), (False, True), (True, True)])
-def test_a_whole_map_as_records_have_it(opened: Opened, hide: bool, words: bool) -> None:
+def test_a_whole_map_as_records_have_it(opened, hide, words):
     opened.show(v="matrix", h="1.0", q=5, k=5)
     if hide:
         opened.page.keyboard.press("h")
@@ -144,7 +142,7 @@ def test_a_whole_map_as_records_have_it(opened: Opened, hide: bool, words: bool)
     assert opened.text("#readout .pair") == "cat attends to cat"
 
 
-def test_large_pages_are_coarser_and_still_true(open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_pages_are_coarser_and_still_true(open_page, monkeypatch):
     monkeypatch.setattr("attnscope.pages.FINE_UP_TO", 0)
     opened = open_page(page_of([PageText(FIRST)]))
     assert "within 0.0005" in opened.text("footer")
@@ -156,7 +154,7 @@ def test_large_pages_are_coarser_and_still_true(open_page: Callable[..., Any], m
             np.testing.assert_allclose(opened.matrix(), record.of(1, head), atol=SEEN)
 
 
-def test_scales(opened: Opened) -> None:
+def test_scales(opened):
     opened.show(v="grid", d="light", scale="head")
     shown = pixels(opened, ".view.grid button[data-spec='0.1'] canvas")
     assert np.abs(shown - blues(W[0, 1], W[0, 1].max())).max() <= 12
@@ -169,7 +167,7 @@ def test_scales(opened: Opened) -> None:
 # Links -----------------------------------------------------------------------------------------------------------
 
 
-def links_at(opened: Opened, side: str, place: int) -> list[tuple[str, int, float]]:
+def links_at(opened, side, place):
     left, right, top, line = map(float, opened.page.get_attribute(".view.links", "data-place").split(","))
     box = opened.page.locator(".view.links canvas").bounding_box()
     x = box["x"] + (left - 20 if side == "q" else right + 20)
@@ -182,7 +180,7 @@ def links_at(opened: Opened, side: str, place: int) -> list[tuple[str, int, floa
     return [(spec, at, number(value)) for spec, at, value in found]
 
 
-def test_a_token_has_its_own_links_both_ways(opened: Opened) -> None:
+def test_a_token_has_its_own_links_both_ways(opened):
     opened.show(v="links", h="1.1")
     for side, row in (("q", W[1, 1, 6]), ("k", W[1, 1, :, 6])):
         found = links_at(opened, side, 6)
@@ -194,7 +192,7 @@ def test_a_token_has_its_own_links_both_ways(opened: Opened) -> None:
         assert wanted in opened.text("#readout")
 
 
-def test_several_heads_at_once(opened: Opened) -> None:
+def test_several_heads_at_once(opened):
     opened.show(v="links", h="1.1")
     opened.page.click("aside button[data-spec='0.2']")
     opened.page.wait_for_selector(".legend button[data-spec='0.2']")
@@ -208,7 +206,7 @@ def test_several_heads_at_once(opened: Opened) -> None:
     opened.until("document.querySelectorAll('.legend button').length === 1")
 
 
-def test_the_least_weight_that_is_drawn(opened: Opened) -> None:
+def test_the_least_weight_that_is_drawn(opened):
     opened.show(v="links", h="1.1", min=0.2)
     opened.page.focus("input[type=range]")
     for _ in range(5):
@@ -224,12 +222,12 @@ def test_the_least_weight_that_is_drawn(opened: Opened) -> None:
 # Text ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_text_reads_as_it_is(opened: Opened) -> None:
+def test_the_text_reads_as_it_is(opened):
     opened.show(v="text", h="0.0")
     assert opened.page.text_content(".prose") == f"[CLS] {PROSE}[SEP] "
 
 
-def test_a_token_shades_the_others(opened: Opened) -> None:
+def test_a_token_shades_the_others(opened):
     opened.show(v="text", h="1.1", d="light")
     opened.click(".tok >> nth=5")
     for at in range(12):
@@ -253,7 +251,7 @@ def test_a_token_shades_the_others(opened: Opened) -> None:
     ("partner", "other"),
     [("0.2", W[0, 2]), ("mean", W.mean((0, 1))), ("mean1", W[1].mean(0)), ("full1", FULL[1])],
 )
-def test_two_maps_and_their_difference(opened: Opened, partner: str, other: np.ndarray) -> None:
+def test_two_maps_and_their_difference(opened, partner, other):
     opened.show(v="compare", h="1.1", b="mean" if partner != "mean" else "0.2")
     opened.page.select_option(".view.compare .toolbar select", partner)
     opened.page.wait_for_selector(f".view.compare[data-shown='0,0,1.1,{partner}']")
@@ -272,7 +270,7 @@ def test_two_maps_and_their_difference(opened: Opened, partner: str, other: np.n
     assert abs(number(opened.text(".note")) - distance) <= 12 * SEEN
 
 
-def test_two_texts_place_by_place(opened: Opened) -> None:
+def test_two_texts_place_by_place(opened):
     opened.show(v="compare", h="0.1", b="text1")
     opened.hover(9, 9, ".view.compare .heat >> nth=2")
     other = SECOND.weights[0, 1]
@@ -281,7 +279,7 @@ def test_two_texts_place_by_place(opened: Opened) -> None:
     assert lines[1 + 9 * 12 + 9][:2] == ["mat / rug", "mat / rug"]
 
 
-def test_texts_of_different_length_share_what_they_share(opened: Opened) -> None:
+def test_texts_of_different_length_share_what_they_share(opened):
     opened.show(v="compare", h="0.1", b="text2")
     lines = opened.table()[1:]
     kept = [0, 1, 5, 6, 11]
@@ -291,7 +289,7 @@ def test_texts_of_different_length_share_what_they_share(opened: Opened) -> None
     np.testing.assert_allclose(shown[..., 1], SHORTER.weights[0, 1], atol=SEEN)
 
 
-def test_what_is_not_known_is_said(opened: Opened) -> None:
+def test_what_is_not_known_is_said(opened):
     opened.show(v="compare", t=1, h="0.1", b="mean")
     assert "full-width head of this layer is not known" in opened.text(".note")
     assert opened.page.locator(".view.compare option[value^=full]").count() == 0

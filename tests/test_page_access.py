@@ -1,7 +1,6 @@
 """Every view of a page as axe-core judges it: readable by contrast, named for those who listen, in roles that fit."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,7 +25,7 @@ OF_PHOTOS = [{"v": "photo"}, {"v": "photo", "h": "1.1", "q": 3, "p": "0,1,2", "s
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("access")
     tokens = tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4))
     findings = described_findings(2, 3)
@@ -39,7 +38,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def serious(opened: Opened, *rules: str) -> list[tuple[str, str]]:
+def serious(opened, *rules):
     """What axe-core finds to be serious in a page, and where first; by some of its rules, if any are named."""
     if not opened.page.evaluate("'axe' in window"):
         opened.page.evaluate(AXE.read_text("utf-8"))
@@ -50,7 +49,7 @@ def serious(opened: Opened, *rules: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["texts", "atlas", "photos"])
-def test_nothing_serious(browser: Any, pages: dict[str, Path], kind: str) -> None:
+def test_nothing_serious(browser, pages, kind):
     context = browser.new_context(viewport={"width": 1280, "height": 800}, bypass_csp=True)
     opened = Opened(context.new_page(), pages[kind])
     for state in {"texts": OF_TEXTS, "atlas": OF_ATLAS, "photos": OF_PHOTOS}[kind]:
@@ -63,7 +62,7 @@ def test_nothing_serious(browser: Any, pages: dict[str, Path], kind: str) -> Non
     context.close()
 
 
-def test_in_a_low_window_lists_scroll_and_do_not_run_over_the_foot(browser: Any, tmp_path: Path) -> None:
+def test_in_a_low_window_lists_scroll_and_do_not_run_over_the_foot(browser, tmp_path):
     words = [f"w{number}" for number in range(14)]
     record = record_of(map_of(tokens_of(["[CLS]", *words, "[SEP]"], (0, 15)), layers=1, heads=2))
     path = page_of([PageText(record)]).save(tmp_path / "low.html")

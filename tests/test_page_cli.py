@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,25 +12,24 @@ import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.pages import PageText, head_to_open, page_of
 from tests.atlas_helpers import small_atlas
-from tests.conftest import Run, write_tiny
+from tests.conftest import write_tiny
 from tests.findings_helpers import fake_findings
 from tests.heads_helpers import heads_in
 from tests.record_helpers import simple
 
 
-def held(path: Path | str) -> dict[str, Any]:
+def held(path):
     """What a page says that it shows."""
     html = Path(path).read_text("utf-8")
     (found,) = re.findall(r'<script type="application/json" id="manifest">(.*?)</script>', html)
-    manifest: dict[str, Any] = json.loads(found)
-    return manifest
+    return json.loads(found)
 
 
-def texts(path: Path | str) -> list[str]:
+def texts(path):
     return [text["text"] for text in held(path)["texts"]]
 
 
-def test_a_text_becomes_a_file(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_text_becomes_a_file(run, tiny_bert, tmp_path):
     status, out, err = run("page", "the cat", "-m", tiny_bert, "-o", "sub/page.html", "-q")
     assert (status, out, err) == (0, "sub/page.html\n", "")
     shown = held("sub/page.html")
@@ -43,7 +41,7 @@ def test_a_text_becomes_a_file(run: Run, tiny_bert: Path, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sub", "tiny-bert"]
 
 
-def test_texts_and_files_in_their_order(run: Run, tiny_bert: Path, tmp_path: Path) -> None:
+def test_texts_and_files_in_their_order(run, tiny_bert, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat.\n\na cat'\n", "utf-8")
     status, _, err = run(
         "page", "cat the", "the", "--file", "lines.txt", "--split", "line", "-m", tiny_bert, "-o", "p.html"
@@ -54,7 +52,7 @@ def test_texts_and_files_in_their_order(run: Run, tiny_bert: Path, tmp_path: Pat
     assert texts("p.html") == ["the cat.\n\na cat'"]
 
 
-def test_the_default_name_is_of_what_is_shown(run: Run, tiny_bert: Path) -> None:
+def test_the_default_name_is_of_what_is_shown(run, tiny_bert):
     names = [
         run("page", *given, "-m", tiny_bert)[1]
         for given in (["the cat"], ["the cat"], ["the cat", "--words"], ["the cat", "a"])
@@ -64,7 +62,7 @@ def test_the_default_name_is_of_what_is_shown(run: Run, tiny_bert: Path) -> None
     assert re.search(r"^attnscope-out/tiny-bert-the-cat-[0-9a-f]{8}\.html\n\Z", names[0], re.MULTILINE)
 
 
-def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
+def test_records_by_file_and_by_folder(run, tmp_path):
     first, second = simple(5), simple(6, seed=1)
     first.save(tmp_path / "one" / "heatmap.npz")
     second.save(tmp_path / "two.npz")
@@ -77,7 +75,7 @@ def test_records_by_file_and_by_folder(run: Run, tmp_path: Path) -> None:
     assert held("p.html")["start"] == {"v": "matrix", "h": "1.2"}
 
 
-def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
+def test_roles_come_from_a_record_of_heads(run, tmp_path):
     record = simple(5)
     record.save(tmp_path / "heatmap.npz")
     findings = fake_findings(2, 3)
@@ -104,7 +102,7 @@ def test_roles_come_from_a_record_of_heads(run: Run, tmp_path: Path) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_file_that_is_no_page_is_not_replaced(run, tmp_path, arguments):
     simple(5).save(tmp_path / "heatmap.npz")
     small_atlas().save(tmp_path / "atlas.npz")
     notes = tmp_path / "notes.html"
@@ -133,7 +131,7 @@ def test_a_file_that_is_no_page_is_not_replaced(run: Run, tmp_path: Path, argume
         (["a", "-L", "9"], 1, "there is no layer 9"),
     ],
 )
-def test_bad_input_is_one_line(run: Run, tiny_bert: Path, arguments: list[str], status: int, said: str) -> None:
+def test_bad_input_is_one_line(run, tiny_bert, arguments, status, said):
     found, out, err = run("page", *arguments, "-m", tiny_bert)
     assert (found, out) == (status, ""), err
     assert said in err.splitlines()[0]
@@ -141,14 +139,14 @@ def test_bad_input_is_one_line(run: Run, tiny_bert: Path, arguments: list[str], 
     assert not list(Path().glob("**/*.html"))
 
 
-def test_what_no_browser_would_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_browser_would_hold_is_refused(monkeypatch):
     monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 2 * 3 * 5 * 5 - 1)
     with pytest.raises(AttnscopeError, match="too large for a browser"):
         simple(5).page()
     assert simple(4).page().html
 
 
-def test_it_is_refused_before_the_model_runs(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_refused_before_the_model_runs(tiny_bert, monkeypatch):
     model = attnscope.load(tiny_bert)
     monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 1)
     monkeypatch.setattr("attnscope.studies.maps.page.run_model", lambda *_: pytest.fail("the model ran"))
@@ -156,7 +154,7 @@ def test_it_is_refused_before_the_model_runs(tiny_bert: Path, monkeypatch: pytes
         attnscope.page(model, "the cat")
 
 
-def test_grouped_queries_have_a_full_width_head(run: Run, tmp_path: Path) -> None:
+def test_grouped_queries_have_a_full_width_head(run, tmp_path):
     folder = write_tiny(
         tmp_path / "llama", "llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=16, head_dim=4
     )
@@ -166,7 +164,7 @@ def test_grouped_queries_have_a_full_width_head(run: Run, tmp_path: Path) -> Non
     assert (attention["kind"], attention["full"]) == ("decoder", [0, 1])
 
 
-def test_python(tiny_bert: Path, tmp_path: Path) -> None:
+def test_python(tiny_bert, tmp_path):
     model = attnscope.load(tiny_bert)
     made = attnscope.page(model, ["the cat", "a"])
     assert texts(made.save(tmp_path / "page.html")) == ["the cat", "a"]
@@ -176,7 +174,7 @@ def test_python(tiny_bert: Path, tmp_path: Path) -> None:
         attnscope.page(model, "a", findings=replace(fake_findings(2, 3), run={"sha256": "00"}))
 
 
-def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Path) -> None:
+def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert):
     from attnscope.choice import Choice
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.maps.page import page_text
@@ -189,14 +187,14 @@ def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert: Pa
     np.testing.assert_array_equal(shown.record.weights, attnscope.heatmap(model, "the cat", heads=1).weights)
 
 
-def test_a_page_holds_no_more_than_was_picked() -> None:
+def test_a_page_holds_no_more_than_was_picked():
     record = simple(5).only([(0, 1), (1, 2)])
     html = page_of([PageText(record)]).html
     assert html.count('id="d') == 1
     assert '"heads":[[0,1],[1,2]]' in html
 
 
-def test_what_is_no_attention_names_the_command_that_shows_it(run: Run, tmp_path: Path) -> None:
+def test_what_is_no_attention_names_the_command_that_shows_it(run, tmp_path):
     file = small_atlas().save(tmp_path / "atlas.npz")
     status, out, err = run("page", "--record", str(file), "-o", "p.html")
     assert (status, out) == (2, "")
@@ -205,7 +203,7 @@ def test_what_is_no_attention_names_the_command_that_shows_it(run: Run, tmp_path
     assert status == 0 and "made/atlas.html" in out.splitlines()[-1], err
 
 
-def test_a_page_opens_on_the_head_whose_queries_choose_distant_tokens(tmp_path: Path) -> None:
+def test_a_page_opens_on_the_head_whose_queries_choose_distant_tokens(tmp_path):
     record = simple(8, layers=1, heads=4)
     weights = np.full((1, 4, 8, 8), 1 / 8)
     weights[0, 0] = np.eye(8)[0]  # all rest on the first token

@@ -2,23 +2,19 @@
 
 import re
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from attnscope.pages import page_of_record
-from attnscope.questions.atlas import Atlas
 from tests.atlas_helpers import examples_of, small_atlas, weights_of, with_examples
 from tests.findings_helpers import fake_findings
-from tests.page_helpers import Opened
 
 FINDINGS = fake_findings(2, 3)
 
 
-def cut_atlas() -> Atlas:
+def cut_atlas():
     """One whose examples are windows: between the first token and the next, and after the last, some are left out."""
     made = small_atlas(findings=FINDINGS)
     places = np.where(np.arange(20) == 0, 0, np.arange(20) + 7)
@@ -31,15 +27,15 @@ ATLAS = cut_atlas()
 
 
 @pytest.fixture
-def opened(open_page: Callable[..., Opened]) -> Opened:
+def opened(open_page):
     return open_page(page_of_record(ATLAS))
 
 
-def example(head: int, number: int) -> Any:
+def example(head, number):
     return [one for one in examples_of(ATLAS) if one.wanted.head == head][number]
 
 
-def test_what_was_not_kept_is_said(opened: Opened) -> None:
+def test_what_was_not_kept_is_said(opened):
     weights = weights_of(example(4, 1))
     opened.show(v="matrix", head="L1H1", ex=1, q=5)
     missing = round(100 * (1 - float(weights[5].sum())))
@@ -54,13 +50,13 @@ def test_what_was_not_kept_is_said(opened: Opened) -> None:
     assert table[2][0].startswith("… "), "a gap in the text is marked"
 
 
-def test_links_of_an_example_offer_no_other_head(opened: Opened) -> None:
+def test_links_of_an_example_offer_no_other_head(opened):
     opened.show(v="links", head="L1H1", ex=1)
     assert opened.page.locator("label.field", has_text="add a head").is_hidden()
     assert "of a row, on average" in opened.text(".view.links .kept")
 
 
-def test_an_example_opens_with_its_own_query(opened: Opened) -> None:
+def test_an_example_opens_with_its_own_query(opened):
     opened.show(v="head", head="L1H1", ex=0, q=9)
     opened.page.click("article[data-example='1'] [data-open=matrix]")
     opened.settle("matrix")
@@ -72,7 +68,7 @@ def test_an_example_opens_with_its_own_query(opened: Opened) -> None:
     assert f"“{example(4, 1).labels[9]}”" in opened.text(".view.links .kept")
 
 
-def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
+def test_the_command_draws_what_is_chosen(opened):
     for number, query in ((1, 9), (2, 4)):
         opened.show(v="head", head="L1H1", ex=number, q=query)
         labels = example(4, number).labels
@@ -83,7 +79,7 @@ def test_the_command_draws_what_is_chosen(opened: Opened) -> None:
     assert "20 of the 60 tokens" in opened.text(".headcard")
 
 
-def test_a_saved_card_shows_how_far_a_head_looks(opened: Opened) -> None:
+def test_a_saved_card_shows_how_far_a_head_looks(opened):
     opened.show(v="head", head="L1H1")
     drawn = opened.saved("svg").decode()
     said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]

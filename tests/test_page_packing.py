@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from attnscope.questions.heatmap import AttentionMap
-from attnscope.results.tokens import Tokens
 from tests.record_helpers import map_of, record_of, shares, tokens_of
 
 SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest
 
 
-def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.ndarray | None]]:
+def unpacked(attention, step):
     """Codes, (query, key), and row scales of each head, read in plain loops as the format says."""
     n_queries, n_keys = len(attention.queries), len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
@@ -25,7 +24,7 @@ def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.
         raw = zlib.decompress(base64.b64decode(chunk.data))
         n = len(chunk.heads)
 
-        def numbers(at: int, count: int, raw: bytes = raw) -> list[int]:
+        def numbers(at, count, raw=raw):
             return [raw[at + i] + 256 * raw[at + count + i] for i in range(count)]
 
         codes = numbers(0, n * n_keys * n_queries)
@@ -43,7 +42,7 @@ def unpacked(attention: AttentionMap, step: float) -> list[tuple[np.ndarray, np.
     return heads
 
 
-def decoded(attention: AttentionMap, hidden: bool, step: float = STEP) -> list[np.ndarray]:
+def decoded(attention, hidden, step=STEP):
     """The weights of each head; with special keys hidden the shares of what is left, in the columns that stay."""
     worth = step / pieces_of(attention.keys, most_pieces(step))
     special = attention.keys.special
@@ -58,7 +57,7 @@ def decoded(attention: AttentionMap, hidden: bool, step: float = STEP) -> list[n
     return result
 
 
-def pieced(n: int, sizes: list[int], special: tuple[int, ...]) -> Tokens:
+def pieced(n, sizes, special):
     """Tokens of words of so many pieces each; special tokens are part of none."""
     words = np.repeat(np.arange(len(sizes)), sizes)[:n].astype(np.int32)
     words[list(special)] = -1
@@ -66,7 +65,7 @@ def pieced(n: int, sizes: list[int], special: tuple[int, ...]) -> Tokens:
 
 
 @st.composite
-def maps(draw: st.DrawFn) -> AttentionMap:
+def maps(draw):
     sizes = draw(st.lists(st.integers(1, 7), min_size=1, max_size=6))
     n = sum(sizes) + 2
     special = draw(st.sampled_from([(), (0,), (0, n - 1)]))
@@ -81,14 +80,14 @@ def maps(draw: st.DrawFn) -> AttentionMap:
 
 
 @given(maps())
-def test_every_weight_is_within_what_the_page_promises(attention: AttentionMap) -> None:
+def test_every_weight_is_within_what_the_page_promises(attention):
     for head, values in enumerate(decoded(attention, hidden=False)):
         true = attention.weights[head // 3, head % 3]
         assert np.abs(values - true).max() <= SHOWN + 1e-5 * (true.max() > 0)
 
 
 @given(maps())
-def test_weights_without_special_tokens_are_as_near(attention: AttentionMap) -> None:
+def test_weights_without_special_tokens_are_as_near(attention):
     special = attention.keys.special
     for head, values in enumerate(decoded(attention, hidden=True)):
         kept = attention.weights[head // 3, head % 3].astype(np.float64)[:, ~special]
@@ -100,7 +99,7 @@ def test_weights_without_special_tokens_are_as_near(attention: AttentionMap) -> 
 
 
 @given(maps())
-def test_sums_over_the_pieces_of_words_are_as_near(attention: AttentionMap) -> None:
+def test_sums_over_the_pieces_of_words_are_as_near(attention):
     groups = attention.keys.word_groups()
     for head, values in enumerate(decoded(attention, hidden=False)):
         true = attention.weights[head // 3, head % 3]
@@ -109,7 +108,7 @@ def test_sums_over_the_pieces_of_words_are_as_near(attention: AttentionMap) -> N
 
 
 @pytest.mark.parametrize("step", [STEP, FINE_STEP])
-def test_the_largest_weight_and_the_longest_word_fit(step: float) -> None:
+def test_the_largest_weight_and_the_longest_word_fit(step):
     long = most_pieces(step) + 20
     keys = pieced(long, [long], ())
     weights = np.zeros((1, 1, 1, len(keys)), np.float32)
@@ -129,7 +128,7 @@ def test_the_largest_weight_and_the_longest_word_fit(step: float) -> None:
     np.testing.assert_allclose(values, weights[0, 0], atol=SHOWN)
 
 
-def test_heads_are_cut_into_chunks_of_some_size() -> None:
+def test_heads_are_cut_into_chunks_of_some_size():
     weights = shares(3, 300, 300)
     chunks = list(pack(list(weights), tokens_of([f"t{i}" for i in range(300)]), np.zeros(300, bool)))
     assert [chunk.heads for chunk in chunks] == [(0,), (1,), (2,)]
@@ -140,17 +139,17 @@ def test_heads_are_cut_into_chunks_of_some_size() -> None:
 
 
 @given(maps())
-def test_the_decimals_of_small_pages_are_true(attention: AttentionMap) -> None:
+def test_the_decimals_of_small_pages_are_true(attention):
     for head, values in enumerate(decoded(attention, hidden=False, step=FINE_STEP)):
         assert np.abs(values - attention.weights[head // 3, head % 3]).max() <= 0.00005 + 1e-5
 
 
-def test_nothing_packs_to_nothing() -> None:
+def test_nothing_packs_to_nothing():
     assert list(pack([], tokens_of(["a"]), np.zeros(1, bool))) == []
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_merging_words_of_hidden_rows_as_records_do(seed: int) -> None:
+def test_merging_words_of_hidden_rows_as_records_do(seed):
     keys = pieced(9, [1, 3, 2, 2, 1], (0, 8))
     attention = map_of(keys, seed=seed)
     groups = keys.take(~keys.special).word_groups()

@@ -3,10 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from PIL import Image
 
 from attnscope.pages import PageText, page_of
 from attnscope.questions.places import Picture
-from tests.conftest import Run
 from tests.page_helpers import Opened, blues, number, pixels
 from tests.record_helpers import looking_record, map_of, record_of, tokens_of
 from tests.senses_helpers import write_vision
@@ -31,7 +28,7 @@ V = SEEING.weights
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(browser, tmp_path_factory):
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     held = Opened(page, LOOKING.page().save(tmp_path_factory.mktemp("photo") / "page.html"))
     yield held
@@ -41,7 +38,7 @@ def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
 
 
 @pytest.fixture(scope="module")
-def seeing(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def seeing(browser, tmp_path_factory):
     page = browser.new_page(viewport={"width": 1280, "height": 860})
     held = Opened(page, SEEING.page().save(tmp_path_factory.mktemp("seeing") / "page.html"))
     yield held
@@ -49,7 +46,7 @@ def seeing(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     page.close()
 
 
-def painted(opened: Opened, number: int = 0, grid: tuple[int, int] = (2, 3)) -> np.ndarray:
+def painted(opened, number=0, grid=(2, 3)):
     """The colour in the middle of each patch of a picture, (row, column, 3)."""
     opened.until(f"document.querySelectorAll('figure.photo[data-painted]').length > {number}")
     image = pixels(opened, f"figure.photo >> nth={number} >> canvas >> nth=0")
@@ -57,9 +54,7 @@ def painted(opened: Opened, number: int = 0, grid: tuple[int, int] = (2, 3)) -> 
     return image[np.ix_(*middles)]
 
 
-def point(
-    opened: Opened, row: int, column: int, number: int = 0, grid: tuple[int, int] = (2, 3), click: bool = False
-) -> None:
+def point(opened, row, column, number=0, grid=(2, 3), click=False):
     """Points at a patch."""
     box = opened.page.locator(f"figure.photo >> nth={number} >> canvas >> nth=1").bounding_box()
     at = box["x"] + (column + 0.5) * box["width"] / grid[1], box["y"] + (row + 0.5) * box["height"] / grid[0]
@@ -69,17 +64,17 @@ def point(
     opened.frame()
 
 
-def assert_shaded(opened: Opened, row: np.ndarray, high: float) -> None:
+def assert_shaded(opened, row, high):
     """Both pictures have the colours of what a row gives to their patches."""
     for at, cells in enumerate(CELLS):
         np.testing.assert_allclose(painted(opened, at, cells.shape), blues(row[cells], high), atol=3)
 
 
-def largest(row: np.ndarray) -> float:
+def largest(row):
     return max(float(row[cells].max()) for cells in CELLS)
 
 
-def test_the_page_opens_on_the_photo_and_what_was_written(opened: Opened) -> None:
+def test_the_page_opens_on_the_photo_and_what_was_written(opened):
     opened.settle("photo")
     assert opened.page.get_attribute("#tab-photo", "aria-selected") == "true"
     row = W.mean((0, 1))[3:].mean(0)  # "a cat" was written
@@ -89,7 +84,7 @@ def test_the_page_opens_on_the_photo_and_what_was_written(opened: Opened) -> Non
 
 
 @pytest.mark.parametrize(("word", "head"), [(0, "0.0"), (4, "1.2")])
-def test_pointing_at_a_word_shades_the_picture(opened: Opened, word: int, head: str) -> None:
+def test_pointing_at_a_word_shades_the_picture(opened, word, head):
     opened.show(v="photo", h=head, scale="head")
     opened.page.hover(f".tok >> nth={word}")
     opened.frame()
@@ -102,7 +97,7 @@ def test_pointing_at_a_word_shades_the_picture(opened: Opened, word: int, head: 
     opened.page.mouse.move(2, 2)
 
 
-def test_pointing_at_a_patch_shades_the_words_and_says_the_number(opened: Opened) -> None:
+def test_pointing_at_a_patch_shades_the_words_and_says_the_number(opened):
     opened.show(v="photo", h="1.1", q=4, scale="fixed")  # q counts each photo as one token: "is"
     point(opened, 1, 2)
     column = W[1, 1, :, CELLS[0][1, 2]]
@@ -116,7 +111,7 @@ def test_pointing_at_a_patch_shades_the_words_and_says_the_number(opened: Opened
     opened.page.mouse.move(2, 2)
 
 
-def test_a_click_keeps_a_patch_and_a_word(opened: Opened) -> None:
+def test_a_click_keeps_a_patch_and_a_word(opened):
     opened.show(v="photo", h="0.2")
     point(opened, 0, 0, 1, (1, 2), click=True)
     opened.page.click(".tok >> nth=4")
@@ -129,7 +124,7 @@ def test_a_click_keeps_a_patch_and_a_word(opened: Opened) -> None:
     opened.until("!location.hash.includes('p=') && !location.hash.includes('q=')")
 
 
-def test_keys_walk_the_words_and_the_patches(opened: Opened) -> None:
+def test_keys_walk_the_words_and_the_patches(opened):
     opened.show(v="photo", h="0.1", scale="head")
     page = opened.page
     page.keyboard.press("Shift")  # who goes on by keys
@@ -148,7 +143,7 @@ def test_keys_walk_the_words_and_the_patches(opened: Opened) -> None:
     opened.until("location.hash.includes('p=0,0,0')")
 
 
-def test_means_of_heads_and_hidden_special_tokens(opened: Opened) -> None:
+def test_means_of_heads_and_hidden_special_tokens(opened):
     opened.show(v="photo", h="mean1", q=3, hide=1, scale="head")
     left = W.copy()
     left[..., [0, 4, 8]] = 0  # what marks the rows' ends is hidden, patches stay
@@ -156,7 +151,7 @@ def test_means_of_heads_and_hidden_special_tokens(opened: Opened) -> None:
     assert_shaded(opened, row, largest(row))
 
 
-def test_what_is_seen_is_saved(opened: Opened) -> None:
+def test_what_is_seen_is_saved(opened):
     opened.show(v="photo", h="1.0", q=3, scale="head")
     table = list(csv.DictReader(io.StringIO(opened.saved("csv").decode())))
     assert [float(row["weight"]) for row in table] == pytest.approx(
@@ -168,7 +163,7 @@ def test_what_is_seen_is_saved(opened: Opened) -> None:
     assert (np.abs(seen.astype(int) - strongest).max(-1) < 6).sum() > 10_000
 
 
-def test_a_photo_is_embedded_once(opened: Opened) -> None:
+def test_a_photo_is_embedded_once(opened):
     jpeg = r'id="d\d+">/9j/'
     html = opened.file.read_text("utf-8")
     assert len(re.findall(jpeg, html)) == 1, "the small picture is of the same photo"
@@ -176,14 +171,14 @@ def test_a_photo_is_embedded_once(opened: Opened) -> None:
     assert len(re.findall(jpeg, page_of([PageText(LOOKING), PageText(other)]).html)) == 1
 
 
-def test_words_before_the_pictures_may_be_merged() -> None:
+def test_words_before_the_pictures_may_be_merged():
     merged = looking_record(opening=("<", "s", ">")).merge_words()
     assert merged.maps[0].part == (11, 0, 16, 16) and merged.tokens[1] == "0:0,0"
     html = page_of([PageText(merged)]).html
     assert re.findall(r'"first":(\d+)', html) == ["3"]  # after <s>, the photo and the marks in it
 
 
-def test_a_vision_model_patch_by_patch(seeing: Opened) -> None:
+def test_a_vision_model_patch_by_patch(seeing):
     seeing.settle("photo")
     row = V.mean((0, 1))[0, 1:].reshape(2, 3)  # CLS, as in the figures
     np.testing.assert_allclose(painted(seeing), blues(row, row.max()), atol=3)
@@ -203,7 +198,7 @@ def test_a_vision_model_patch_by_patch(seeing: Opened) -> None:
     assert [seeing.text(f".tok >> nth={at}") for at in range(seeing.page.locator(".tok").count())] == ["CLS"]
 
 
-def test_the_command_asks_about_a_photo(run: Run, tmp_path: Path) -> None:
+def test_the_command_asks_about_a_photo(run, tmp_path):
     write_family(tmp_path / "qwen", "qwen3_vl")
     write_vision(tmp_path / "vit")
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3), np.uint8)).save("a.png")

@@ -1,15 +1,10 @@
 """Pages and what should not happen in them: texts that are markup, connections, other people's scripts."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
 from attnscope.pages.document import MODULES, PARTS, script, style
-from attnscope.questions.heatmap import Heatmap
 from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
@@ -29,18 +24,18 @@ HOSTILE = [
 ]
 
 
-def hostile() -> Heatmap:
+def hostile():
     tokens = tokens_of(HOSTILE, text=" ".join(HOSTILE))
     run = {"model": EVIL, "sha256": EVIL, "dtype": "<b>", "architecture": EVIL, "notes": [EVIL], "versions": {}}
     return record_of(map_of(tokens, layers=1, heads=2), run=run)
 
 
 @pytest.fixture(scope="module")
-def evil_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evil_page(tmp_path_factory):
     return page_of([PageText(hostile()), PageText(simple(5))]).save(tmp_path_factory.mktemp("evil") / "evil.html")
 
 
-def test_hostile_texts_show_as_themselves(open_page: Callable[..., Any], evil_page: Path) -> None:
+def test_hostile_texts_show_as_themselves(open_page, evil_page):
     opened = open_page(evil_page)
     page = opened.page
     for view in VIEWS:
@@ -64,7 +59,7 @@ def test_hostile_texts_show_as_themselves(open_page: Callable[..., Any], evil_pa
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "\ud800 alone"])
-def test_a_text_cannot_end_the_data(text: str) -> None:
+def test_a_text_cannot_end_the_data(text):
     tokens = tokens_of(["a", "b"], text=text)
     html = page_of([PageText(record_of(map_of(tokens), run={"model": text, "notes": []}))]).html
     assert html.lower().count("<script") == html.lower().count("</script") == 3
@@ -72,10 +67,10 @@ def test_a_text_cannot_end_the_data(text: str) -> None:
     assert html.encode()  # no lone surrogates
 
 
-def test_the_policy_lets_nothing_else_run_or_connect(browser: Any, evil_page: Path) -> None:
+def test_the_policy_lets_nothing_else_run_or_connect(browser, evil_page):
     page = browser.new_page()
     page.goto(evil_page.as_uri())
-    asked: list[str] = []
+    asked = []
     page.on("request", lambda request: asked.append(request.url))
     found = page.evaluate(
         """async () => {
@@ -110,12 +105,12 @@ def test_the_policy_lets_nothing_else_run_or_connect(browser: Any, evil_page: Pa
     page.close()
 
 
-def test_a_notebook_shows_it_in_a_frame_of_its_own(browser: Any, tmp_path: Path) -> None:
+def test_a_notebook_shows_it_in_a_frame_of_its_own(browser, tmp_path):
     record = simple(6)
     file = tmp_path / "notebook.html"
     file.write_text(f"<!doctype html><meta charset=utf-8><body>{record.page()._repr_html_()}", "utf-8")
     page = browser.new_page(viewport={"width": 1000, "height": 800})
-    complaints: list[str] = []
+    complaints = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(file.as_uri())
@@ -128,14 +123,14 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own(browser: Any, tmp_path: Path)
     page.close()
 
 
-def test_the_page_is_one_file_without_addresses() -> None:
+def test_the_page_is_one_file_without_addresses():
     html = page_of([PageText(simple(4))]).html
     lowered = html.replace("http://www.w3.org/2000/svg", "").lower()
     for mark in ("http://", "https://", "//cdn", "@import", "url(http", "src=", "<link"):
         assert mark not in lowered, mark
 
 
-def test_a_damaged_file_says_so(browser: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_says_so(browser, tmp_path):
     html = simple(6).page().html
     at = html.index('id="d0">') + 20
     file = tmp_path / "damaged.html"
@@ -146,7 +141,7 @@ def test_a_damaged_file_says_so(browser: Any, tmp_path: Path) -> None:
     page.close()
 
 
-def test_data_never_become_markup() -> None:
+def test_data_never_become_markup():
     whole = script(*PARTS)
     for mark in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert mark not in whole, mark
@@ -154,7 +149,7 @@ def test_data_never_become_markup() -> None:
     assert "url(" not in style(*PARTS)
 
 
-def test_every_module_is_part_of_the_script() -> None:
+def test_every_module_is_part_of_the_script():
     from importlib.resources import files
 
     names = {path.name for path in (files("attnscope.pages") / "src").iterdir()}
@@ -165,22 +160,22 @@ def test_every_module_is_part_of_the_script() -> None:
         assert not [line for line in whole.splitlines() if line.startswith(("import ", "export "))]
 
 
-def test_a_page_of_a_text_has_nothing_of_an_atlas() -> None:
+def test_a_page_of_a_text_has_nothing_of_an_atlas():
     html = page_of([PageText(simple(4))]).html
     assert "class Scatter" not in html
     assert ".scatter" not in html
 
 
-def test_the_file_is_ascii_whatever_the_text() -> None:
+def test_the_file_is_ascii_whatever_the_text():
     assert hostile().page().html.isascii()
 
 
-def test_the_same_record_makes_the_same_page() -> None:
+def test_the_same_record_makes_the_same_page():
     assert simple(5).page().html == simple(5).page().html
     assert simple(5).page().html != simple(5, seed=1).page().html
 
 
-def test_maps_without_tokens_enough_to_be_seen(open_page: Callable[..., Any]) -> None:
+def test_maps_without_tokens_enough_to_be_seen(open_page):
     one = record_of(map_of(tokens_of(["x"]), layers=1, heads=1))
     zeros = record_of(map_of(tokens_of(["a", "b", "c"]), layers=1, heads=1))
     zeros.maps[0].weights[:] = 0

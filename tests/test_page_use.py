@@ -4,14 +4,12 @@ import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import attnscope
 from attnscope.pages import PageText, page_of
-from attnscope.questions.heatmap import Heatmap
 from tests.conftest import write_tiny
 from tests.page_helpers import VIEWS, Opened, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of
@@ -22,14 +20,14 @@ SECOND = record_of(map_of(tokens_of([*START.split(), "wide"]), layers=2, heads=3
 W = FIRST.maps[0].weights
 
 
-def spread_out(n: int = 130) -> Heatmap:
+def spread_out(n=130):
     """A head that looks everywhere alike, and one that looks at itself alone."""
     made = map_of(tokens_of([f"w{at}" for at in range(n)]), layers=1, heads=2)
     weights = np.stack([np.full((n, n), 1 / n, np.float32), np.eye(n, dtype=np.float32)])[None]
     return record_of(replace(made, weights=weights))
 
 
-def large(layers: int = 30, heads: int = 9) -> Heatmap:
+def large(layers=30, heads=9):
     """Many layers and heads of a short text."""
     return record_of(map_of(tokens_of(["a", "b", "c", "d"]), layers=layers, heads=heads, seed=5))
 
@@ -38,12 +36,12 @@ Pages = Callable[..., Opened]
 
 
 @pytest.fixture
-def pages(open_page: Callable[..., Opened]) -> Pages:
+def pages(open_page):
     """Opens records as a page of their own."""
     return lambda *records, **window: open_page(page_of([PageText(record) for record in records]), **window)
 
 
-def shade(opened: Opened, at: int) -> list[int]:
+def shade(opened, at):
     """The colour behind a token of the text."""
     told = opened.page.eval_on_selector_all(".tok", f"all => getComputedStyle(all[{at}]).backgroundColor")
     return [int(part) for part in told.removeprefix("rgb(").removesuffix(")").split(",")]
@@ -52,7 +50,7 @@ def shade(opened: Opened, at: int) -> list[int]:
 # Why --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chosen_cell_says_which_command_says_why(tmp_path: Path, open_page: Callable[..., Opened]) -> None:
+def test_a_chosen_cell_says_which_command_says_why(tmp_path, open_page):
     folder = write_tiny(tmp_path / "it's tiny")
     model = attnscope.load(str(folder), engine="hf")
     page = attnscope.page(model, "the cat's a cat")
@@ -74,7 +72,7 @@ def test_a_chosen_cell_says_which_command_says_why(tmp_path: Path, open_page: Ca
 # Scales and what they mean ---------------------------------------------------------------------------------------
 
 
-def test_the_text_is_shaded_by_the_scale(pages: Pages) -> None:
+def test_the_text_is_shaded_by_the_scale(pages):
     opened = pages(FIRST)
     for query in (-1, 5):
         weights = W[1, 1, query] if query >= 0 else W[1, 1].mean(0)
@@ -90,7 +88,7 @@ def test_the_text_is_shaded_by_the_scale(pages: Pages) -> None:
             assert f"{top:.4f}".rstrip("0").rstrip(".") in opened.text(".view.text .scale")
 
 
-def test_a_legend_shows_what_colours_mean(pages: Pages) -> None:
+def test_a_legend_shows_what_colours_mean(pages):
     opened = pages(FIRST)
     for view, scheme in product(("grid", "matrix", "text", "compare"), ("light", "dark")):
         opened.show(v=view, h="1.1", q=3, d=scheme)
@@ -102,7 +100,7 @@ def test_a_legend_shows_what_colours_mean(pages: Pages) -> None:
         assert (sum(none) > sum(most)) == (scheme == "light"), "more is darker on light ground, lighter on dark"
 
 
-def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages: Pages) -> None:
+def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages):
     opened = pages(spread_out())
     opened.show(v="matrix", h="0.0", d="light")
     assert "none is above 0.0077" in opened.text(".view.matrix .scale")
@@ -122,7 +120,7 @@ def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages: Pages) -> None:
 # Keys alone ------------------------------------------------------------------------------------------------------
 
 
-def test_enter_goes_on_in_the_map_and_escape_in_the_grid(pages: Pages) -> None:
+def test_enter_goes_on_in_the_map_and_escape_in_the_grid(pages):
     opened = pages(FIRST)
     opened.show(v="grid", h="0.0")
     opened.page.focus(".view.grid button.chosen")
@@ -138,7 +136,7 @@ def test_enter_goes_on_in_the_map_and_escape_in_the_grid(pages: Pages) -> None:
     assert opened.text("#readout b") == "L0H2"
 
 
-def test_a_view_that_keys_turned_to_takes_keys(pages: Pages) -> None:
+def test_a_view_that_keys_turned_to_takes_keys(pages):
     opened = pages(FIRST)
     for number, view, key, says in (
         (2, "matrix", "ArrowDown", "two attends to one"),
@@ -154,7 +152,7 @@ def test_a_view_that_keys_turned_to_takes_keys(pages: Pages) -> None:
         assert says in opened.text("#readout")
 
 
-def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages: Pages) -> None:
+def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages):
     opened = pages(FIRST)
     opened.show(v="grid", h="0.0")
     opened.page.click("#tab-matrix")
@@ -162,7 +160,7 @@ def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages: Pages) -> None:
     assert opened.page.evaluate("document.activeElement.id") == "tab-matrix"
 
 
-def test_tab_reaches_everything(pages: Pages) -> None:
+def test_tab_reaches_everything(pages):
     opened = pages(FIRST, SECOND)
     opened.page.evaluate("addEventListener('focusin', event => window.reached.add(event.target))")
     for view in VIEWS:
@@ -183,7 +181,7 @@ def test_tab_reaches_everything(pages: Pages) -> None:
 # A phone ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_head_is_added_on_a_phone(pages: Pages) -> None:
+def test_a_second_head_is_added_on_a_phone(pages):
     opened = pages(FIRST, width=390, height=844)
     opened.show(v="links", h="1.1")
     opened.page.select_option(".view.links select[aria-label='Add a head']", "0.2")
@@ -193,14 +191,14 @@ def test_a_second_head_is_added_on_a_phone(pages: Pages) -> None:
     opened.until("document.querySelectorAll('.legend button').length === 1")
 
 
-def test_many_heads_need_no_sideways_scrolling_of_the_page(pages: Pages) -> None:
+def test_many_heads_need_no_sideways_scrolling_of_the_page(pages):
     opened = pages(large(), width=390, height=844)
     for size in (0, 24, 200):
         opened.show(v="grid", size=size)
         assert opened.page.evaluate("document.scrollingElement.scrollWidth") <= 390, size
 
 
-def test_the_name_of_the_head_stays_on_screen_on_a_phone(pages: Pages) -> None:
+def test_the_name_of_the_head_stays_on_screen_on_a_phone(pages):
     opened = pages(spread_out(), width=390, height=480)
     for view in ("matrix", "links", "text"):
         opened.show(v=view, h="0.1")
@@ -210,7 +208,7 @@ def test_the_name_of_the_head_stays_on_screen_on_a_phone(pages: Pages) -> None:
         assert 0 <= box["y"] <= 60, view
 
 
-def test_links_show_the_token_that_was_queried(pages: Pages) -> None:
+def test_links_show_the_token_that_was_queried(pages):
     opened = pages(spread_out(), height=600)
     for asked in ({"q": 110}, {"k": 110}):
         opened.show(v="links", h="0.1", **asked)
@@ -223,7 +221,7 @@ def test_links_show_the_token_that_was_queried(pages: Pages) -> None:
 # Back ------------------------------------------------------------------------------------------------------------
 
 
-def test_back_goes_one_view_back(pages: Pages) -> None:
+def test_back_goes_one_view_back(pages):
     opened = pages(FIRST)
     page = opened.page
     page.click(".view.grid button[data-spec='1.2']")
@@ -243,7 +241,7 @@ def test_back_goes_one_view_back(pages: Pages) -> None:
     assert opened.text(".title b") == "L0H0"
 
 
-def test_a_head_alone_is_its_map(pages: Pages) -> None:
+def test_a_head_alone_is_its_map(pages):
     opened = pages(FIRST)
     opened.page.evaluate("location.hash = 'head=L1H2'")
     opened.until("document.querySelector('.title b')?.textContent === 'L1H2'")
@@ -252,7 +250,7 @@ def test_a_head_alone_is_its_map(pages: Pages) -> None:
 # Sizes -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_grid_has_a_cell_size(pages: Pages) -> None:
+def test_the_grid_has_a_cell_size(pages):
     opened = pages(large())
     opened.show(v="grid")
     assert opened.page.eval_on_selector(".view.grid .heads button", "e => e.offsetWidth") <= 64, "30 rows are much"
@@ -262,7 +260,7 @@ def test_the_grid_has_a_cell_size(pages: Pages) -> None:
     opened.until("location.hash.includes('size=132')")
 
 
-def test_fit_enlarges_a_small_map(pages: Pages) -> None:
+def test_fit_enlarges_a_small_map(pages):
     opened = pages(large(2, 2))
     for view in ("compare", "matrix"):
         opened.show(v=view, h="0.0")
@@ -276,7 +274,7 @@ def test_fit_enlarges_a_small_map(pages: Pages) -> None:
 # Labels and names ------------------------------------------------------------------------------------------------
 
 
-def test_what_two_texts_do_not_share_is_told_in_full(pages: Pages) -> None:
+def test_what_two_texts_do_not_share_is_told_in_full(pages):
     opened = pages(FIRST, SECOND)
     opened.show(v="compare", h="0.1", b="text1")
     option = opened.page.inner_text(".view.compare option[value=text1]")
@@ -289,7 +287,7 @@ def test_what_two_texts_do_not_share_is_told_in_full(pages: Pages) -> None:
     assert saved.count(">tired / wide</text>") == 2, "beside the rows, and above the columns"
 
 
-def test_files_are_named_by_what_they_hold(pages: Pages) -> None:
+def test_files_are_named_by_what_they_hold(pages):
     names = {
         "grid": "attnscope-grid-of-text-2",
         "matrix": "attnscope-matrix-L1H2-of-text-2",

@@ -3,20 +3,18 @@
 import base64
 import xml.etree.ElementTree as ET
 from io import BytesIO
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page_helpers import SEEN, VIEWS, Opened, blues, number, pixels
+from tests.page_helpers import SEEN, VIEWS, blues, number, pixels
 from tests.page_records import BOTH, SECOND, W, _opened, page_file
 
 __all__ = ["_opened", "page_file"]
 
 
-def test_the_three_maps_of_an_encoder_decoder(opened: Opened) -> None:
+def test_the_three_maps_of_an_encoder_decoder(opened):
     opened.show(v="matrix", t=3, h="1.2")
     for number_, kind in enumerate(("encoder", "decoder", "cross")):
         opened.page.click(f".kinds button:text-is('{kind}')")
@@ -38,7 +36,7 @@ def test_the_three_maps_of_an_encoder_decoder(opened: Opened) -> None:
         assert (shade != "rgba(0, 0, 0, 0)") == (weight >= 2 / 256)
 
 
-def test_texts_are_switched_by_a_list(opened: Opened) -> None:
+def test_texts_are_switched_by_a_list(opened):
     opened.show(v="matrix", h="0.2")
     assert opened.page.locator(".texts option").count() == 4
     opened.page.select_option(".texts select", "1")
@@ -46,7 +44,7 @@ def test_texts_are_switched_by_a_list(opened: Opened) -> None:
     np.testing.assert_allclose(opened.matrix(), SECOND.of(0, 2), atol=SEEN)
 
 
-def test_the_address_holds_the_whole_view(opened: Opened, browser: Any, page_file: Path) -> None:
+def test_the_address_holds_the_whole_view(opened, browser, page_file):
     opened.show(v="grid")
     opened.page.click("#tab-compare")
     opened.settle("compare")
@@ -67,14 +65,14 @@ def test_the_address_holds_the_whole_view(opened: Opened, browser: Any, page_fil
 @pytest.mark.parametrize(
     "nonsense", ["v=nothing&t=99&h=9.9&q=-5&k=1e9", "%%%&z=1,2", "h=__proto__&b=text7&hs=1.1,x", "t=1.5"]
 )
-def test_an_address_that_means_nothing_is_mended(opened: Opened, nonsense: str) -> None:
+def test_an_address_that_means_nothing_is_mended(opened, nonsense):
     opened.page.evaluate("to => { location.hash = to; }", nonsense)
     opened.frame()
     assert opened.page.locator("main .view").count() == 1
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_what_is_seen_is_saved(opened: Opened, view: str) -> None:
+def test_what_is_seen_is_saved(opened, view):
     opened.show(v=view, h="1.1", q=5, k=2, d="light")
     image = Image.open(BytesIO(opened.saved("png")))
     assert min(image.size) > 150
@@ -89,7 +87,7 @@ def test_what_is_seen_is_saved(opened: Opened, view: str) -> None:
     assert len(opened.table()) > 3
 
 
-def test_a_saved_matrix_has_the_figures_colours(opened: Opened) -> None:
+def test_a_saved_matrix_has_the_figures_colours(opened):
     opened.show(v="matrix", h="0.2", d="light")
     drawing = ET.fromstring(opened.saved("svg"))
     image = next(drawing.iter("{http://www.w3.org/2000/svg}image"))
@@ -97,8 +95,8 @@ def test_a_saved_matrix_has_the_figures_colours(opened: Opened) -> None:
     assert np.abs(np.array(picture).astype(int) - blues(W[0, 2])).max() <= 4
 
 
-def test_light_and_dark(opened: Opened) -> None:
-    def ground() -> str:
+def test_light_and_dark(opened):
+    def ground():
         opened.frame()
         return str(opened.page.evaluate("getComputedStyle(document.body).backgroundColor"))
 
@@ -114,7 +112,7 @@ def test_light_and_dark(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_more_is_further_from_the_ground(opened: Opened, scheme: str) -> None:
+def test_more_is_further_from_the_ground(opened, scheme):
     opened.show(v="grid", d=scheme)
     shown = pixels(opened, ".view.grid button[data-spec='1.1'] canvas").sum(-1)
     order = np.argsort(W[1, 1].ravel(), kind="stable")
@@ -123,7 +121,7 @@ def test_more_is_further_from_the_ground(opened: Opened, scheme: str) -> None:
     assert all(b >= a for a, b, x, y in zip(far, far[1:], values, values[1:], strict=False) if y - x > 0.008)
 
 
-def test_the_keyboard_alone_suffices(opened: Opened) -> None:
+def test_the_keyboard_alone_suffices(opened):
     opened.show(v="grid")
     for number_, view in enumerate(VIEWS, 1):
         opened.page.keyboard.press(str(number_))
@@ -146,7 +144,7 @@ def test_the_keyboard_alone_suffices(opened: Opened) -> None:
     assert any(name.startswith("layer ") for name in seen)
 
 
-def test_roles_and_names_for_screen_readers(opened: Opened) -> None:
+def test_roles_and_names_for_screen_readers(opened):
     opened.show(v="matrix", h="0.0")
     page = opened.page
     assert page.get_by_role("tab").count() == 5
@@ -163,7 +161,7 @@ def test_roles_and_names_for_screen_readers(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_narrow_window_needs_no_sideways_scrolling(opened: Opened, view: str) -> None:
+def test_a_narrow_window_needs_no_sideways_scrolling(opened, view):
     opened.page.set_viewport_size({"width": 390, "height": 844})
     try:
         opened.show(v=view, h="1.1", q=5)

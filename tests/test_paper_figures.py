@@ -3,9 +3,6 @@
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +11,7 @@ from matplotlib.text import Text
 from attnscope.drawing.canvas import Canvas, Drawing
 from attnscope.drawing.style import Style
 from attnscope.errors import UsageError
-from attnscope.questions.heatmap import Heatmap
-from attnscope.results.result import Result
 from attnscope.results.result import load_record as load
-from tests.conftest import Run
 from tests.findings_helpers import described_findings
 from tests.made_records import MADE
 from tests.needle_helpers import planted_findings
@@ -45,7 +39,7 @@ WORDS = [
 ]
 
 
-def sentence(**fields: Any) -> Heatmap:
+def sentence(**fields):
     """A record as a model of twelve heads leaves it."""
     return record_of(map_of(tokens_of(WORDS, special=[0, 15]), layers=2, heads=12), text=" ".join(WORDS), **fields)
 
@@ -54,18 +48,18 @@ MORE = {"sentence": sentence, "described": described_findings, "needles": plante
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Drawing]]:
+def pages(monkeypatch, tmp_path):
     """Draws a record, and hands over its pages; each is checked as it stands when a vector file would be written."""
-    shown: list[Drawing] = []
-    checks: list[Callable[[Drawing], None]] = []
+    shown = []
+    checks = []
 
-    def look(self: Drawing, kind: str) -> bytes:
+    def look(self, kind):
         shown.append(self)
         for check in checks:
             check(self)
         return b""  # writing it takes most of the time
 
-    def draw(record: Result, check: Callable[[Drawing], None], **how: Any) -> list[Drawing]:
+    def draw(record, check, **how):
         shown.clear()
         checks[:] = [check]
         record.draw(tmp_path / "drawn", ["pdf"], **how)
@@ -76,7 +70,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list
     return draw
 
 
-def texts_on(drawing: Drawing) -> Iterator[Text]:
+def texts_on(drawing):
     if not isinstance(drawing, Canvas):
         drawing.agg.draw()  # its axes place their labels then
     for text in drawing.figure.findobj(Text):
@@ -86,10 +80,10 @@ def texts_on(drawing: Drawing) -> Iterator[Text]:
             yield text
 
 
-def require_fit_for_print(inches: float, points: float) -> Callable[[Drawing], None]:
+def require_fit_for_print(inches, points):
     """Refuses another width, letters that are too small, and texts beyond the edge or over each other."""
 
-    def check(drawing: Drawing) -> None:
+    def check(drawing):
         assert drawing.figure.get_size_inches()[0] == pytest.approx(inches, abs=1e-9)
         renderer, boxes, said = drawing.agg.get_renderer(), [], []
         width, height = drawing.figure.get_size_inches() * drawing.figure.dpi
@@ -116,18 +110,14 @@ def require_fit_for_print(inches: float, points: float) -> Callable[[Drawing], N
         *((name, "page", 6.9) for name in (*RECORDS, *MORE)),
     ],
 )
-def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(
-    name: str, width: str, inches: float, made: Path, pages: Callable[..., list[Drawing]]
-) -> None:
+def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(name, width, inches, made, pages):
     by_hand = {**MORE, **RECORDS}
-    record: Any = by_hand[name]() if name in by_hand else load(made / name)
+    record = by_hand[name]() if name in by_hand else load(made / name)
     pages(record, require_fit_for_print(inches, 6.5), width=width)
 
 
 @pytest.mark.parametrize("points", [5.0, 13.0])
-def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead(
-    points: float, pages: Callable[..., list[Drawing]]
-) -> None:
+def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead(points, pages):
     record = sentence().only([(1, 3)])
     (page,) = pages(record, require_fit_for_print(3.3, points), width=3.3, font_size=points)
     labels = [text for text in texts_on(page) if text.get_text() in WORDS]
@@ -139,10 +129,8 @@ def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead
 
 
 @pytest.mark.parametrize("name", [*DRAWN, *RECORDS])
-def test_without_a_caption_a_figure_is_the_same_but_shorter(
-    name: str, made: Path, pages: Callable[..., list[Drawing]]
-) -> None:
-    record: Any = RECORDS[name]() if name in RECORDS else load(made / name)
+def test_without_a_caption_a_figure_is_the_same_but_shorter(name, made, pages):
+    record = RECORDS[name]() if name in RECORDS else load(made / name)
     sizes, said = [], []
     for caption in (True, False):
         drawn = pages(record, lambda drawing: None, caption=caption)
@@ -155,9 +143,7 @@ def test_without_a_caption_a_figure_is_the_same_but_shorter(
 
 
 @pytest.mark.parametrize("layout", ["1x2", "2x1"])
-def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_theirs(
-    layout: str, pages: Callable[..., list[Drawing]]
-) -> None:
+def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_theirs(layout, pages):
     record = sentence().only([(0, 3), (1, 7)])
     record.maps[0].weights[:, :, 10] = np.eye(16)[2]  # "it" looks at "animal"
     look = require_fit_for_print(3.3, 6.5)
@@ -173,8 +159,8 @@ def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_th
 
 
 def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
-    pages: Callable[..., list[Drawing]],
-) -> None:
+    pages,
+):
     assert len(pages(sound(1500), require_fit_for_print(3.3, 6.5), width="column")) == 3
 
 
@@ -184,7 +170,7 @@ def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
 # Pixels --------------------------------------------------------------------------------------------------------------
 
 
-def chunks(content: bytes) -> dict[bytes, bytes]:
+def chunks(content):
     found, at = {}, 8
     while at < len(content):
         (length,) = struct.unpack(">I", content[at : at + 4])
@@ -197,9 +183,7 @@ def chunks(content: bytes) -> dict[bytes, bytes]:
     ("how", "pixels", "dots"),
     [({"width": 3.3}, 990, 11811), ({"width": "page", "dpi": 600}, 4140, 23622), ({"dpi": 200}, 0, 7874)],
 )
-def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch(
-    how: dict[str, Any], pixels: int, dots: int, tmp_path: Path
-) -> None:
+def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch(how, pixels, dots, tmp_path):
     record = simple(5, layers=1, heads=1)
     (path,) = record.draw(tmp_path, **how)
     found = chunks(path.read_bytes())
@@ -215,11 +199,11 @@ def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch
 # Vectors -------------------------------------------------------------------------------------------------------------
 
 
-def svg_of(record: Heatmap, folder: Path, **how: Any) -> str:
+def svg_of(record, folder, **how):
     return record.draw(folder, "svg", **how)[0].read_text("utf-8")
 
 
-def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -> None:
+def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path):
     drawn = svg_of(simple(4, layers=1, heads=1), tmp_path)
     written = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
     assert {"[CLS]", "t1", "t2", "[SEP]"} <= set(written) and any(re.fullmatch(r"0\.\d\d", text) for text in written)
@@ -229,21 +213,21 @@ def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])
-def test_cells_are_rectangles_up_to_a_size_and_one_pixel_each_beyond(n: int, is_image: bool, tmp_path: Path) -> None:
+def test_cells_are_rectangles_up_to_a_size_and_one_pixel_each_beyond(n, is_image, tmp_path):
     drawn = svg_of(simple(n, layers=1, heads=1), tmp_path)
     maps = [size for size in re.findall(r'<image [^>]*width="(\d+)"[^>]*height="(\d+)"', drawn) if size[1] != "1"]
     sizes = re.findall(r"base64,\s*(iVBOR[\w+/=\s]+)", drawn)
     assert bool([s for s in sizes if _size_of(s) == (n, n)]) is is_image, maps
 
 
-def _size_of(encoded: str) -> tuple[int, int]:
+def _size_of(encoded):
     import base64
 
     width, height = struct.unpack(">II", base64.b64decode("".join(encoded.split()))[16:24])
     return width, height
 
 
-def test_rectangles_cover_each_cell_in_its_colour() -> None:
+def test_rectangles_cover_each_cell_in_its_colour():
     from attnscope.drawing.vectors import cells_as_rectangles
 
     rng = np.random.default_rng(3)
@@ -261,7 +245,7 @@ def test_rectangles_cover_each_cell_in_its_colour() -> None:
 @pytest.mark.parametrize(
     ("width", "inches"), [("column", 3.3), ("85mm", 85 / 25.4), ("8.5cm", 85 / 25.4), ("3.4in", 3.4), ("3.4", 3.4)]
 )
-def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path, width: str, inches: float) -> None:
+def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path, width, inches):
     (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width=width, font_size=6)
     content = path.read_bytes()
     assert b"/FontFile2" in content and b"/Type3" not in content
@@ -285,13 +269,13 @@ def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path: Path, width: str, inc
         ({"font": "Comic Nonsense"}, "no font 'Comic"),
     ],
 )
-def test_sizes_and_fonts_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+def test_sizes_and_fonts_that_make_no_sense_are_refused(given, said):
     with pytest.raises(UsageError, match=re.escape(said)):
         Style(**given)
 
 
 @pytest.mark.parametrize("command_line", ["heatmap a", "heads a", "heatmap a --rollout", "batch f -o out"])
-def test_every_command_that_draws_refuses_them_before_it_begins(run: Run, tmp_path: Path, command_line: str) -> None:
+def test_every_command_that_draws_refuses_them_before_it_begins(run, tmp_path, command_line):
     status, out, err = run(*command_line.split(), "--width", "sheet")
     assert (status, out) == (2, "") and err.startswith(
         "error: 'sheet' is no width\nhint: give inches, a length such as 85mm or 8.5cm, or one of column"

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import torch
 import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 import attnscope
 from attnscope.errors import AttnscopeError
@@ -45,7 +43,7 @@ SOUND = {
 }
 
 
-def strong(model: PreTrainedModel) -> PreTrainedModel:
+def strong(model):
     """Weights with which heads differ and look somewhere."""
     torch.manual_seed(0)
     with torch.no_grad():
@@ -55,7 +53,7 @@ def strong(model: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
-def two_towers(model_type: str) -> PreTrainedModel:
+def two_towers(model_type):
     size = {"image_size": 32}
     more = {"projection_dim": 8} if model_type == "clip" else {}
     special = {"bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 0}
@@ -63,7 +61,7 @@ def two_towers(model_type: str) -> PreTrainedModel:
     return strong(AutoModel.from_config(config))
 
 
-def write_processor(folder: Path, processor: str = "CLIPImageProcessor", size: int = 32, **more: Any) -> None:
+def write_processor(folder, processor="CLIPImageProcessor", size=32, **more):
     described = {
         "image_processor_type": processor,
         "do_resize": True,
@@ -80,14 +78,14 @@ def write_processor(folder: Path, processor: str = "CLIPImageProcessor", size: i
     (folder / "preprocessor_config.json").write_text(json.dumps(described), "utf-8")
 
 
-def write_words(folder: Path) -> None:
+def write_words(folder):
     """A tokenizer of words in tokenizer.json alone, as all classes of transformers read it."""
     backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
 
 
-def eager(model: PreTrainedModel, **inputs: Any) -> np.ndarray:
+def eager(model, **inputs):
     """(layer, head, query, key) by the model's own eager attention."""
     twin = type(model)(model.config)
     twin.load_state_dict(model.state_dict(), strict=False)  # a fresh one may have a pooler
@@ -98,13 +96,13 @@ def eager(model: PreTrainedModel, **inputs: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("model_type", ["clip", "siglip"])
-def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp_path: Path, run: Run) -> None:
+def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path, run):
     made = two_towers(model_type)
     folder = tmp_path / model_type
     made.save_pretrained(folder)
     write_words(folder)
     write_processor(folder)
-    model: Any = attnscope.load(folder)
+    model = attnscope.load(folder)
     kind = "decoder" if model_type == "clip" else "encoder"
     assert (model.info.kinds, model.info.n_layers, model.info.n_heads) == ((kind,), (2,), (3,))
     assert any("--image" in note for note in model.info.notes)
@@ -138,25 +136,25 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type: str, tmp
         (tmp_path / "out" / "heatmap.npz").unlink()
 
 
-def _photo() -> Any:
+def _photo():
     from attnscope.senses.photos import read_photo
 
     return read_photo(photo())
 
 
-def test_dinov3_sees_its_registers_and_patches(tmp_path: Path) -> None:
+def test_dinov3_sees_its_registers_and_patches(tmp_path):
     config = AutoConfig.for_model("dinov3_vit", **VISION, image_size=32, num_register_tokens=2)
     made = strong(AutoModel.from_config(config))
     made.save_pretrained(tmp_path)
     write_processor(tmp_path, "DINOv3ViTImageProcessor")
-    model: Any = attnscope.load(tmp_path)
+    model = attnscope.load(tmp_path)
     record = attnscope.picture_heatmap(model, photo())
     assert record.tokens[:4] == ("CLS", "REG0", "REG1", "0,0") and len(record.tokens) == 3 + 16
     pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made, pixel_values=pixels), atol=2e-5)
 
 
-def test_the_picture_encoder_of_a_model_that_writes_of_pictures() -> None:
+def test_the_picture_encoder_of_a_model_that_writes_of_pictures():
     vision = transformers.ViTConfig(**VISION, image_size=32)
     text = transformers.TrOCRConfig(
         vocab_size=40, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=16
@@ -167,7 +165,7 @@ def test_the_picture_encoder_of_a_model_that_writes_of_pictures() -> None:
         )
     )
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
-    model: Any = attnscope.load(made, processor)
+    model = attnscope.load(made, processor)
     assert any("with a text beside --image its decoder is shown" in note for note in model.info.notes)
     record = attnscope.picture_heatmap(model, photo())
     pixels = model.eyes.see(_photo()).inputs["pixel_values"]
@@ -179,7 +177,7 @@ def test_the_picture_encoder_of_a_model_that_writes_of_pictures() -> None:
 # Sound ------------------------------------------------------------------------------------------------------------
 
 
-def sound_encoder(model_type: str, folder: Path) -> PreTrainedModel:
+def sound_encoder(model_type, folder):
     """A random encoder of sound with its extractor: a frame each 80 samples."""
     made = strong(AutoModel.from_config(AutoConfig.for_model(model_type, **SOUND)))
     made.save_pretrained(folder)
@@ -188,10 +186,10 @@ def sound_encoder(model_type: str, folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("model_type", ["wav2vec2", "hubert", "wavlm"])
-def test_encoders_of_sound_over_time(model_type: str, tmp_path: Path) -> None:
+def test_encoders_of_sound_over_time(model_type, tmp_path):
     folder = tmp_path / model_type
     made = sound_encoder(model_type, folder)
-    model: Any = attnscope.load(folder)
+    model = attnscope.load(folder)
     record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
     heard = model.ears.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000)))
     expected = eager(made, **{name: torch.as_tensor(x) for name, x in heard.inputs.items()})

@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,14 +26,14 @@ from attnscope.questions.patch import BY, Patching
 from attnscope.studies.patch.pairs import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
-from tests.conftest import Run, write_tiny, write_tokenizer
+from tests.conftest import write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
 
 N_LAYERS, VOCABULARY = 2, 53
 WITHIN = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def strong(model: Any, seed: int = 1) -> Any:
+def strong(model, seed=1):
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -44,28 +41,28 @@ def strong(model: Any, seed: int = 1) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def gpt2() -> Any:
+def gpt2():
     sizes = {"n_embd": 20, "n_head": 4, "n_layer": N_LAYERS, "n_inner": 11, "n_positions": 29}
     return strong(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)))
 
 
-def llama() -> Any:
+def llama():
     """Six heads on two key/value heads."""
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": N_LAYERS}
     return strong(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, intermediate_size=11, **sizes)))
 
 
 @pytest.fixture(scope="module", params=[gpt2, llama], ids=["gpt2", "llama"])
-def network(request: pytest.FixtureRequest) -> Any:
+def network(request):
     return request.param()
 
 
 @pytest.fixture(scope="module")
-def grouped() -> Any:
+def grouped():
     return wrap(llama(), name="grouped")
 
 
-def entries(n: int = 5, length: int = 7, seed: int = 0) -> list[dict[str, Any]]:
+def entries(n=5, length=7, seed=0):
     """Random pairs that differ at two tokens, with one right and two wrong answers."""
     chance = np.random.default_rng(seed)
     made = []
@@ -83,7 +80,7 @@ def entries(n: int = 5, length: int = 7, seed: int = 0) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def changed(module: Any, change: Callable[[torch.Tensor], torch.Tensor], *, before: bool) -> Iterator[None]:
+def changed(module, change, *, before):
     """What a module is given, or gives, changed by a plain torch hook."""
     handle = (
         module.register_forward_pre_hook(lambda _, given: (change(given[0]), *given[1:]))
@@ -96,7 +93,7 @@ def changed(module: Any, change: Callable[[torch.Tensor], torch.Tensor], *, befo
         handle.remove()
 
 
-def modules(network: Any, layer: int, by: str) -> tuple[Any, int]:
+def modules(network, layer, by):
     """The linear map whose input or output a head's share is a slice of, and where the slices begin."""
     if isinstance(network, GPT2LMHeadModel):
         attention = network.transformer.h[layer].attn
@@ -106,11 +103,11 @@ def modules(network: Any, layer: int, by: str) -> tuple[Any, int]:
     return names[by], 0
 
 
-def hooked(network: Any, by: str, layer: int, head: int, base: Any, source: Any, tokens: slice) -> torch.Tensor:
+def hooked(network, by, layer, head, base, source, tokens):
     """Logits of the last token of a run in which a head has values of another run."""
     is_gpt2 = isinstance(network, GPT2LMHeadModel)
     width = 5 if is_gpt2 else 4
-    seen: list[torch.Tensor] = []
+    seen = []
     read = "value" if by == "pattern" else by
     module, start = modules(network, layer, read)
     with changed(module, lambda x: seen.append(x) or x, before=by == "z"):
@@ -123,7 +120,7 @@ def hooked(network: Any, by: str, layer: int, head: int, base: Any, source: Any,
         by = "z"
     module, start = modules(network, layer, by)
 
-    def put(tensor: torch.Tensor) -> torch.Tensor:
+    def put(tensor):
         tensor = tensor.clone()
         tensor[:, tokens, start + head * width : start + (head + 1) * width] = part[:, tokens]
         return tensor
@@ -132,17 +129,17 @@ def hooked(network: Any, by: str, layer: int, head: int, base: Any, source: Any,
         return network(base).logits[:, -1]
 
 
-def score(logits: torch.Tensor, pairs: Sequence[dict[str, Any]]) -> np.ndarray:
+def score(logits, pairs):
     right = logits[range(len(pairs)), [pair["right"] for pair in pairs]]
     wrong = [[int(each) for each in pair["wrong"]] for pair in pairs]
     return (right - logits.gather(1, torch.tensor(wrong)).logsumexp(1)).double().numpy()
 
 
-def ids(pairs: Sequence[dict[str, Any]], which: str) -> torch.Tensor:
+def ids(pairs, which):
     return torch.tensor([[int(number) for number in pair[which].split()] for pair in pairs])
 
 
-def shown_by(network: Any, pairs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def shown_by(network, pairs):
     """The same pairs, each in the order in which the model has a total effect above 0."""
     clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
     return [
@@ -153,7 +150,7 @@ def shown_by(network: Any, pairs: Sequence[dict[str, Any]]) -> list[dict[str, An
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 @pytest.mark.parametrize("by", BY)
-def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str) -> None:
+def test_effects_are_those_of_plain_hooks(network, by, direction):
     pairs = entries()
     model = wrap(network, name="tiny", check=False)
     found = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by, direction=direction))
@@ -170,19 +167,19 @@ def test_effects_are_those_of_plain_hooks(network: Any, by: str, direction: str)
         assert found["heads"]["effect"][row] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
 
 
-def places(found: Patching) -> list[tuple[int, int]]:
+def places(found):
     """Layer and head of each row."""
     heads = found.table("heads")
     return list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
 
 
-def group(found: Patching, row: int) -> int:
+def group(found, row):
     """How many heads are patched together with one."""
     return len(str(found["heads"]["patched_with"][row]).split("+"))
 
 
 @pytest.mark.parametrize("by", ["z", "key"])
-def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
+def test_positions_are_those_of_plain_hooks(network, by):
     pairs = entries()
     found = attnscope.patch(
         wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(by=by, positions=True)
@@ -198,7 +195,7 @@ def test_positions_are_those_of_plain_hooks(network: Any, by: str) -> None:
 
 
 @pytest.mark.parametrize("by", BY)
-def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
+def test_attribution_is_the_slope_of_the_exact_effect(by):
     """In float64, of GPT-2: Llama's norms compute in float32."""
     model = wrap(gpt2().double(), name="tiny", check=False)
     read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
@@ -208,7 +205,7 @@ def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
     estimates = runs.attribution(by)
 
     class Between(Activations):
-        def values(self, by: Any, place: Any, heads: Any) -> torch.Tensor:
+        def values(self, by, place, heads):
             there, here = runs.source.values(by, place, heads), own.values(by, place, heads)
             return here + step * (there - here)
 
@@ -218,7 +215,7 @@ def test_attribution_is_the_slope_of_the_exact_effect(by: Any) -> None:
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
 
 
-def path_effects(found: Patching) -> dict[tuple[str, str, str], float]:
+def path_effects(found):
     """The effect of each path, by sender, receiver and what is read."""
     paths = found.table("paths")
     ends = zip(*(paths[name].tolist() for name in ("sender", "receiver", "by")), strict=True)
@@ -228,7 +225,7 @@ def path_effects(found: Patching) -> dict[tuple[str, str, str], float]:
 # Pairs --------------------------------------------------------------------------------------------------------------
 
 
-def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
+def test_bad_pairs_are_named_and_the_others_run(grouped):
     good = entries(4)
     bad = {
         "its texts have 2 and 3 tokens": {"clean": "1 2", "corrupt": "3 4 5", "right": 1, "wrong": 2},
@@ -252,7 +249,7 @@ def test_bad_pairs_are_named_and_the_others_run(grouped: Any) -> None:
         attnscope.Pairs([{}])
 
 
-def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
+def test_a_pair_and_its_mirror_image_are_one_observation(grouped):
     pairs = entries(4)
     mirrored = [
         {"clean": pair["corrupt"], "corrupt": pair["clean"], "right": pair["wrong"], "wrong": pair["right"]}
@@ -269,7 +266,7 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped: Any) -> None:
     assert "The 7 pairs count as 4" in " ".join(found.run["notes"])
 
 
-def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
+def test_a_masked_model_answers_at_its_mask(tmp_path):
     folder = write_tiny(tmp_path / "bert")
     strong(BertForMaskedLM(BertConfig.from_pretrained(folder)), 3).save_pretrained(folder)
     model = attnscope.load(str(folder), engine="hf")
@@ -289,7 +286,7 @@ def test_a_masked_model_answers_at_its_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classifier", [BertForSequenceClassification, BertForTokenClassification])
-def test_answers_of_a_classifier_are_its_classes(tmp_path: Path, classifier: Any) -> None:
+def test_answers_of_a_classifier_are_its_classes(tmp_path, classifier):
     """A class against all others, or those that a pair names; of tokens at the first one that differs."""
     folder = write_tiny(tmp_path / "classes")
     config = BertConfig.from_pretrained(folder, id2label={0: "bad", 1: "fine", 2: "good"})
@@ -317,7 +314,7 @@ def test_answers_of_a_classifier_are_its_classes(tmp_path: Path, classifier: Any
 # Studies on top -----------------------------------------------------------------------------------------------------
 
 
-def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
+def test_exact_effects_of_the_best_by_attribution(grouped):
     whole = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=0))
     some = attnscope.patch(grouped, entries(8), attnscope.PatchOptions(attribution=4))
     tried = np.flatnonzero(np.isfinite(some["heads"]["effect_q"]))
@@ -327,7 +324,7 @@ def test_exact_effects_of_the_best_by_attribution(grouped: Any) -> None:
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
-def test_paths_are_those_of_plain_hooks(build: Any) -> None:
+def test_paths_are_those_of_plain_hooks(build):
     """The sender's z from the clean run, all other heads' z as in the corrupt one; then what the receiver reads."""
     network, pairs = build(), entries()
     found = attnscope.patch(wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(paths=50))
@@ -344,7 +341,7 @@ def test_paths_are_those_of_plain_hooks(build: Any) -> None:
     frozen, mine = z[:N_LAYERS], slice(head * width, (head + 1) * width)
     frozen[0] = frozen[0].clone()
     frozen[0][..., mine] = z[N_LAYERS][..., mine]
-    seen: dict[str, torch.Tensor] = {}
+    seen = {}
     with contextlib.ExitStack() as stack:
         for module, value in zip(outputs, frozen, strict=True):
             stack.enter_context(changed(module, lambda x, value=value: value, before=True))
@@ -359,7 +356,7 @@ def test_paths_are_those_of_plain_hooks(build: Any) -> None:
         receiver = 2 if by == "query" else 2 // group
         module, start = modules(network, 1, by)
 
-        def put(tensor: torch.Tensor, at: int = start + receiver * width, by: str = by) -> torch.Tensor:
+        def put(tensor, at=start + receiver * width, by=by):
             tensor = tensor.clone()
             tensor[..., at : at + width] = seen[by][..., at : at + width]
             return tensor
@@ -374,17 +371,17 @@ def test_paths_are_those_of_plain_hooks(build: Any) -> None:
         attnscope.PatchOptions(paths=4, by="key")
 
 
-def test_an_interruption_keeps_the_pairs_up_to_there(grouped: Any) -> None:
+def test_an_interruption_keeps_the_pairs_up_to_there(grouped):
     pairs = [*entries(3, 5), *entries(3, 9)]
 
-    def stop(done: Any) -> None:
+    def stop(done):
         raise KeyboardInterrupt
 
     found = attnscope.patch(grouped, pairs, report=stop)
     assert found.corpus["n_texts"] == 3 and found.corpus["complete"] is False
 
 
-def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
+def test_a_record_comes_back_and_is_drawn(tmp_path):
     network = llama()
     options = attnscope.PatchOptions(positions=True, attribution=0, paths=6)
     found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
@@ -398,7 +395,7 @@ def test_a_record_comes_back_and_is_drawn(tmp_path: Path) -> None:
     assert document["schema"] == "attnscope.patch/2" and len(document["by_pair"]) == len(document["heads"])
 
 
-def test_the_command_prints_and_writes(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_and_writes(run, tmp_path):
     """Of a decoder whose tokenizer ends texts with a special token: the answer follows the last ordinary one."""
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 2}
     config = LlamaConfig(vocab_size=len(VOCABULARY_OF_TINY), intermediate_size=11, **sizes)

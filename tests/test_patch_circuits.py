@@ -1,9 +1,5 @@
 """Patching finds circuits that are known: a planted head, and the heads of examples/induction.py with their paths."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +11,7 @@ from tests.test_patch import entries, gpt2, shown_by, strong
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
+def test_a_planted_head_alone_has_the_effect(seed):
     """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
     network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
     with torch.no_grad():
@@ -33,10 +29,10 @@ def test_a_planted_head_alone_has_the_effect(seed: int) -> None:
     assert not heads["effect"][~is_planted].any()
 
 
-def two_places(n: int, seed: int) -> list[dict[str, Any]]:
+def two_places(n, seed):
     """Words of examples/induction.py: A B … C D … A, and the same with A and C exchanged; B is right, D is wrong."""
     chance = np.random.default_rng(seed)
-    made: list[dict[str, Any]] = []
+    made = []
     while len(made) < n:
         first, second, *others = chance.permutation(induction.WORDS).tolist()
         words = chance.choice(others, 14)
@@ -50,7 +46,7 @@ def two_places(n: int, seed: int) -> list[dict[str, Any]]:
     return made
 
 
-def induction_circuit(model: Any, pairs: Sequence[dict[str, Any]]) -> set[str]:
+def induction_circuit(model, pairs):
     """Heads of layer 0 that attend to the token before, and heads of layer 1 whose last query attends to the answer.
 
     A fifth of the attention is the least: uniform attention gives less than a tenth to one token.
@@ -65,7 +61,7 @@ def induction_circuit(model: Any, pairs: Sequence[dict[str, Any]]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_patching_finds_the_induction_circuit(tmp_path: Path) -> None:
+def test_patching_finds_the_induction_circuit(tmp_path):
     """The heads of the circuit have effects above 0 and no other has; layer 1 reads layer 0 by its keys alone."""
     held = []
     for seed in range(20):

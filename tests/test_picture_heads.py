@@ -3,11 +3,9 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
@@ -16,25 +14,24 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.head_maps import scale_of
 from attnscope.report.wording import corpus_notes
 from attnscope.senses.photos import read_photo
-from tests.conftest import Run
 from tests.heads_helpers import after, heads_in
 from tests.senses_helpers import dense_float64, photo, write_vision
 
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+ARCHITECTURES = {
     "vit": ("vit", {}),
     "registers": ("dinov2_with_registers", {"num_register_tokens": 2}),
 }
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("vision")
     return {
         name: write_vision(home / name, kind, image=40, heads=3, **more) for name, (kind, more) in ARCHITECTURES.items()
     }
 
 
-def pictures() -> list[NDArray[np.uint8]]:
+def pictures():
     """Three that differ: slopes, noise, and a flat one with a bright square."""
     rng = np.random.default_rng(0)
     square = np.full((40, 40, 3), 90, np.uint8)
@@ -45,14 +42,14 @@ def pictures() -> list[NDArray[np.uint8]]:
 # The definitions, in float64 and plain loops -------------------------------------------------------------------------
 
 
-def defined(weights: NDArray[np.float64], grid: tuple[int, int]) -> dict[str, tuple[float, float]]:
+def defined(weights, grid):
     """Sum and count of every measure of one head, (query, key)."""
     rows, columns = grid
     first = len(weights) - rows * columns
-    sums: dict[str, float] = dict.fromkeys(PICTURE_MEASURES, 0.0)
+    sums = dict.fromkeys(PICTURE_MEASURES, 0.0)
     counts = dict(sums)
 
-    def add(name: str, amount: float, count: float) -> None:
+    def add(name, amount, count):
         sums[name] += amount
         counts[name] += count
 
@@ -71,10 +68,10 @@ def defined(weights: NDArray[np.float64], grid: tuple[int, int]) -> dict[str, tu
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name: str, folders: dict[str, Path]) -> None:
-    model: Any = attnscope.load(folders[name])
+def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name, folders):
+    model = attnscope.load(folders[name])
     found = attnscope.picture_heads(model, pictures())
-    totals: dict[tuple[int, int, str], NDArray[np.float64]] = {}
+    totals = {}
     for given in pictures():
         seen = model.eyes.see(read_photo(given))
         for layer, weights in enumerate(dense_float64(folders[name], seen.inputs["pixel_values"])):
@@ -98,7 +95,7 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name: s
 
 
 @pytest.fixture
-def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(run, monkeypatch):
     """Runs the command in this process, standing in a folder with three photos, the second of them damaged."""
     monkeypatch.setenv("COLUMNS", "110")
     Path("photos").mkdir()
@@ -108,7 +105,7 @@ def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders: dict[str, Path]) -> None:
+def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run, folders):
     model = str(folders["registers"])
     code, out, err = run("heads", "--image", "photos/*.png", "-m", model, "-o", "out", "-f", "npz,csv,png")
     assert code == 1
@@ -127,14 +124,14 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run: Run, folders
     assert json.loads(Path("again/heads.json").read_text("utf-8"))["corpus"]["of"] == "pictures"
 
 
-def test_an_interruption_keeps_the_pictures_that_were_done(folders: dict[str, Path]) -> None:
+def test_an_interruption_keeps_the_pictures_that_were_done(folders):
     found = attnscope.picture_heads(attnscope.load(folders["vit"]), pictures(), after(0))
     assert (found.corpus["n_texts"], found.corpus["complete"]) == (1, False)
     assert found.run["notes"] == ["of one picture there are no intervals"]
     assert "it was stopped early: these are the pictures up to there" in corpus_notes(found)
 
 
-def test_what_cannot_be_is_refused_in_one_line(run: Run, folders: dict[str, Path]) -> None:
+def test_what_cannot_be_is_refused_in_one_line(run, folders):
     vit = str(folders["vit"])
     for arguments, code, told in (
         (("photos/b.png", "-m", vit), 1, "no picture is left of 1: photos/b.png: cannot be read as a picture"),

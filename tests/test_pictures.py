@@ -1,8 +1,6 @@
 """Vision transformers on photos: what they saw, what they attended to, and how it is laid over the picture."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -16,11 +14,10 @@ from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import over_patches, query_of, row_of
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
-from tests.conftest import Run
 from tests.record_helpers import require_lossless, require_read, stems
 from tests.senses_helpers import dense_float64, photo, write_vision
 
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+ARCHITECTURES = {
     "vit": ("vit", {}, ("CLS",)),
     "deit": ("deit", {}, ("CLS", "DIST")),
     "dinov2": ("dinov2", {"use_swiglu_ffn": True}, ("CLS",)),
@@ -29,23 +26,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("vision")
     return {name: write_vision(home / name, kind, **more) for name, (kind, more, _) in ARCHITECTURES.items()}
 
 
 @pytest.fixture(scope="module")
-def vit(folders: dict[str, Path]) -> Any:
+def vit(folders):
     return attnscope.load(folders["vit"])
 
 
 @pytest.fixture(scope="module")
-def record(vit: Any) -> Heatmap:
+def record(vit):
     return attnscope.picture_heatmap(vit, photo())
 
 
 @pytest.fixture
-def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(run, monkeypatch):
     """Runs the command in this process, standing in a folder of its own that holds a photo."""
     monkeypatch.setenv("COLUMNS", "100")
     Image.fromarray(photo()).save("photo.png")
@@ -53,7 +50,7 @@ def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_weights_are_those_of_eager_attention_in_float64(name: str, folders: dict[str, Path]) -> None:
+def test_weights_are_those_of_eager_attention_in_float64(name, folders):
     model = attnscope.load(folders[name])
     assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("encoder",), True)
     made = attnscope.picture_heatmap(model, photo())
@@ -67,7 +64,7 @@ def test_weights_are_those_of_eager_attention_in_float64(name: str, folders: dic
     np.testing.assert_allclose(made.weights, np.stack(true), atol=2e-5)
 
 
-def test_the_picture_is_what_the_model_saw(record: Heatmap, vit: Any) -> None:
+def test_the_picture_is_what_the_model_saw(record, vit):
     assert record.picture is not None
     expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(record.picture.pixels.astype(int) - expected).max() <= 1
@@ -77,11 +74,11 @@ def test_the_picture_is_what_the_model_saw(record: Heatmap, vit: Any) -> None:
     np.testing.assert_allclose(seen, again, atol=0.5 / 255 / 0.2 + 1e-5)
 
 
-def test_records_are_read_back_without_loss(record: Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_without_loss(record, tmp_path):
     require_lossless(record, tmp_path)
 
 
-def test_a_record_whose_picture_does_not_fit_is_refused(record: Heatmap, tmp_path: Path) -> None:
+def test_a_record_whose_picture_does_not_fit_is_refused(record, tmp_path):
     told = record.describe()
     for grid, refused in (([5, 3], "does not fit its patches"), ([1, 3], "not the patches of its picture")):
         picture = {**told["options"]["picture"], "grid": grid}
@@ -93,7 +90,7 @@ def test_a_record_whose_picture_does_not_fit_is_refused(record: Heatmap, tmp_pat
 # Drawing ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: Heatmap) -> None:
+def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record):
     picture, cmap = record.picture, mpl.colormaps["Blues"]
     assert picture is not None
     patches = np.arange(9.0).reshape(3, 3)
@@ -107,7 +104,7 @@ def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record: Heatmap) 
             np.testing.assert_allclose(made[y, x], expected, atol=0.51)
 
 
-def test_queries_are_named_by_place_and_by_name(record: Heatmap) -> None:
+def test_queries_are_named_by_place_and_by_name(record):
     attention = record.maps[0]
     assert query_of(attention, None) == query_of(attention, "cls") == (0, "CLS")
     assert query_of(attention, "2, 1")[0] == 1 + 2 * 3 + 1 == query_of(attention, "@8")[0]
@@ -119,7 +116,7 @@ def test_queries_are_named_by_place_and_by_name(record: Heatmap) -> None:
     np.testing.assert_array_equal(over_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
 
 
-def test_sheets_and_files(record: Heatmap, tmp_path: Path) -> None:
+def test_sheets_and_files(record, tmp_path):
     assert stems(record) == ["overview-CLS", "L00-CLS", "L01-CLS"]
     assert stems(record.only([(1, 2), (0, 3)]), "2,1") == ["picked-2-1"]
     hidden = record.hide_special()
@@ -130,7 +127,7 @@ def test_sheets_and_files(record: Heatmap, tmp_path: Path) -> None:
 # Photos -------------------------------------------------------------------------------------------------------------
 
 
-def test_photos_of_many_kinds(tmp_path: Path) -> None:
+def test_photos_of_many_kinds(tmp_path):
     plain = Image.fromarray(photo(6, 10))
     plain.convert("CMYK").save(tmp_path / "cmyk.tiff")
     plain.convert("L").save(tmp_path / "grey.png")
@@ -152,7 +149,7 @@ def test_photos_of_many_kinds(tmp_path: Path) -> None:
     assert np.abs(np.asarray(moving.image).astype(int) - photo(6, 10)).mean() < 20
 
 
-def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_photo_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no picture", "utf-8")
     Image.fromarray(np.full((4, 5), 257 * 100, np.uint16)).save(tmp_path / "deep.png")
@@ -183,7 +180,7 @@ def test_what_is_no_photo_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
 # Models that see no pictures, and pictures without models -------------------------------------------------------------
 
 
-def test_windows_are_refused(tmp_path: Path) -> None:
+def test_windows_are_refused(tmp_path):
     from transformers import SwinConfig, SwinModel
 
     config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
@@ -194,7 +191,7 @@ def test_windows_are_refused(tmp_path: Path) -> None:
         attnscope.picture_heatmap(attnscope.load(tmp_path), photo())
 
 
-def test_models_in_memory(folders: dict[str, Path]) -> None:
+def test_models_in_memory(folders):
     from transformers import AutoImageProcessor, AutoModel
 
     inner = AutoModel.from_pretrained(folders["vit"])
@@ -209,7 +206,7 @@ def test_models_in_memory(folders: dict[str, Path]) -> None:
 # The command line ---------------------------------------------------------------------------------------------------
 
 
-def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_heatmap_draws_and_show_draws_again(run, folders, tmp_path):
     folder = str(folders["vit"])
     status, out, err = run("heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a")
     assert (status, err) == (0, "")
@@ -227,7 +224,7 @@ def test_heatmap_draws_and_show_draws_again(run: Run, folders: dict[str, Path], 
     assert np.array(document["pixels"]).shape == (24, 24, 3)
 
 
-def test_rollout_follows_patches_through_layers(run: Run, folders: dict[str, Path], record: Heatmap) -> None:
+def test_rollout_follows_patches_through_layers(run, folders, record):
     status, out, _ = run("heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
     assert status == 0
     assert out.split()[-4:] == ["r/rollout.npz", "r/overview-CLS.png", "r/L00-CLS.png", "r/L01-CLS.png"]

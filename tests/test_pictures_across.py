@@ -1,9 +1,6 @@
 """Cross-attention from words, or learned queries, to the patches of a photo: weights, places, records, refusals."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from PIL import Image
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.senses.photos import read_photo
-from tests.conftest import Run
 from tests.record_helpers import stems
 from tests.vision_language_helpers import ACROSS, noise, write_family
 
@@ -22,25 +18,25 @@ KINDS = dict.fromkeys(ACROSS, ("cross", "decoder")) | {"blip-2": ("cross", "enco
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("across")
     return {name: write_family(home / name, name) for name in ACROSS}
 
 
 @pytest.fixture(scope="module")
-def models(folders: dict[str, Path]) -> dict[str, Any]:
+def models(folders):
     return {name: attnscope.load(folder) for name, folder in folders.items()}
 
 
-def photos_for(name: str) -> list[Any]:
+def photos_for(name):
     return [noise(150, 230), noise(310, 97, seed=1)] if name == "mllama" else [noise(150, 230)]
 
 
-def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], Any]:
+def eager_weights(model, inputs):
     """What each attention of words and queries gives out by transformers' own eager code, by (kind, layer)."""
     network = model
     network.base.set_attn_implementation("eager")
-    kept: dict[tuple[str, int], Any] = {}
+    kept = {}
     hooks = [
         module.register_forward_hook(lambda _m, _a, output, place=places[0]: kept.update({place: output[1][0].numpy()}))
         for module, places in network.survey.plan.items()
@@ -55,7 +51,7 @@ def eager_weights(model: Any, inputs: dict[str, Any]) -> dict[tuple[str, int], A
 
 
 @pytest.mark.parametrize("name", ACROSS)
-def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any]) -> None:
+def test_weights_are_those_of_eager_attention(name, models):
     made = attnscope.picture_heatmap(models[name], photos_for(name), QUESTION, generate=4)
     reader = models[name].viewer.model
     seen = models[name].viewer.view([read_photo(photo) for photo in photos_for(name)], QUESTION, 4)
@@ -80,7 +76,7 @@ def test_weights_are_those_of_eager_attention(name: str, models: dict[str, Any])
         assert logits[0, -n_written - 1 : -1].argmax(-1).tolist() == ids.tolist()
 
 
-def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]) -> None:
+def test_no_word_attends_to_what_a_tile_is_filled_up_with(models):
     made = attnscope.picture_heatmap(models["mllama"], noise(40, 40), QUESTION)
     filling = np.array([label == "filling" for label in made.maps[0].keys.labels])
     assert filling.sum() == 3 * 26 and not made.weights[..., filling].any()
@@ -88,7 +84,7 @@ def test_no_word_attends_to_what_a_tile_is_filled_up_with(models: dict[str, Any]
     np.testing.assert_allclose(made.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, Any], tmp_path: Path) -> None:
+def test_figures_lie_over_the_photo_and_the_words_have_theirs(models, tmp_path):
     record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
     assert stems(record, "Q2") == ["queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"]
     assert record.page() is not None
@@ -99,7 +95,7 @@ def test_figures_lie_over_the_photo_and_the_words_have_theirs(models: dict[str, 
         attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(0, 1)])
 
 
-def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -> None:
+def test_in_a_page_a_word_has_the_same_row_in_all_maps(models):
     record = attnscope.picture_heatmap(models["mllama"], [noise(150, 230), noise(40, 40, 1)], QUESTION)
     across, words = record.with_pictures_as_one().make_square().maps
     first = record.maps[0].part[0]
@@ -111,7 +107,7 @@ def test_in_a_page_a_word_has_the_same_row_in_all_maps(models: dict[str, Any]) -
     np.testing.assert_allclose(across.weights[:, :, first:].sum(-1), 1, atol=1e-5)
 
 
-def test_pages_show_cross_attention(models: dict[str, Any], open_page: Callable[..., Any]) -> None:
+def test_pages_show_cross_attention(models, open_page):
     for name, head in (("mllama", "1.2"), ("blip-2", "2.1")):
         record = attnscope.picture_heatmap(models[name], noise(150, 230), QUESTION)
         opened = open_page(record.page())
@@ -122,7 +118,7 @@ def test_pages_show_cross_attention(models: dict[str, Any], open_page: Callable[
         assert [*map(float, shares)] == pytest.approx([100 * np.nansum(record.pictures[0].over(row))], abs=0.1)
 
 
-def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, Any]) -> None:
+def test_a_text_is_shown_without_a_picture_where_that_can_be(models):
     assert attnscope.heatmap(models["mllama"], QUESTION).maps[0].layers == (0, 2)
     assert attnscope.picture_heatmap(models["trocr"], noise(40, 40)).picture is not None
     for name in ("blip", "blip-2"):
@@ -132,7 +128,7 @@ def test_a_text_is_shown_without_a_picture_where_that_can_be(models: dict[str, A
         attnscope.picture_heatmap(models["blip"], [noise(40, 40), noise(40, 40)], QUESTION)
 
 
-def test_captioners_write_without_a_text(models: dict[str, Any], run: Run, folders: dict[str, Path]) -> None:
+def test_captioners_write_without_a_text(models, run, folders):
     Image.fromarray(noise(90, 120)).save("a.png")
     for name in ("blip", "trocr"):
         with pytest.warns(UserWarning, match="no text was given"):

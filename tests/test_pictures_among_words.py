@@ -1,12 +1,10 @@
 """Models that read pictures and write words: their weights, and which token stands for which part of a photo."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 import attnscope
@@ -14,10 +12,8 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import slopes
-from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of, weights_of, words_of
 from attnscope.senses.photos import read_photo
-from tests.conftest import Run
 from tests.record_helpers import require_lossless, stems
 from tests.vision_language_helpers import ACROSS, FAMILIES, noise, write_family
 
@@ -27,18 +23,18 @@ QUESTION = "what is on the table ?"
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("families")
     return {name: write_family(home / name, name) for name in [*FAMILIES, *ACROSS]}
 
 
 @pytest.fixture(scope="module")
-def models(folders: dict[str, Path]) -> dict[str, Any]:
+def models(folders):
     return {name: attnscope.load(folder) for name, folder in folders.items()}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_are_those_of_eager_attention(name: str, folders: dict[str, Path], models: dict[str, Any]) -> None:
+def test_weights_are_those_of_eager_attention(name, folders, models):
     from transformers import AutoModelForImageTextToText
 
     model = models[name]
@@ -63,14 +59,14 @@ def test_weights_are_those_of_eager_attention(name: str, folders: dict[str, Path
     assert wanted[first + n_given - 1 :].argmax(-1).tolist() == written.tolist()
 
 
-def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArray[np.float32]]:
+def _embeddings(model, photos):
     """What is seen, and what the language model is given at each token; or what cross-attention goes to."""
     seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION)
     base = model.viewer.model.base
     if seen.axes:
         return seen, _cross_keys(model.viewer.model, seen.inputs)
     inner = getattr(base, "language_model", None) or base.text_model
-    kept: list[Any] = []
+    kept = []
     hook = inner.register_forward_pre_hook(lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True)
     try:
         with torch.no_grad():
@@ -80,11 +76,11 @@ def _embeddings(model: Any, photos: list[NDArray[np.uint8]]) -> tuple[Any, NDArr
     return seen, kept[0][0].numpy()
 
 
-def _cross_keys(network: Any, inputs: Any) -> NDArray[np.float32]:
+def _cross_keys(network, inputs):
     """The keys of the first cross-attention, (key, d)."""
-    kept: list[Any] = []
+    kept = []
 
-    def keep(call: Any) -> Any:
+    def keep(call):
         if call.kind == "cross":
             kept.append(call.key[0].transpose(0, 1).flatten(1).numpy())
         return attend(call)
@@ -94,7 +90,7 @@ def _cross_keys(network: Any, inputs: Any) -> NDArray[np.float32]:
     return kept[0]
 
 
-def _most_changed(picture: Any, change: NDArray[np.float32]) -> list[int]:
+def _most_changed(picture, change):
     """Its tokens but for those that change by what filters smear of the spot over the edge of a cell."""
     cells = picture.cells.ravel()
     return cells[change[cells] > 0.35 * change[cells].max()].tolist()
@@ -102,9 +98,7 @@ def _most_changed(picture: Any, change: NDArray[np.float32]) -> list[int]:
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ACROSS])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
-    name: str, size: tuple[int, int], models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name, size, models, monkeypatch):
     model, (height, width) = models[name], size
     attends = (
         *(".out_proj.", ".o_proj.", ".projection_layer.", "attn.proj."),
@@ -159,7 +153,7 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ACROSS])
-def test_pictures_are_what_was_seen_of_the_photo(name: str, models: dict[str, Any]) -> None:
+def test_pictures_are_what_was_seen_of_the_photo(name, models):
     """The picture put together from tiles is the photo, resized: a photo of slopes stays one of slopes."""
     height, width = SIZES[0]
     seen = models[name].viewer.view([read_photo(slopes(height, width))], QUESTION)
@@ -185,16 +179,16 @@ def test_pictures_are_what_was_seen_of_the_photo(name: str, models: dict[str, An
 
 
 @pytest.fixture(scope="module")
-def record(models: dict[str, Any]) -> Heatmap:
+def record(models):
     return attnscope.picture_heatmap(models["internvl"], noise(*SIZES[0]), QUESTION, generate=5)
 
 
-def test_records_are_read_back_without_loss(record: Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_without_loss(record, tmp_path):
     require_lossless(record, tmp_path)
     assert len(record.pictures) == 2
 
 
-def test_a_weight_is_laid_over_the_cell_of_its_token(record: Heatmap) -> None:
+def test_a_weight_is_laid_over_the_cell_of_its_token(record):
     attention, picture = record.maps[0], record.pictures[0]
     row = record.of(1, 2)[-1]
     for (i, j), place in np.ndenumerate(picture.cells):
@@ -210,7 +204,7 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record: Heatmap) -> None:
     assert drawn.figure.captions[len(words) - 1].split(" · ")[1] == f"{mean[picture.cells].sum():.0%} on the picture"
 
 
-def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> None:
+def test_words_are_merged_and_pictures_fold_into_one_key(record):
     merged, folded = record.merge_words(), record.with_pictures_as_one()
     for picture, moved in zip(record.pictures, merged.pictures, strict=True):
         np.testing.assert_allclose(moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6)
@@ -220,7 +214,7 @@ def test_words_are_merged_and_pictures_fold_into_one_key(record: Heatmap) -> Non
     np.testing.assert_allclose(folded.weights.sum(-1), 1, atol=1e-5)
 
 
-def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
+def test_figures_and_queries(record, tmp_path):
     assert stems(record, "table")[:3] == ["words", "words-small", "word-00-table"]
     first = record.maps[0].part[0]
     place = record.maps[0].queries.labels.index("table")
@@ -232,7 +226,7 @@ def test_figures_and_queries(record: Heatmap, tmp_path: Path) -> None:
     assert [path.name for path in paths] == names
 
 
-def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
+def test_the_command_line(run, folders):
     for name, seed in (("a.png", 0), ("b.png", 1)):
         Image.fromarray(noise(90, 120, seed)).save(name)
     model = ("-m", str(folders["qwen3_vl"]))
@@ -252,13 +246,13 @@ def test_the_command_line(run: Run, folders: dict[str, Path]) -> None:
         assert code in (1, 2) and told in err, arguments
 
 
-def test_a_family_that_is_not_known_is_one_line(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_family_that_is_not_known_is_one_line(models, monkeypatch):
     monkeypatch.delitem(patch_places.FAMILIES, "gemma3")
     with pytest.raises(AttnscopeError, match="of models of type gemma3 it is not known which token stands"):
         attnscope.picture_heatmap(models["gemma3"], noise(40, 40), QUESTION)
 
 
-def test_a_page_has_each_photo_as_one_key(record: Heatmap, models: dict[str, Any]) -> None:
+def test_a_page_has_each_photo_as_one_key(record, models):
     squared, folded = record.make_square().maps[0], record.with_pictures_as_one().maps[0]
     first = len(squared.keys) - len(record.maps[0].queries)
     assert squared.part is None and squared.weights.shape[2:] == (len(folded.keys),) * 2

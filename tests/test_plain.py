@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +15,14 @@ from attnscope.models import Batch
 from attnscope.models.own.plain import _erf
 from attnscope.studies.inputs.options import NUMPY_TOKENS, LoadOptions
 from attnscope.studies.inputs.reading import Prompt
-from tests.conftest import Run, write_tiny
+from tests.conftest import write_tiny
 from tests.processes import python
 from tests.test_native import FAMILIES, TIRED
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 
 
-def native_maps(model: models.Model, tokens: Any) -> WeightsBesideFullWidth:
+def native_maps(model, tokens):
     probe = WeightsBesideFullWidth()
     ids, segments = (torch.as_tensor(np.asarray(row))[None] for row in (tokens.ids, tokens.segments))
     with torch.inference_mode():
@@ -33,7 +31,7 @@ def native_maps(model: models.Model, tokens: Any) -> WeightsBesideFullWidth:
 
 
 @pytest.mark.parametrize(("family", "overrides"), FAMILIES)
-def test_every_family_equals_the_native_engine(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+def test_every_family_equals_the_native_engine(family, overrides, tmp_path):
     folder = str(write_tiny(tmp_path / family, family, **overrides))
     plain, native = models.load(folder, engine="numpy"), models.load(folder, engine="native")
     assert plain.look is not None
@@ -51,7 +49,7 @@ def test_every_family_equals_the_native_engine(family: str, overrides: dict[str,
         assert list(plain.look(tokens, (1,)).weights) == [1]
 
 
-def test_minilm_up_to_the_length_that_is_left_to_numpy() -> None:
+def test_minilm_up_to_the_length_that_is_left_to_numpy():
     plain, native = models.load(engine="numpy"), models.load(engine="native")
     tokens = plain.tokenizer.encode(TIRED * 15)
     assert 0.8 * NUMPY_TOKENS < len(tokens) < 1.2 * NUMPY_TOKENS and plain.look is not None
@@ -60,7 +58,7 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy() -> None:
         np.testing.assert_allclose(found.weights[layer], expected.maps["encoder"][layer][0].numpy(), **CLOSE)
 
 
-def test_the_error_function() -> None:
+def test_the_error_function():
     x = np.linspace(-6, 6, 10_001)
     exact = torch.erf(torch.as_tensor(x)).numpy()
     rounding = 6 * 2.0**-24  # of six operations on numbers near 1
@@ -77,7 +75,7 @@ def test_the_error_function() -> None:
     ],
     ids=["heatmap", "changed", "page", "rollout"],
 )
-def test_on_the_command_line_a_short_text_needs_no_torch(command: list[str], tmp_path: Path) -> None:
+def test_on_the_command_line_a_short_text_needs_no_torch(command, tmp_path):
     code = (
         f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['attnscope', *{command!r}]\n"
         "from attnscope.__main__ import main\n"
@@ -88,7 +86,7 @@ def test_on_the_command_line_a_short_text_needs_no_torch(command: list[str], tmp
     assert not {"torch", "transformers"} & loaded
 
 
-def test_records_of_both_engines_are_equal_but_for_rounding(run: Run, tmp_path: Path) -> None:
+def test_records_of_both_engines_are_equal_but_for_rounding(run, tmp_path):
     for engine in ("auto", "native"):
         status, _, err = run("heatmap", TIRED, "-f", "npz", "-o", tmp_path / engine, "--engine", engine)
         assert status == 0, err
@@ -99,12 +97,12 @@ def test_records_of_both_engines_are_equal_but_for_rounding(run: Run, tmp_path: 
     assert {**auto.run, "engine": "native", "versions": native.run["versions"]} == native.run
 
 
-def chosen(text: str = "the cat", spec: str = "minilm", **options: Any) -> str:
+def chosen(text="the cat", spec="minilm", **options):
     prompt = Prompt(text, generate=options.pop("generate", 0))
     return LoadOptions(**options).load_to_look(spec, [prompt]).info.engine
 
 
-def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision(tiny_bert: Path) -> None:
+def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision(tiny_bert):
     assert chosen() == chosen(spec=str(tiny_bert)) == "numpy"
     assert chosen(spec="own") == chosen(dtype="float64") == chosen(engine="native") == "native"
     assert chosen("the cat " * NUMPY_TOKENS) == "native"
@@ -114,7 +112,7 @@ def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision
     assert chosen(spec=str(tiny_bert)) == "hf"
 
 
-def test_what_it_does_not_do_it_refuses(tiny_bert: Path, run: Run) -> None:
+def test_what_it_does_not_do_it_refuses(tiny_bert, run):
     model = models.load(str(tiny_bert), engine="numpy")
     with pytest.raises(AttnscopeError, match="shows exact maps of a text, and does nothing else"):
         attnscope.heads(model, ["the cat"])

@@ -2,9 +2,6 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXTS = ["5 9 7 11 5 9 13", "8 6 7 20 21", "30 31 9 9 5 6"]
 
-STUDIES: dict[str, Callable[[Any], Any]] = {
+STUDIES = {
     "heatmap": lambda model: attnscope.heatmap(model, TEXTS[0]),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
     "weights": lambda model: attnscope.weights(model),
@@ -30,7 +27,7 @@ STUDIES: dict[str, Callable[[Any], Any]] = {
 
 
 @contextlib.contextmanager
-def default_device(name: str) -> Iterator[None]:
+def default_device(name):
     torch.set_default_device(name)
     try:
         yield
@@ -38,7 +35,7 @@ def default_device(name: str) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+SETTINGS = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "inference_mode": torch.inference_mode,
     "meta": lambda: default_device("meta"),
@@ -46,7 +43,7 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_a_study_gives_the_same_whatever_its_caller_has_set(study: str) -> None:
+def test_a_study_gives_the_same_whatever_its_caller_has_set(study):
     model = attnscope.load(tiny("llama").requires_grad_(False))
     plain = STUDIES[study](model)
     for name, setting in SETTINGS.items():
@@ -60,7 +57,7 @@ def test_a_study_gives_the_same_whatever_its_caller_has_set(study: str) -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_so_does_a_model_that_is_loaded_there(engine: str, setting: str, tmp_path: Path) -> None:
+def test_so_does_a_model_that_is_loaded_there(engine, setting, tmp_path):
     folder = write_tiny(tmp_path, kind="AutoModelForMaskedLM")
     plain = attnscope.heatmap(attnscope.load(folder, engine=engine), "the cat").weights
     with SETTINGS[setting]():
@@ -71,7 +68,7 @@ def test_so_does_a_model_that_is_loaded_there(engine: str, setting: str, tmp_pat
     assert not ablated.run.get("failures") and ("importance" in ablated["heads"]) == (engine == "hf")
 
 
-def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside() -> None:
+def test_every_study_of_the_public_interface_leaves_its_callers_settings_aside():
     for name, (module, _) in attnscope._public().items():
         value = getattr(attnscope, name)
         if inspect.isfunction(value) and module.startswith("attnscope.studies."):

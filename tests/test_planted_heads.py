@@ -1,15 +1,10 @@
 """What measures and roles say of heads that were made to do one thing: each says that, and nothing else."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import attnscope
-from attnscope.core.catalogue import Measured
 from attnscope.core.facts import TextFacts
 from attnscope.core.measures import measures_of_weights
 from attnscope.corpus import CorpusText
@@ -21,18 +16,18 @@ from benchmarks.known.families import Scores, build, writer_of_the_token_before
 from tests.heads_helpers import heads_in
 
 
-def text_of(ids: Sequence[int], **facts: Tensor) -> TextFacts:
+def text_of(ids, **facts):
     """One text without special tokens."""
     real = torch.ones(1, len(ids), dtype=torch.bool)
     return TextFacts(real=real, special=torch.zeros_like(real), ids=torch.tensor([list(ids)]), **facts)
 
 
-def causal(n: int) -> Tensor:
+def causal(n):
     """Which key each of n queries may attend to."""
     return torch.ones(n, n, dtype=torch.bool).tril()
 
 
-def tally_of_texts(sums: Sequence[Measured]) -> Tally:
+def tally_of_texts(sums):
     """One layer's measures of some texts, as a study adds them up."""
     tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
     for one in sums:
@@ -44,18 +39,18 @@ def tally_of_texts(sums: Sequence[Measured]) -> Tally:
     return tally
 
 
-def judge(weights: Sequence[Tensor], facts: Sequence[TextFacts], **options: Any) -> Any:
+def judge(weights, facts, **options):
     """The one head whose weights on some texts these are, (query, key) each."""
     sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
     (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     return head
 
 
-def roles_of(head: Any) -> set[str]:
+def roles_of(head):
     return {role.name for role in head.roles}
 
 
-def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
+def test_a_head_that_spreads_over_what_is_left_is_not_local():
     """It leaves the first token only where few others are to be seen: near the beginning, where all keys are near."""
     weights = []
     for n in range(20, 45):
@@ -73,7 +68,7 @@ def test_a_head_that_spreads_over_what_is_left_is_not_local() -> None:
 
 
 @pytest.mark.parametrize("window", [4, None])
-def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
+def test_a_window_of_a_few_tokens_makes_no_sink(window):
     weights, hidden = [], []
     for n in range(20, 45):
         may = causal(n) if window is None else causal(n).triu(1 - window)
@@ -93,14 +88,14 @@ def test_a_window_of_a_few_tokens_makes_no_sink(window: int | None) -> None:
     assert roles_of(head) >= {"first_token"} if window is None else "first_token" not in roles_of(head)
 
 
-def test_the_first_token_is_never_the_rarest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_token_is_never_the_rarest(monkeypatch):
     """Where there is no [CLS] it is a sink, whatever it is; and tokens that are equally rare are so together."""
     from attnscope.core.measures import HeadMeasures
 
-    seen: list[TextFacts] = []
+    seen = []
     made = HeadMeasures.__init__
 
-    def see(self: HeadMeasures, facts: TextFacts, *more: Any, **options: Any) -> None:
+    def see(self, facts, *more, **options):
         seen.append(facts)
         made(self, facts, *more, **options)
 
@@ -116,7 +111,7 @@ SINK, MATCH = 7.0, 6.2
 """Scores of the first token, and of what followed the query's token before; all other keys have 0."""
 
 
-def planted_llama() -> Any:
+def planted_llama():
     """A Llama of two layers: its first looks at the token before, the heads of its second rest or repeat."""
     nothing, nowhere = np.zeros((VOCABULARY, VOCABULARY)), np.zeros(2 * LONGEST - 1)
     rests = nothing.copy()
@@ -127,7 +122,7 @@ def planted_llama() -> Any:
     return attnscope.load(build("llama", [str(n) for n in range(VOCABULARY)], layers, LONGEST))
 
 
-def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
+def repeating_texts(n, seed=0):
     """Texts of 36 different tokens but for three, that come again with what followed them."""
     chance = np.random.default_rng(seed)
     texts = []
@@ -139,7 +134,7 @@ def repeating_texts(n: int, seed: int = 0) -> list[CorpusText]:
     return texts
 
 
-def test_induction_heads_that_rest_nearly_always_are_named() -> None:
+def test_induction_heads_that_rest_nearly_always_are_named():
     found = heads(planted_llama(), repeating_texts(30))
     by_name = {head.name: head for head in heads_in(found)}
     assert by_name["L0H0"].measures["previous_token"].value > 0.95

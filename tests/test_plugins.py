@@ -15,14 +15,14 @@ EXAMPLE = ROOT / "examples" / "plugin"
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """A folder that holds the example as pip lays it out: the module, and its metadata with the entry point."""
     site = tmp_path_factory.mktemp("site")
     install(site, "attnscope_digits", (EXAMPLE / "attnscope_digits.py").read_text("utf-8"))
     return site
 
 
-def install(site: Path, module: str, code: str) -> None:
+def install(site, module, code):
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text("utf-8"))["project"]
     (site / f"{module}.py").write_text(code, "utf-8")
     metadata = site / f"{module}-1.0.dist-info"
@@ -32,7 +32,7 @@ def install(site: Path, module: str, code: str) -> None:
     assert set(project["entry-points"]) == {"attnscope.plugins"}
 
 
-def attnscope(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def attnscope(site, *arguments):
     path = os.pathsep.join([str(site), str(ROOT)])
     return subprocess.run(
         [sys.executable, "-m", "attnscope", *arguments],
@@ -43,13 +43,13 @@ def attnscope(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_plugins_command_is_listed_and_runs(site: Path) -> None:
+def test_a_plugins_command_is_listed_and_runs(site):
     assert "count-digits" in attnscope(site, "--help").stdout
     result = attnscope(site, "count-digits", "In 1887, 3 men")
     assert (result.returncode, result.stdout) == (0, "5\n"), result.stderr
 
 
-def test_a_plugins_measure_is_measured_saved_and_shown(site: Path, tmp_path: Path) -> None:
+def test_a_plugins_measure_is_measured_saved_and_shown(site, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"In {1880 + i} there were {i} men and a dog." for i in range(3)), "utf-8")
     out = tmp_path / "out"
@@ -63,7 +63,7 @@ def test_a_plugins_measure_is_measured_saved_and_shown(site: Path, tmp_path: Pat
     assert attnscope(site, "show", str(out)).returncode == 0
 
 
-def test_a_plugin_that_does_not_load_is_named_in_one_line(site: Path, tmp_path: Path) -> None:
+def test_a_plugin_that_does_not_load_is_named_in_one_line(site, tmp_path):
     broken = tmp_path / "site"
     shutil.copytree(site, broken)
     install(broken, "broken_plugin", "import nothing_of_this_name\n")
@@ -72,7 +72,7 @@ def test_a_plugin_that_does_not_load_is_named_in_one_line(site: Path, tmp_path: 
     assert result.stderr.startswith("error: the plugin plugin cannot be loaded: ModuleNotFoundError")
 
 
-def test_a_plugin_that_imports_the_catalogue_too_early_is_told_so(tmp_path: Path) -> None:
+def test_a_plugin_that_imports_the_catalogue_too_early_is_told_so(tmp_path):
     install(tmp_path, "early_plugin", "from attnscope.core.catalogue import Measure\n")
     result = attnscope(tmp_path, "--help")
     assert result.returncode == 1

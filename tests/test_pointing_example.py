@@ -27,7 +27,7 @@ NEEDED = 0.2
 """Of these so many more are lost without the heads that point."""
 
 
-def test_things_lie_apart_in_their_boxes() -> None:
+def test_things_lie_apart_in_their_boxes():
     for scene in islice(pointing.scenes(3), 30):
         outside = np.ones((pointing.SIDE, pointing.SIDE), bool)
         assert len({thing.shape for thing in scene.things}) == len({one.colour for one in scene.things}) == 3
@@ -42,7 +42,7 @@ def test_things_lie_apart_in_their_boxes() -> None:
         assert scene.pixels[outside].std() < 8  # one ground, with its grain
 
 
-def test_lessons_are_what_the_processor_makes_of_pictures_and_questions() -> None:
+def test_lessons_are_what_the_processor_makes_of_pictures_and_questions():
     processor, scene = pointing.processor_of(), next(pointing.scenes(7))
     pixels, ids, answers = next(pointing.lessons(2, 7))
     made = processor(text=["<s><image>"], images=[Image.fromarray(scene.pixels)], return_tensors="pt")
@@ -60,7 +60,7 @@ def test_lessons_are_what_the_processor_makes_of_pictures_and_questions() -> Non
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+def trained(tmp_path_factory):
     """The folders that the example writes for each seed, and what it prints."""
     home = tmp_path_factory.mktemp("pointing")
     runs = [
@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     return [(home / str(seed), told) for seed, told in zip(SEEDS, said, strict=True)]
 
 
-def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch):
     values = np.random.default_rng(0).normal(0, 0.1, (100, 2, 4))
     values[:, 1, 2] += 0.2
     monkeypatch.setattr(pointing, "inside_boxes", lambda *_: values)
@@ -88,7 +88,7 @@ def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", pointing.QUESTIONS)
-def test_heads_that_point_are_found_confirmed_and_needed(trained: list[tuple[Path, str]], names: str) -> None:
+def test_heads_that_point_are_found_confirmed_and_needed(trained, names):
     for folder, told in trained:
         model = attnscope.load(folder / "model")
         found, again = (
@@ -107,7 +107,7 @@ def test_heads_that_point_are_found_confirmed_and_needed(trained: list[tuple[Pat
 
 
 @pytest.mark.slow
-def test_no_head_points_before_training() -> None:
+def test_no_head_points_before_training():
     for seed in SEEDS:
         model = attnscope.load(pointing.network_of(seed), pointing.processor_of())
         for names in pointing.QUESTIONS:
@@ -115,7 +115,7 @@ def test_no_head_points_before_training() -> None:
 
 
 @pytest.mark.slow
-def test_the_figure_has_the_words_beside_the_picture(trained: list[tuple[Path, str]]) -> None:
+def test_the_figure_has_the_words_beside_the_picture(trained):
     for folder, told in trained:
         assert (folder / "words.png").stat().st_size > 10_000
         assert told.endswith(f"{folder / 'words.png'}\n")

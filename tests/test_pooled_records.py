@@ -2,8 +2,6 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +11,13 @@ from rich.console import Console
 from attnscope import load_record
 from attnscope.drawing.cells import log_share
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap import AttentionMap
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import strongest_links
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
 from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 
 
-def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, kind: str = "decoder") -> PooledMap:
+def pooled_map(n=50, cell=4, *, layers=2, heads=3, kind="decoder"):
     chance = np.random.default_rng(0)
     tokens = tokens_of([f"t{i}" for i in range(n)])
     rows = -(-n // cell)
@@ -47,12 +44,12 @@ def pooled_map(n: int = 50, cell: int = 4, *, layers: int = 2, heads: int = 3, k
     )
 
 
-def pooled_record(**more: Any) -> PooledHeatmap:
+def pooled_record(**more):
     attention = pooled_map(**more)
     return PooledHeatmap(text=attention.keys.text, maps=(attention,), run=RUN)
 
 
-def test_a_record_survives_its_file(tmp_path: Path) -> None:
+def test_a_record_survives_its_file(tmp_path):
     lacking = pooled_map()
     for array in (lacking.cells, lacking.received, lacking.entropy_nats, lacking.link_weights):
         array[1, 2] = np.nan  # a head that this layer lacks
@@ -65,7 +62,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)
 
 
-def test_the_text_around_a_token() -> None:
+def test_the_text_around_a_token():
     tokens = tokens_of(["[CLS]", "one", "two", "three"], [0])
     assert around(tokens, 2) == "[CLS] one ⟦two⟧ three"
     assert around(tokens, 0) == "⟦[CLS]⟧"
@@ -84,26 +81,26 @@ def test_the_text_around_a_token() -> None:
         {"query_cell": 0},
     ],
 )
-def test_a_damaged_record_is_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+def test_a_damaged_record_is_refused(damage, tmp_path):
     whole = pooled_record()
     path = replace(whole, maps=(replace(whole.maps[0], **damage),)).save(tmp_path / "pooled.npz")
     with pytest.raises(AttnscopeError, match="is no record of pooled attention"):
         load_record(path)
 
 
-def test_the_scale_is_logarithmic() -> None:
+def test_the_scale_is_logarithmic():
     values = np.array([0, 1e-5, 1e-4, 1e-3, 0.1, 1.0], np.float32)
     np.testing.assert_allclose(log_share(values, 1.0), [0, 0, 0, 0.25, 0.75, 1], atol=1e-6)
     np.testing.assert_allclose(log_share(values * 0.5, 0.5), log_share(values, 1.0), atol=1e-6)
 
 
-def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head() -> None:
+def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head():
     record = pooled_record()
     assert stems(record) == ["overview", "L00", "L01"]
     assert stems(record.only([(1, 2), (0, 0)])) == ["L01H02", "L00H00"]
 
 
-def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
+def test_a_figure_shows_the_cells_where_they_are(tmp_path):
     attention = pooled_map(40, 4, layers=1, heads=1)
     attention.cells[:] = 0
     attention.cells[0, 0, 7, 2] = 1
@@ -121,7 +118,7 @@ def test_a_figure_shows_the_cells_where_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("picked", [None, ((1, 0),)])
-def test_the_terminal_shows_marginals_and_links(picked: tuple[tuple[int, int], ...] | None) -> None:
+def test_the_terminal_shows_marginals_and_links(picked):
     record = replace(pooled_record(), picked=picked)
     console = Console(width=100, file=io.StringIO(), force_terminal=False)
     console.print(show(record, console))
@@ -132,13 +129,13 @@ def test_the_terminal_shows_marginals_and_links(picked: tuple[tuple[int, int], .
     assert ("⟦" in shown) == (picked is not None)
 
 
-def test_a_part_does_not_take_other_tokens_for_the_query_itself() -> None:
+def test_a_part_does_not_take_other_tokens_for_the_query_itself():
     whole = map_of(tokens_of([f"t{i}" for i in range(8)]), layers=1, heads=1)
     whole.weights[:] = 0.01
     whole.weights[0, 0, 3, 2] = 0.9
     whole.weights[0, 0, 4, 4] = 0.8  # a token on itself
     tokens = whole.queries.take(np.arange(3, 8))
-    part: AttentionMap = replace(
+    part = replace(
         whole,
         weights=whole.weights[:, :, 3:, 2:6],
         queries=tokens,

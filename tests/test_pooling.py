@@ -17,7 +17,7 @@ from attnscope.core.attention.row_samples import rows_of
 from tests.core_helpers import EXACT, calls, make_call, read_tiles
 
 
-def loops(weights: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple[float, int, int]]]:
+def loops(weights, grid):
     """Cells, received mass, entropies and links of one head, by their definitions."""
     n_queries, n_keys = weights.shape
     rows, columns = -(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell)
@@ -43,8 +43,8 @@ def loops(weights: np.ndarray, grid: Grid) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 @st.composite
-def grids(draw: st.DrawFn, n_queries: int, n_keys: int) -> Grid:
-    def some(n: int) -> torch.Tensor | None:
+def grids(draw, n_queries, n_keys):
+    def some(n):
         chosen = draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n))
         return None if chosen is None else torch.tensor(chosen)
 
@@ -59,9 +59,7 @@ def grids(draw: st.DrawFn, n_queries: int, n_keys: int) -> Grid:
 
 
 @given(data=st.data(), call=calls(), rows=st.integers(1, 4), window=st.none() | st.integers(1, 6))
-def test_pooling_is_what_its_definition_says_of_any_call(
-    data: st.DataObject, call: attention.AttentionCall, rows: int, window: int | None
-) -> None:
+def test_pooling_is_what_its_definition_says_of_any_call(data, call, rows, window):
     call = dataclasses.replace(
         call, query=call.query.double(), key=call.key.double(), value=call.value.double(), window=window
     )
@@ -86,7 +84,7 @@ def test_pooling_is_what_its_definition_says_of_any_call(
                     assert float(dense[b, h, q, k]) == pytest.approx(weight, abs=1e-9)
 
 
-def test_links_are_far_and_each_is_there_once() -> None:
+def test_links_are_far_and_each_is_there_once():
     call = make_call(seed=3, n_queries=97, n_keys=97, is_causal=True)
     first = torch.arange(97) == 0
     found = pooling.pool_attention(call, Grid(4, 4, n_links=20, far=8, no_key=first))
@@ -96,9 +94,7 @@ def test_links_are_far_and_each_is_there_once() -> None:
 
 
 @given(data=st.data(), call=calls(), window=st.none() | st.integers(1, 6))
-def test_a_part_is_that_part_of_the_whole(
-    data: st.DataObject, call: attention.AttentionCall, window: int | None
-) -> None:
+def test_a_part_is_that_part_of_the_whole(data, call, window):
     call = dataclasses.replace(call, window=window)
     chosen = []
     for n in (call.query.shape[2], call.key.shape[2]):
@@ -109,12 +105,12 @@ def test_a_part_is_that_part_of_the_whole(
 
 
 @given(call=calls(), window=st.none() | st.integers(1, 6))
-def test_attend_lean_gives_what_attend_gives(call: attention.AttentionCall, window: int | None) -> None:
+def test_attend_lean_gives_what_attend_gives(call, window):
     call = dataclasses.replace(call, window=window)
     assert torch.allclose(tiles.attend_lean(call), attention.attend(call), **EXACT)
 
 
-def test_probes_keep_chosen_layers_and_heads_alone() -> None:
+def test_probes_keep_chosen_layers_and_heads_alone():
     call = make_call(seed=2, n_queries=11, n_keys=11, is_causal=True, n_kv_heads=2, group=2)
     plain = attention.attend(call)
     whole = Weights(heads=[3, 1])
@@ -136,7 +132,7 @@ def test_probes_keep_chosen_layers_and_heads_alone() -> None:
 
 
 @given(call=calls(), window=st.integers(1, 6))
-def test_a_window_is_the_mask_that_it_stands_for(call: attention.AttentionCall, window: int) -> None:
+def test_a_window_is_the_mask_that_it_stands_for(call, window):
     distance = torch.arange(call.query.shape[2])[:, None] - torch.arange(call.key.shape[2])
     near = (distance.abs() < window)[None, None]
     masked = dataclasses.replace(call, mask=near if call.mask is None else call.mask & near)

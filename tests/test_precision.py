@@ -29,7 +29,7 @@ FLOAT32 = 64 * torch.finfo(torch.float32).eps  # 97 roundings of numbers up to 1
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 
 
-def low_call(dtype: torch.dtype, **more: object) -> AttentionCall:
+def low_call(dtype, **more):
     settings = {
         "n_kv_heads": 2,
         "group": 2,
@@ -42,12 +42,12 @@ def low_call(dtype: torch.dtype, **more: object) -> AttentionCall:
     return make_call(dtype=dtype, **{**settings, **more})
 
 
-def exact(call: AttentionCall) -> AttentionCall:
+def exact(call):
     parts = {f.name: getattr(call, f.name) for f in fields(call)}
     return replace(call, **{n: x.double() for n, x in parts.items() if isinstance(x, Tensor) and x.dtype != torch.bool})
 
 
-def plain(call: AttentionCall) -> tuple[Tensor, Tensor]:
+def plain(call):
     """What everyone writes, all in the model's precision: output and weights."""
     group = call.n_heads // call.n_kv_heads
     key, value = (part.repeat_interleave(group, 1) for part in (call.key, call.value))
@@ -56,12 +56,12 @@ def plain(call: AttentionCall) -> tuple[Tensor, Tensor]:
     return weights @ value, weights
 
 
-def off(found: Tensor, oracle: Tensor) -> float:
+def off(found, oracle):
     return float((found.double() - oracle).abs().max())
 
 
 @LOW
-def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtype) -> None:
+def test_outputs_are_no_further_off_than_twice_plain_attention(dtype):
     call = low_call(dtype)
     oracle = attend_with_weights(exact(call))[0]
     allowed = 2 * off(plain(call)[0], oracle)
@@ -84,7 +84,7 @@ def test_outputs_are_no_further_off_than_twice_plain_attention(dtype: torch.dtyp
 
 
 @LOW
-def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
+def test_weights_and_their_sums_are_float32(dtype):
     call = low_call(dtype)
     oracle = attention_weights(exact(call))
     assert off(plain(call)[1], oracle) > 10 * FLOAT32  # what it would be without care
@@ -99,7 +99,7 @@ def test_weights_and_their_sums_are_float32(dtype: torch.dtype) -> None:
 
 
 @LOW
-def test_every_measure_is_float32(dtype: torch.dtype) -> None:
+def test_every_measure_is_float32(dtype):
     call = low_call(dtype)
     facts = make_facts([N, N - 9], N)
     rest = facts.real[:, None, None] & torch.ones(N, N, dtype=torch.bool).tril()

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import AttentionCall, attention_weights
+from attnscope.core.attention.seam import attention_weights
 from tests.core_helpers import EXACT, calls, few_examples, make_call, oracle
 from tests.rounding import require_output
 
 
 @given(call=calls(), data=st.data())
 @few_examples
-def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call: AttentionCall, data: st.DataObject) -> None:
+def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call, data):
     heads = data.draw(st.none() | st.lists(st.integers(0, call.n_heads - 1), min_size=1, unique=True))
     probe = Weights(heads=heads)
     output = probe(call)
@@ -26,12 +26,12 @@ def test_chosen_heads_are_the_oracles_in_the_order_asked_for(call: AttentionCall
 
 
 @pytest.mark.parametrize("heads", [None, [0], [2, 0]])
-def test_a_model_computes_the_same_with_the_probe(heads) -> None:
+def test_a_model_computes_the_same_with_the_probe(heads):
     call = make_call(dtype=torch.float32, mask_shape=(2, 1, 1, 7), group=2, n_kv_heads=2)
     require_output(Weights(heads=heads)(call), call)
 
 
-def test_everything_is_kept_by_kind_and_layer() -> None:
+def test_everything_is_kept_by_kind_and_layer():
     probe = Weights()
     for kind in ("decoder", "cross"):
         for layer in range(2):
@@ -42,7 +42,7 @@ def test_everything_is_kept_by_kind_and_layer() -> None:
     assert not torch.equal(probe.maps["cross"][0], probe.maps["cross"][1])
 
 
-def test_kept_weights_hold_no_graph_and_leave_gradients_alone() -> None:
+def test_kept_weights_hold_no_graph_and_leave_gradients_alone():
     call = make_call(requires_grad=True)
     probe = Weights(heads=[1])
     probe(call).sum().backward()
@@ -54,7 +54,7 @@ def test_kept_weights_hold_no_graph_and_leave_gradients_alone() -> None:
 
 
 @pytest.mark.parametrize("heads", [None, [2, 0]])
-def test_an_engine_may_bring_its_own_weights(heads) -> None:
+def test_an_engine_may_bring_its_own_weights(heads):
     weights = attention_weights(make_call()).to(torch.bfloat16)
     probe = Weights(layers=[3], heads=heads)
     probe.keep("encoder", 2, weights)
@@ -65,7 +65,7 @@ def test_an_engine_may_bring_its_own_weights(heads) -> None:
     assert torch.equal(kept, (weights if heads is None else weights[:, heads]).float())
 
 
-def test_a_layer_that_comes_twice_is_an_engines_bug() -> None:
+def test_a_layer_that_comes_twice_is_an_engines_bug():
     probe = Weights(layers=[0])
     call = make_call()
     probe(call)
@@ -79,7 +79,7 @@ def test_a_layer_that_comes_twice_is_an_engines_bug() -> None:
     assert list(probe.maps) == ["encoder"]
 
 
-def test_a_head_beyond_the_last_is_refused_with_their_number() -> None:
+def test_a_head_beyond_the_last_is_refused_with_their_number():
     probe = Weights(layers=[0], heads=[0, 3])
     with pytest.raises(ValueError, match="encoder layer 0 has 3 heads, 0 to 2; there is no head 3"):
         probe(make_call())

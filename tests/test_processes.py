@@ -11,7 +11,7 @@ from tests import variants
 from tests.processes import python, started
 
 
-def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> None:
+def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it():
     code = (
         "import signal, subprocess, sys\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as from a shell without job control
@@ -25,7 +25,7 @@ def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it() -> N
     assert python("-c", code, check=True).stdout.split() == ["True", "True"]
 
 
-def test_nothing_of_a_process_outlives_its_block() -> None:
+def test_nothing_of_a_process_outlives_its_block():
     waits = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
     with started([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stdout.readline() == "1\n"
@@ -35,7 +35,7 @@ def test_nothing_of_a_process_outlives_its_block() -> None:
             os.killpg(run.pid, 0)
 
 
-def test_the_tests_of_numbers_are_where_they_are_said_to_be() -> None:
+def test_the_tests_of_numbers_are_where_they_are_said_to_be():
     for name in variants.NUMERIC:
         module, _, test = name.removesuffix(".py").partition(".py::")
         assert f"def {test}" in (Path(__file__).parent / f"test_{module}.py").read_text("utf-8"), name
@@ -43,7 +43,7 @@ def test_the_tests_of_numbers_are_where_they_are_said_to_be() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(len(variants.variants()) * variants.LIMIT_S)
-def test_numbers_hold_on_other_processors_and_threads() -> None:
+def test_numbers_hold_on_other_processors_and_threads():
     """See tests.variants."""
     done = python("-m", "tests.variants", timeout=len(variants.variants()) * variants.LIMIT_S)
     assert done.returncode == 0, done.stdout

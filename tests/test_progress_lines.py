@@ -1,14 +1,10 @@
 """Progress where no terminal shows a bar."""
 
-import pytest
-
 from attnscope.cli import progress as module
 from attnscope.studies.inputs.texts import Progress
 
 
-def test_a_line_a_minute_says_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_a_minute_says_how_far_it_is(monkeypatch, capsys):
     now = 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     with module.progress(quiet=False) as report:

@@ -1,8 +1,5 @@
 """Models without some heads, as files: what is zero, that any user of transformers can load them, and bad input."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -19,12 +16,12 @@ from attnscope.studies.inputs.options import LoadOptions
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny
 
 
-def without(pick: Any, out: Path, kind: str | None = None, target: str | None = None) -> AblateOptions:
+def without(pick, out, kind=None, target=None):
     """Return the options that write a model without some heads."""
     return AblateOptions(modes=("zero",), choice=Choice(pick=pick), save=out, kind=kind, target=target)
 
 
-def _pruned(tmp_path: Path, name: str, pick: Any, kind: str | None = None, **more: Any) -> tuple[Path, Path]:
+def _pruned(tmp_path, name, pick, kind=None, **more):
     source, out = save_tiny(tmp_path / name, name, **more), tmp_path / "out"
     prune(str(source), [EXAMPLE], without(pick, out, kind, target="a cat" if kind else None))
     return source, out
@@ -42,9 +39,7 @@ def _pruned(tmp_path: Path, name: str, pick: Any, kind: str | None = None, **mor
         ("bart", "encoder", ((0, 1), (1, 2)), 3),
     ],
 )
-def test_transformers_loads_it_and_computes_what_the_gated_model_does(
-    tmp_path: Path, name: str, kind: Any, pick: Any, n_heads: int
-) -> None:
+def test_transformers_loads_it_and_computes_what_the_gated_model_does(tmp_path, name, kind, pick, n_heads):
     source, out = _pruned(tmp_path, name, pick, kind if name in ("t5", "bart") else None)
     model_class = getattr(transformers, SIZES[name][0])
     theirs, original = (model_class.from_pretrained(folder).eval() for folder in (out, source))
@@ -62,7 +57,7 @@ def test_transformers_loads_it_and_computes_what_the_gated_model_does(
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))
 
 
-def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path: Path) -> None:
+def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path):
     source, out = _pruned(tmp_path, "llama", ((0, 1), (2, 3), (2, 4), (2, 5)))
     before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
     changed = {name: (before[name] != after[name]) for name in before if not torch.equal(before[name], after[name])}
@@ -81,7 +76,7 @@ def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path:
         assert not after[name].index_select(axis, torch.tensor(list(places))).any()
 
 
-def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
+def test_half_precision_and_shards_stay(tmp_path):
     from tests.conftest import VOCABULARY, write_tokenizer
 
     source = tmp_path / "sharded"
@@ -96,7 +91,7 @@ def test_half_precision_and_shards_stay(tmp_path: Path) -> None:
     assert not after["model.layers.1.self_attn.q_proj.weight"][8:12].any()
 
 
-def test_what_was_written_wrong_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_wrong_is_not_kept(tmp_path, monkeypatch):
     source = save_tiny(tmp_path / "bert", "bert")
     monkeypatch.setattr(pruning, "_zero", lambda tensor, one: tensor.mul_(0.5))
     with pytest.raises(AttnscopeError, match="differs from the model without these heads"):
@@ -104,7 +99,7 @@ def test_what_was_written_wrong_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bert"]
 
 
-def test_what_cannot_be_pruned_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_pruned_is_said(tmp_path):
     out = tmp_path / "out"
     with pytest.raises(AttnscopeError, match="own"):
         prune("own", [EXAMPLE], without(((0, 1),), out))

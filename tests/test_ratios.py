@@ -9,7 +9,7 @@ from benchmarks.patch_intervals import simulate
 
 
 @pytest.mark.parametrize("n", [2, 3, 11, 40])
-def test_a_mean_has_the_interval_and_p_of_its_definition(n: int) -> None:
+def test_a_mean_has_the_interval_and_p_of_its_definition(n):
     values = np.random.default_rng(n).normal(0.4, 1, (n, 3))
     mean, low, high, p = pair_means(values)
     nu, error = max(1, (n - 1) / 3), values.std(0, ddof=1) / n**0.5
@@ -21,7 +21,7 @@ def test_a_mean_has_the_interval_and_p_of_its_definition(n: int) -> None:
     np.testing.assert_array_equal(p < 0.05, (low > 0) | (high < 0))
 
 
-def test_one_pair_and_pairs_that_agree() -> None:
+def test_one_pair_and_pairs_that_agree():
     mean, low, high, p = pair_means(np.array([[2.0]]))
     assert mean == 2 and np.isnan([low, high, p]).all()
     assert np.isnan(shares_of_total(np.array([[2.0]]), np.array([[3.0]]))).all()
@@ -34,7 +34,7 @@ def test_one_pair_and_pairs_that_agree() -> None:
 
 
 @pytest.mark.parametrize("mean", [1.5, 2.0, 5.0, -5.0])
-def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean: float) -> None:
+def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean):
     """At the ends, |mean(d)| is k · se(d) for d = value - rho · total."""
     n, chance = 50, np.random.default_rng(3)
     total = chance.normal(mean, 1, (n, 1))
@@ -53,7 +53,7 @@ def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean: float
 
 
 @pytest.mark.parametrize("n", [5, 10, 20, 50])
-def test_a_total_that_is_not_far_from_0_has_no_shares(n: int) -> None:
+def test_a_total_that_is_not_far_from_0_has_no_shares(n):
     around = np.linspace(-1, 1, n)[:, None]
     error = around.std(ddof=1) / n**0.5
     for factor, is_shown in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
@@ -62,14 +62,14 @@ def test_a_total_that_is_not_far_from_0_has_no_shares(n: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "least"), [(5, 0.95), (10, 0.94), (20, 0.93), (50, 0.93)])
-def test_intervals_of_means_hold_skewed_effects(n: int, least: float) -> None:
+def test_intervals_of_means_hold_skewed_effects(n, least):
     """With n - 1 degrees of freedom they do so in 88, 90, 91 and 93% of samples."""
     values = np.random.default_rng(0).exponential(size=(n, 4000))
     _, low, high, _ = pair_means(values)
     assert ((low <= 1) & (high >= 1)).mean() >= least
 
 
-def test_a_share_that_is_shown_holds_the_truth() -> None:
+def test_a_share_that_is_shown_holds_the_truth():
     """The benchmark with fewer draws: at least 90% of what is shown, net of chance, in every cell."""
     cells = [cell for cell in simulate(np.random.default_rng(1), 500) if cell["shown"]]
     assert len(cells) > 80

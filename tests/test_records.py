@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from tests.findings_helpers import fake_findings
 from tests.record_helpers import RUN, simple, tokens_of
 
 
-def same_tokens(a: Tokens, b: Tokens) -> None:
+def same_tokens(a, b):
     for field in fields(Tokens):
         one, other = getattr(a, field.name), getattr(b, field.name)
         if field.name == "n_given":  # -1 = all
@@ -36,7 +35,7 @@ def same_tokens(a: Tokens, b: Tokens) -> None:
             assert one == other, field.name
 
 
-def same_record(a: Heatmap, b: Heatmap) -> None:
+def same_record(a, b):
     assert (a.text, dict(a.run), a.picked, a.changes) == (b.text, dict(b.run), b.picked, b.changes)
     assert len(a.maps) == len(b.maps)
     for one, other in zip(a.maps, b.maps, strict=True):
@@ -59,7 +58,7 @@ WEIGHT = st.one_of(
 
 
 @st.composite
-def any_tokens(draw: st.DrawFn, n: int) -> Tokens:
+def any_tokens(draw, n):
     numbers = st.lists(st.integers(-1, 9), min_size=n, max_size=n)
     return Tokens(
         text=draw(TEXT),
@@ -75,7 +74,7 @@ def any_tokens(draw: st.DrawFn, n: int) -> Tokens:
 
 
 @st.composite
-def any_record(draw: st.DrawFn) -> Heatmap:
+def any_record(draw):
     maps = []
     for kind in draw(st.sampled_from([("encoder",), ("decoder",), ("encoder", "decoder", "cross")])):
         layers = draw(st.lists(st.integers(0, 40), min_size=1, max_size=2, unique=True).map(sorted))
@@ -112,13 +111,11 @@ def any_record(draw: st.DrawFn) -> Heatmap:
 
 @given(any_record(), st.sampled_from([".npz"]))
 @example(simple(text='"quoted"\n\\ \u2028 \x7f 😀 שלום'), ".npz")
-def test_what_is_saved_is_read_back_bit_by_bit(
-    tmp_path_factory: pytest.TempPathFactory, record: Heatmap, suffix: str
-) -> None:
+def test_what_is_saved_is_read_back_bit_by_bit(tmp_path_factory, record, suffix):
     same_record(record, load(record.save(tmp_path_factory.mktemp("saved") / f"record{suffix}")))
 
 
-def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path: Path) -> None:
+def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path):
     record = simple(5)
     with np.load(record.save(tmp_path / "heatmap.npz"), allow_pickle=False) as held:
         assert {name.partition("/")[0] for name in held.files} == {
@@ -143,7 +140,7 @@ def test_npz_holds_what_is_promised_and_loads_without_pickle(tmp_path: Path) -> 
         assert name in described["run"], name
 
 
-def test_json_holds_the_same_as_lists(tmp_path: Path) -> None:
+def test_json_holds_the_same_as_lists(tmp_path):
     record = simple(3, layers=1)
     record.maps[0].weights[0, 2] = np.nan
     held = json.loads(record.save(tmp_path / "heatmap.json").read_text("utf-8"))
@@ -159,7 +156,7 @@ def test_json_holds_the_same_as_lists(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.array(held["weights"][:2], np.float32), record.weights[0, :2])
 
 
-def npz(**changes: Any) -> bytes:
+def npz(**changes):
     """A saved record with some of its arrays or of what describes it changed; None = left out."""
     record = simple(3)
     described = record.describe()
@@ -171,12 +168,12 @@ def npz(**changes: Any) -> bytes:
     return held.getvalue()
 
 
-def longest(label: str) -> np.ndarray:
+def longest(label):
     return np.array([label, "b", "c"])
 
 
 PICKLED = np.array([{"a": 1}], dtype=object)
-DAMAGED: dict[str, bytes] = {
+DAMAGED = {
     "empty": b"",
     "a picture": b"\x89PNG\r\n\x1a\n" + b"\0" * 50,
     "text": b"hello",
@@ -207,7 +204,7 @@ DAMAGED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path, name):
     path = tmp_path / "heatmap.npz"
     path.write_bytes(DAMAGED[name])
     with pytest.raises(AttnscopeError, match="heatmap.npz") as caught:
@@ -218,13 +215,13 @@ def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path: Path, name:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"{}", b'{"record": 3}', b'{"record": {}}', b"\xff\xfe", b"[" * 100_000]
 )
-def test_damaged_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_damaged_json_is_refused(tmp_path, content):
     (tmp_path / "heatmap.json").write_bytes(content)
     with pytest.raises(AttnscopeError, match="is no attnscope record"):
         load(tmp_path / "heatmap.json")
 
 
-def test_every_byte_of_an_npz_may_be_damaged(tmp_path: Path) -> None:
+def test_every_byte_of_an_npz_may_be_damaged(tmp_path):
     whole, path = npz(), tmp_path / "heatmap.npz"
     for place in range(0, len(whole), 41):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
@@ -234,13 +231,13 @@ def test_every_byte_of_an_npz_may_be_damaged(tmp_path: Path) -> None:
             continue
 
 
-def test_a_record_is_known_by_its_content_not_by_its_name(tmp_path: Path) -> None:
+def test_a_record_is_known_by_its_content_not_by_its_name(tmp_path):
     for suffix in (".npz",):
         saved = simple().save(tmp_path / f"record{suffix}").rename(tmp_path / "out.txt")
         same_record(load(saved), simple())
 
 
-def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
+def test_a_record_is_read_from_its_folder_among_others(tmp_path):
     fake_findings(1, 2).save(tmp_path / "heads.npz")
     simple().save(tmp_path / "heatmap.npz")
     same_record(type(simple()).load(tmp_path), simple())
@@ -251,20 +248,18 @@ def test_a_record_is_read_from_its_folder_among_others(tmp_path: Path) -> None:
 
 
 class _FullDisk(io.BytesIO):
-    def write(self, content: Any) -> int:
+    def write(self, content):
         super().write(content[: len(content) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("before", [None, b"what was there before"])
-def test_a_full_disk_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
-) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
     path, real = tmp_path / "file", Path.open
     if before is not None:
         path.write_bytes(before)
 
-    def opened(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+    def opened(self, mode="r", *rest, **more):
         if mode != "xb":
             return real(self, mode, *rest, **more)
         real(self, mode).close()
@@ -278,7 +273,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 @pytest.mark.parametrize("where", ["/dev/full/x", "/proc/attnscope/x", "a-file/x", "a-folder"])
-def test_places_that_take_no_file_say_so(tmp_path: Path, where: str) -> None:
+def test_places_that_take_no_file_say_so(tmp_path, where):
     (tmp_path / "a-file").write_bytes(b"kept")
     (tmp_path / "a-folder" / "inner").mkdir(parents=True)
     with pytest.raises(AttnscopeError, match="cannot write"):
@@ -325,7 +320,7 @@ PIECES = replace(
         ("", ()),
     ],
 )
-def test_tokens_are_found_as_people_name_them(wanted: str, places: tuple[int, ...]) -> None:
+def test_tokens_are_found_as_people_name_them(wanted, places):
     assert PIECES.find(wanted) == places
 
 
@@ -335,7 +330,7 @@ def test_tokens_are_found_as_people_name_them(wanted: str, places: tuple[int, ..
 # What cannot be drawn
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no scale 'log'"):
         Style("log")  # type: ignore[arg-type]
     with pytest.raises(AttnscopeError, match="no colormap 'beige'"):

@@ -10,24 +10,24 @@ from tests import oracle
 from tests.oracle import attention
 
 
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
+def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
+def test_the_oracle_shares_no_code_with_what_it_judges():
     tree = ast.parse(Path(oracle.__file__).read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert imported == {"collections.abc", "dataclasses", "numpy.typing"}
 
 
-def test_two_keys_by_hand() -> None:
+def test_two_keys_by_hand():
     # Scores 0 and ln 3: weights 1/4 and 3/4.
     output, weights = attention([[1.0]], [[0.0], [math.log(3)]], [[8.0, 0.0], [0.0, 4.0]])
     np.testing.assert_allclose(weights, [[0.25, 0.75]], rtol=1e-15)
     np.testing.assert_allclose(output, [[2.0, 3.0]], rtol=1e-15)
 
 
-def test_mask_causality_bias_softcap_and_sink_by_hand() -> None:
+def test_mask_causality_bias_softcap_and_sink_by_hand():
     zeros, value = np.zeros((3, 1)), np.eye(3)
     mask = np.array([[True, True, True], [False, True, True], [False, False, False]])
     _, weights = attention(zeros, zeros, value, mask=mask)

@@ -1,13 +1,10 @@
 """What cannot be shown is refused in one line that is true and helps; what only seemed so is shown."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel
 
 import attnscope
 from attnscope.errors import AttnscopeError
@@ -27,14 +24,14 @@ SMALL = {
 }
 
 
-def refusal(given: Any, *more: Any) -> AttnscopeError:
+def refusal(given, *more):
     with pytest.raises(AttnscopeError) as caught:
         attnscope.load(given, *more)
     assert "\n" not in str(caught.value)
     return caught.value
 
 
-def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
+def tiny(model_type, **changes):
     config = AutoConfig.for_model(model_type)
     model = AutoModel.from_config(type(config)(**(tiny_settings(config) | changes)))
     boost(model)
@@ -45,12 +42,12 @@ def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
-def test_the_kernel_that_a_configuration_asks_for_does_not_matter(tmp_path: Path, name: str) -> None:
+def test_the_kernel_that_a_configuration_asks_for_does_not_matter(tmp_path, name):
     folder = edited(write_tiny(tmp_path / "llama", "llama", **SMALL), **{name: "flash_attention_2"})
     assert attnscope.load(folder).info.checked
 
 
-def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
+def test_quantised_checkpoints_are_said_to_be(tmp_path):
     folder = write_tiny(tmp_path / "llama", "llama", **SMALL)
     error = refusal(edited(folder, quantization_config={"quant_method": "gptq", "bits": 4}))
     assert error.message.startswith("llama is quantised (gptq), and cannot be loaded here: ")
@@ -60,7 +57,7 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path: Path) -> None:
     assert any("Its configuration says that its weights are quantised (fp8)" in note for note in model.info.notes)
 
 
-def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
+def test_models_that_read_no_text_need_no_tokenizer(tmp_path):
     config = transformers.Wav2Vec2Config(
         hidden_size=16,
         num_hidden_layers=2,
@@ -74,7 +71,7 @@ def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
         num_conv_pos_embeddings=4,
     )
     AutoModel.from_config(config).save_pretrained(tmp_path / "sound")
-    model: Any = attnscope.load(tmp_path / "sound")
+    model = attnscope.load(tmp_path / "sound")
     with pytest.raises(AttnscopeError, match="hears recordings, and reads no text"):
         attnscope.heatmap(model, "the cat")
     with pytest.raises(AttnscopeError, match="came without its feature extractor"):
@@ -87,7 +84,7 @@ def test_models_that_read_no_text_need_no_tokenizer(tmp_path: Path) -> None:
 # Numbers beyond the embedding -------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path):
     model = attnscope.load(write_tiny(tmp_path / "small", "llama", **(SMALL | {"vocab_size": 20})))
     for study in (
         lambda: attnscope.heatmap(model, "the cat"),
@@ -102,7 +99,7 @@ def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path: Path)
 # In memory --------------------------------------------------------------------------------------------------------
 
 
-def test_paligemma_reads_a_text_as_what_it_writes() -> None:
+def test_paligemma_reads_a_text_as_what_it_writes():
     """Without types of tokens its sdpa attention sees later tokens, and its eager attention does not."""
     model = wrap(tiny("paligemma"))
     assert (model.info.path, model.info.kinds, model.info.checked) == ("seam", ("decoder",), True)
@@ -110,14 +107,14 @@ def test_paligemma_reads_a_text_as_what_it_writes() -> None:
     assert not np.triu(shown.weights, 1).any() and np.ptp(shown.weights) > 0
 
 
-def test_a_configuration_of_each_layer_is_read() -> None:
+def test_a_configuration_of_each_layer_is_read():
     model = tiny("dots3_note_text")
     shown = wrap(model)
     assert difference_from_eager(shown, model) < 2e-5
 
 
 @pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
-def test_layers_called_hybrid_have_attention(model_type: str) -> None:
+def test_layers_called_hybrid_have_attention(model_type):
     sizes = {
         "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "mamba_dt_rank": 8},
         "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16, "adapter_rank": 4},
@@ -142,7 +139,7 @@ def test_layers_called_hybrid_have_attention(model_type: str) -> None:
     assert difference_from_eager(shown, model) < 2e-5
 
 
-def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention() -> None:
+def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention():
     config = AutoConfig.for_model("mllama")
     settings = tiny_settings(config)
     settings["text_config"]["cross_attention_layers"] = [1]
@@ -151,7 +148,7 @@ def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention() -> N
     assert not any(note.startswith("Only layers") for note in notes)
 
 
-def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not() -> None:
+def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not():
     model = tiny("llama")
     shown = wrap(model)
     with pytest.raises(AttnscopeError, match=r"does not run on this input: its own code says \w+Error") as caught:
@@ -165,12 +162,12 @@ def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not()
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_a_model_that_padding_makes_causal_is_refused() -> None:
+def test_a_model_that_padding_makes_causal_is_refused():
     """AIMv2's text tower, of which transformers' sdpa forgets the causal mask where no text is padded."""
     assert "and not where one is padded" in refusal(build("aimv2")).message
 
 
-def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
+def test_the_studies_take_embeddings_that_come_with_a_scale():
     model = tiny("ibert")
     found = attnscope.heads(attnscope.load(model), ["17 5 9 17", "8 8 5 30 22"])
     assert np.isfinite(found["heads"].grid("similar_token", "encoder")).all()
@@ -204,9 +201,7 @@ def test_the_studies_take_embeddings_that_come_with_a_scale() -> None:
         ),
     ],
 )
-def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
-    model_type: str, sizes: dict[str, Any], why: str
-) -> None:
+def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(model_type, sizes, why):
     with pytest.raises(AttnscopeError, match=why):
         wrap(AutoModel.from_config(AutoConfig.for_model(model_type, **({"image_size": 32} | sizes))).eval())
 
@@ -220,14 +215,14 @@ def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(
         ("nemotron_asr_streaming_encoder", "hidden states are not finite"),
     ],
 )
-def test_a_reason_is_what_the_models_code_does(model_type: str, why: str) -> None:
+def test_a_reason_is_what_the_models_code_does(model_type, why):
     model = build(model_type)
     assert not isinstance(model, str), model
     with pytest.raises(AttnscopeError, match=why):
         wrap(model)
 
 
-def test_states_of_linear_layers_are_not_taken_for_weights() -> None:
+def test_states_of_linear_layers_are_not_taken_for_weights():
     """MiniMax gives them out beside the weights of its other layers."""
     model = build("minimax")
     shown = wrap(model)
@@ -235,14 +230,14 @@ def test_states_of_linear_layers_are_not_taken_for_weights() -> None:
     assert difference_from_eager(shown, model) < 2e-5
 
 
-def test_the_setting_that_a_hint_names_works() -> None:
+def test_the_setting_that_a_hint_names_works():
     model = tiny("vit_mae")
     assert "model.config.mask_ratio = 0.0" in refusal(model).hint
     model.config.mask_ratio = 0.0
     assert wrap(model).info.path == "seam"
 
 
-def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
+def test_tokens_that_a_model_adds_are_not_called_windows():
     model = tiny("yolos", num_detection_tokens=5, image_size=[32, 32])
     seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
     with pytest.raises(AttnscopeError, match="22 queries on 22 keys where it is given 17 tokens") as caught:
@@ -254,11 +249,11 @@ def test_tokens_that_a_model_adds_are_not_called_windows() -> None:
     "model_type",
     ["siglip2_vision_model", "parakeet_encoder", "speech_to_text", "vivit", "patchtst", "decision_transformer"],
 )
-def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type: str) -> None:
+def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type):
     assert wrap(tiny(model_type)).info.path == "seam"
 
 
-def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
+def test_a_decoder_alone_of_an_encoder_decoder_writes():
     sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
     heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
     model = transformers.BartForCausalLM(transformers.BartConfig(**sizes, **heads)).eval()
@@ -266,11 +261,11 @@ def test_a_decoder_alone_of_an_encoder_decoder_writes() -> None:
     assert len(written) > written.n_given == 3
 
 
-def test_what_is_no_model_of_transformers_is_refused() -> None:
+def test_what_is_no_model_of_transformers_is_refused():
     assert refusal(3).hint.startswith("give a PreTrainedModel")
 
 
-def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder: Path) -> None:
+def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder):
     """It is a list of modules, of which the first holds the transformer, and it brings the tokenizer."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -283,7 +278,7 @@ def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder: Path)
     np.testing.assert_allclose(shown.weights, attnscope.heatmap(attnscope.load(), "The cat sat.").weights, atol=1e-5)
 
 
-def test_info_names_the_questions_that_a_model_without_the_seam_is_refused() -> None:
+def test_info_names_the_questions_that_a_model_without_the_seam_is_refused():
     """The weights of BLOOM are shown exactly, but `why` refused it without a word of that in `info`."""
     config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=12, n_head=3, n_layer=2)
     model = wrap(AutoModel.from_config(config))

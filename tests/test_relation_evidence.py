@@ -1,8 +1,6 @@
 """What counts as evidence for a relation: verdicts, copies, sources, attention that is NaN, little weight."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 from scipy.stats import binom
 
 import attnscope
-from attnscope.annotated import AnnotatedCorpus, AnnotatedText, Link
+from attnscope.annotated import AnnotatedCorpus, Link
 from attnscope.annotated.texts import merge_equal
 from attnscope.errors import AttnscopeError
 from attnscope.questions.relations import expressed_by
@@ -23,7 +21,7 @@ from tests.test_relations import LETTERS, followers, induction_head
 
 
 @pytest.fixture(scope="module")
-def sharp(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def sharp(tmp_path_factory):
     """Random models whose heads put nearly all weight on one token: seed -> model."""
     from transformers import BertConfig, BertModel
 
@@ -43,7 +41,7 @@ def sharp(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return attnscope.load(str(folder), check=False, engine="hf").untrained  # type: ignore[attr-defined]
 
 
-def letters(n: int, seed: int, n_letters: int = 14, n_links: int = 3) -> list[AnnotatedText]:
+def letters(n, seed, n_letters=14, n_links=3):
     """Texts of letters in which a link goes from anywhere to anywhere."""
     chance = np.random.default_rng(seed)
     texts = []
@@ -57,7 +55,7 @@ def letters(n: int, seed: int, n_letters: int = 14, n_links: int = 3) -> list[An
 # Verdicts --------------------------------------------------------------------------------------------------------
 
 
-def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
+def test_a_verdict_needs_examples_texts_and_ten_points():
     (one,) = every_relation(judged(part_of([([2], 2)] * 40, first_rule=0.5)))
     assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
     assert one.found.all()
@@ -74,9 +72,9 @@ def test_a_verdict_needs_examples_texts_and_ten_points() -> None:
     assert not nothing.found.any()
 
 
-def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
+def test_the_false_discovery_rate_is_over_heads_and_relations():
     chance = np.random.default_rng(0)
-    just: list[tuple[list[float], int]] = [([float(chance.random() < 0.75)], 1) for _ in range(60)]
+    just = [([float(chance.random() < 0.75)], 1) for _ in range(60)]
     part = part_of(just, first_rule=0.57)
     (alone,) = every_relation(judged(part))
     for number in range(30):
@@ -86,9 +84,9 @@ def test_the_false_discovery_rate_is_over_heads_and_relations() -> None:
     assert among.q[0, 0] == pytest.approx(31 * alone.q[0, 0])
 
 
-def test_other_heads_and_little_weight_are_told() -> None:
+def test_other_heads_and_little_weight_are_told():
     shares = [0.800, 0.795, 0.6, 0.0]
-    texts: list[tuple[list[float], int]] = [([4 * share for share in shares], 4)] * 60
+    texts = [([4 * share for share in shares], 4)] * 60
     strong = judged(part_of(texts))
     (one,) = every_relation(strong)
     assert one.best == (0, 0)
@@ -101,7 +99,7 @@ def test_other_heads_and_little_weight_are_told() -> None:
 # Copies ----------------------------------------------------------------------------------------------------------
 
 
-def test_copies_of_a_text_are_one(sharp: Any) -> None:
+def test_copies_of_a_text_are_one(sharp):
     """Twenty copies of a few texts gave random heads relations: each head is right or wrong on all copies alike."""
     few = letters(12, 2, 6, 1)
     copies = [replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few]
@@ -113,7 +111,7 @@ def test_copies_of_a_text_are_one(sharp: Any) -> None:
     assert any("228 texts are copies of others" in note for note in often.run["notes"])
 
 
-def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
+def test_links_of_one_text_may_be_on_several_lines(own):
     texts = followers(30)
     apart = [replace(text, links=(link,)) for text in texts for link in text.links]
     one, other = relations(own, texts), relations(own, apart)
@@ -126,7 +124,7 @@ def test_links_of_one_text_may_be_on_several_lines(own: Any) -> None:
 # Sources ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_source_is_in_one_half(own: Any) -> None:
+def test_a_source_is_in_one_half(own):
     texts = [replace(text, document=f"file {n // 5}") for n, text in enumerate(followers(60))]
     found = Relation(relations(own, texts), "again→next")
     assert (found.halves, found.n_sources, found.n_texts, found.n_texts_scored) == ("sources", 12, 60, 30)
@@ -137,7 +135,7 @@ def test_a_source_is_in_one_half(own: Any) -> None:
         assert [is_first for _, is_first in halves[first : first + 5]] == [True, False, False, False, False]
 
 
-def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
+def test_chunks_of_a_file_are_in_one_half(own, tmp_path):
     for number in range(6):
         names = [f"name_{number}_{place}" for place in range(40)]
         source = "".join(f"{name} = {place}\nprint({name})\n" for place, name in enumerate(names))
@@ -158,14 +156,14 @@ def test_chunks_of_a_file_are_in_one_half(own: Any, tmp_path: Path) -> None:
 class Overflowing:
     """A model whose attention is NaN in layer 1 on texts that have a token."""
 
-    def __init__(self, model: Any, token: int) -> None:
+    def __init__(self, model, token):
         self.info, self.tokenizer, self._model, self._token = model.info, model.tokenizer, model, token
         self.writer = model.writer
 
-    def run(self, batch: Any, probe: Any) -> Any:
+    def run(self, batch, probe):
         bad = (batch.ids == self._token).any(1)
 
-        def overflow(call: Any) -> Any:
+        def overflow(call):
             if call.layer != 1:
                 return probe(call)
             return probe(replace(call, query=torch.where(bad[:, None, None, None], torch.nan, call.query)))
@@ -174,7 +172,7 @@ class Overflowing:
 
 
 @pytest.mark.parametrize("dense", [False, True])
-def test_a_text_with_nan_is_left_out_and_told(own: Any, dense: bool) -> None:
+def test_a_text_with_nan_is_left_out_and_told(own, dense):
     texts = [replace(text, line=number) for number, text in enumerate(followers(60), 1)]
     bad = [text for text in texts if "v" in text.text.split()]
     model = Overflowing(own, int(own.tokenizer.encode("v").ids[2]))
@@ -196,12 +194,12 @@ def test_a_text_with_nan_is_left_out_and_told(own: Any, dense: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_planted_head_is_found_in_few_texts() -> None:
+def test_a_planted_head_is_found_in_few_texts():
     """Of 24 texts of two links: a head that is right in 0.9 of them, beside a rule of 0.3 and 71 heads of chance."""
     chance = np.random.default_rng(0)
     n_found = n_false = 0
     for _ in range(100):
-        texts: list[tuple[list[float], int]] = [
+        texts = [
             ([*chance.binomial(2, 0.9, 1).astype(float), *chance.binomial(2, 0.2, 71).astype(float)], 2)
             for _ in range(24)
         ]

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +59,7 @@ VOCABULARY = [*SPECIAL, *ENGLISH, *FRENCH]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A Marian whose head L0H1 across looks from each French word at the English one that it means."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerFast
@@ -110,11 +108,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def marian(folder: Path) -> Any:
+def marian(folder):
     return attnscope.load(str(folder))
 
 
-def pairs(n: int, seed: int = 0) -> list[AnnotatedText]:
+def pairs(n, seed=0):
     """English and French words in other orders, each French one linked to what it means, and to one at random."""
     chance = np.random.default_rng(seed)
     texts = []
@@ -139,7 +137,7 @@ def pairs(n: int, seed: int = 0) -> list[AnnotatedText]:
     return texts
 
 
-def test_the_aligning_head_is_found(marian: Any) -> None:
+def test_the_aligning_head_is_found(marian):
     found = relations(marian, pairs(40))
     assert found.table("heads")["kind"][0] == "cross"
     aligned = Relation(found, "aligned")
@@ -150,7 +148,7 @@ def test_the_aligning_head_is_found(marian: Any) -> None:
     assert "diagonal" in " ".join(found.report().guide)
 
 
-def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
+def test_numbers_are_those_of_dense_weights(marian):
     """Mass of each head on the targets, pair by pair: rows of decoder tokens, columns of the text's."""
     texts = pairs(12)
     found = relations(marian, texts)
@@ -158,9 +156,9 @@ def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
     lots = Lots()
     mass, n_links = np.zeros((2, 2)), 0
     for text in texts:
-        maps: dict[int, Any] = {}
+        maps = {}
 
-        def probe(call: AttentionCall, maps: dict[int, Any] = maps) -> Any:
+        def probe(call, maps=maps):
             weights = attention_weights(call)
             if call.kind == "cross":
                 maps[call.layer] = weights[0].double().numpy()
@@ -182,12 +180,12 @@ def test_numbers_are_those_of_dense_weights(marian: Any) -> None:
 class Eager:
     """A model of which the weights are read as a whole."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.info, self.tokenizer = replace(model.info, path="eager"), model.tokenizer
         self.run, self.writer = model.run, model.writer
 
 
-def test_the_probe_across_is_what_plain_loops_give() -> None:
+def test_the_probe_across_is_what_plain_loops_give():
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, n, 5, generator=generator) for heads, n in ((4, 11), (2, 7), (2, 7)))
     call = AttentionCall(0, "cross", query, key, value, 0.6)
@@ -210,7 +208,7 @@ def test_the_probe_across_is_what_plain_loops_give() -> None:
         Links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
 
 
-def test_rules_counted_by_hand() -> None:
+def test_rules_counted_by_hand():
     text, target = "a b c d e f", "x C y"
     links = [Link("r", (0,), (1,)), Link("r", (1,), (2,)), Link("r", (2,), (0,)), Link("r", (0, 1), (1, 5))]
     given = replace(text_of(text), target=target, target_words=tuple(word_spans(target)))
@@ -228,7 +226,7 @@ def test_rules_counted_by_hand() -> None:
     }
 
 
-def test_the_format() -> None:
+def test_the_format():
     entry = {
         "text": "The cat slept.",
         "target": "Le chat dormait.",
@@ -243,7 +241,7 @@ def test_the_format() -> None:
             spans.parse(json.dumps(entry | wrong), "a", 1)
 
 
-def test_what_cannot_be_is_refused_or_left_out(marian: Any) -> None:
+def test_what_cannot_be_is_refused_or_left_out(marian):
     with pytest.raises(AttnscopeError, match="minilm has no cross-attention"):
         relations(attnscope.load("minilm"), pairs(3))
     with pytest.raises(AttnscopeError, match="not cut into chunks"):

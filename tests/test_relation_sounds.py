@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.studies.relations import evidence
 from attnscope.studies.relations import sounds as relation_sounds
 from attnscope.studies.relations.sounds import NAME, sound_relations
-from tests.conftest import Run
 from tests.relation_helpers import Relation
 from tests.senses_helpers import WORDS, speech, write_whisper
 
@@ -24,12 +21,12 @@ FRAME_S = 0.02
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_whisper(tmp_path_factory.mktemp("speech") / "whisper", seconds=2)
 
 
 @pytest.fixture
-def timed(tmp_path: Path) -> Path:
+def timed(tmp_path):
     """Recordings of four to seven words whose times are drawn at random, on frames."""
     chance = np.random.default_rng(0)
     lines = []
@@ -47,7 +44,7 @@ def timed(tmp_path: Path) -> Path:
     return path
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1, *, rival: bool = False) -> None:
+def plant(monkeypatch, timed, misses=0.1, *, rival=False):
     """Random attention, and L1H2 that listens to a word in the row before each of its tokens, mostly.
 
     The rival, L0H1, always does so on the recordings of one half, and never on those of the other.
@@ -55,7 +52,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1, *, 
     every = [json.loads(line)["words"] for line in timed.read_text().splitlines()]
     passes = itertools.count()
 
-    def run_probe(model: Any, reading: Any, probe: Any) -> None:
+    def run_probe(model, reading, probe):
         number = next(passes) % len(every)  # a second pass, to time the words, sees the same attention
         words, n = every[number], round(reading.sound.window_seconds / FRAME_S)
         chance = np.random.default_rng(number)
@@ -74,9 +71,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, timed: Path, misses: float = 0.1, *, 
     monkeypatch.setattr(relation_sounds, "run_probe", run_probe)
 
 
-def test_a_planted_head_is_found_among_random_ones(
-    folder: Path, timed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_a_planted_head_is_found_among_random_ones(folder, timed, tmp_path, monkeypatch, run):
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     one = Relation(found, NAME)
@@ -96,9 +91,7 @@ def test_a_planted_head_is_found_among_random_ones(
     assert json.loads(run("show", saved, "--json").out)["alignment_heads"] == [[1, 2]]
 
 
-def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
-    folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run: Run
-) -> None:
+def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(folder, timed, monkeypatch, tmp_path, run):
     plant(monkeypatch, timed, misses=0)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     times = found.table("word_times")
@@ -113,16 +106,14 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
     assert times["change"][best] <= 0 == times["change"][upper]
 
 
-def test_no_recording_is_timed_by_heads_that_it_chose(
-    folder: Path, timed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_recording_is_timed_by_heads_that_it_chose(folder, timed, monkeypatch):
     plant(monkeypatch, timed, rival=True)
     times = sound_relations(attnscope.load(folder, check=False), [str(timed)]).table("word_times")
     # One half chooses the rival, which knows nothing of the other half; timed where it was chosen it would be exact.
     assert times["by"][0] == "best" and times["mean"][0] > 0.05
 
 
-def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) -> None:
+def test_copies_of_recordings_count_once(folder, timed, run):
     """The same sound and words under two names are one recording; the same sound with other words is one source."""
     lines = timed.read_text().splitlines()[:3]
     copied = []
@@ -136,7 +127,7 @@ def test_copies_of_recordings_count_once(folder: Path, timed: Path, run: Run) ->
     assert (told["corpus"]["n_texts"], told["corpus"]["n_copies"]) == (6, 3)
 
 
-def test_random_heads_and_other_lines(folder: Path, timed: Path, run: Run) -> None:
+def test_random_heads_and_other_lines(folder, timed, run):
     bad = [
         '{"audio": "0.wav", "words": []}',
         "{",

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +23,7 @@ from tests.test_heads import random_model
 LETTERS = "bcdefghijklmnopqrstuvw"
 
 
-def followers(n: int, seed: int = 0) -> list[AnnotatedText]:
+def followers(n, seed=0):
     """Texts in which a pair of letters comes again, here and there: from the first letter of the second pair to the
     second one of the first pair, which is what an induction head looks at; and to a word drawn at random."""
     chance = np.random.default_rng(seed)
@@ -45,7 +43,7 @@ def followers(n: int, seed: int = 0) -> list[AnnotatedText]:
     return texts
 
 
-def induction_head() -> tuple[int, int]:
+def induction_head():
     from attnscope.models.own.glass_box import roles
 
     (place,) = [place for place, known in roles("own").items() if "induction" in known]
@@ -55,7 +53,7 @@ def induction_head() -> tuple[int, int]:
 # What is found ---------------------------------------------------------------------------------------------------
 
 
-def test_a_head_that_is_made_for_a_relation_is_found(own: Any, tmp_path: Path) -> None:
+def test_a_head_that_is_made_for_a_relation_is_found(own, tmp_path):
     found = relations(own, followers(60))
     again = Relation(found, "again→next")
     induction = induction_head()
@@ -67,7 +65,7 @@ def test_a_head_that_is_made_for_a_relation_is_found(own: Any, tmp_path: Path) -
     assert len(found.to_csv().splitlines()) == 1 + 2 * 14
 
 
-def test_a_simple_rule_takes_its_part(own: Any) -> None:
+def test_a_simple_rule_takes_its_part(own):
     """Heads that look at the token before, or at the same token, express nothing that a rule does not."""
     texts = []
     for text in followers(40):
@@ -80,7 +78,7 @@ def test_a_simple_rule_takes_its_part(own: Any) -> None:
         assert not one.found.any()
 
 
-def test_minilm_expresses_dependencies(minilm: Any) -> None:
+def test_minilm_expresses_dependencies(minilm):
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"))
     expressed = {one.relation for one in every_relation(found) if one.found.any()}
     assert "parent→punct" in expressed
@@ -89,7 +87,7 @@ def test_minilm_expresses_dependencies(minilm: Any) -> None:
     assert Relation(found, "advmod→parent").left_out == {"words that the tokens do not tell apart": 1}  # n't
 
 
-def test_the_pronoun_head(minilm: Any) -> None:
+def test_the_pronoun_head(minilm):
     texts = [
         ("The animal didn't cross the street because it was too tired.", [4, 10]),
         ("The animal didn't cross the street because it was too wide.", [28, 34]),
@@ -100,13 +98,13 @@ def test_the_pronoun_head(minilm: Any) -> None:
     assert not one.found.any()
 
 
-def test_all_numbers_by_plain_loops(own: Any) -> None:
+def test_all_numbers_by_plain_loops(own):
     """Accuracy, mass and rules of every head from dense weights, text by text."""
     texts = followers(30, seed=1)
     found = relations(own, texts)
     for name in ("again→next", "any→any"):
         one = Relation(found, name)
-        by_half: dict[int, list[Any]] = {0: [], 1: []}
+        by_half = {0: [], 1: []}
         lots = Lots()
         for text in texts:
             (link,) = [link for link in text.links if link.relation == name]
@@ -128,10 +126,10 @@ def test_all_numbers_by_plain_loops(own: Any) -> None:
         assert one.baseline == pytest.approx(max(offsets.count(offset) for offset in OFFSETS) / 15)
 
 
-def dense(model: Any, text: str) -> dict[int, Any]:
+def dense(model, text):
     found = {}
 
-    def probe(call: Any) -> Any:
+    def probe(call):
         weights = attention_weights(call)
         found[call.layer] = weights[0].double().numpy()
         return weights @ call.value
@@ -141,7 +139,7 @@ def dense(model: Any, text: str) -> dict[int, Any]:
     return found
 
 
-def test_rules_on_a_text_counted_by_hand() -> None:
+def test_rules_on_a_text_counted_by_hand():
     links = [Link("r", (0,), (2,)), Link("r", (4,), (0, 1)), Link("r", (1, 2), (4,)), Link("r", (1, 3), (2,))]
     hits = dict(zip(RULES, right_rules(text_of("a b A c b"), links).sum(0).tolist(), strict=True))
     right = {"offset +2": 2, "offset −4": 1, "offset −3": 1, "same word before": 1, "same word after": 1}
@@ -150,7 +148,7 @@ def test_rules_on_a_text_counted_by_hand() -> None:
 
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_random_weights_express_nothing(kind: str, seeds: range, tmp_path: Path) -> None:
+def test_random_weights_express_nothing(kind, seeds, tmp_path):
     texts = [*followers(60), *AnnotatedCorpus([SAMPLES / "dependencies.conllu", SAMPLES / "pronouns.jsonl"])]
     for seed in seeds:
         found = every_relation(relations(random_model(tmp_path / kind, kind, seed), texts))
@@ -161,7 +159,7 @@ def test_random_weights_express_nothing(kind: str, seeds: range, tmp_path: Path)
 # How it runs -----------------------------------------------------------------------------------------------------
 
 
-def test_batches_and_blocks_change_nothing_but_rounding(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_and_blocks_change_nothing_but_rounding(own, monkeypatch):
     texts = followers(40)
     whole = relations(own, texts)
     monkeypatch.setattr("attnscope.studies.relations.study.BLOCK", 7)
@@ -170,11 +168,11 @@ def test_batches_and_blocks_change_nothing_but_rounding(own: Any, monkeypatch: p
     np.testing.assert_allclose(whole["accuracy"], apart["accuracy"], atol=0.11)
 
 
-def test_an_interruption_keeps_what_was_found(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_keeps_what_was_found(own, monkeypatch):
     monkeypatch.setattr("attnscope.studies.relations.study.BLOCK", 10)
     texts = followers(40)
 
-    def interrupted() -> Any:
+    def interrupted():
         yield from texts[:25]
         raise KeyboardInterrupt
 
@@ -183,7 +181,7 @@ def test_an_interruption_keeps_what_was_found(own: Any, monkeypatch: pytest.Monk
     assert found.to_csv() == relations(own, texts[:20]).to_csv()
 
 
-def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path: Path) -> None:
+def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path):
     model = attnscope.load(str(write_tiny(tmp_path / "tiny")))  # takes 29 tokens: letters
     links = (*(Link("near", (i,), (i - 2,)) for i in range(2, 60)), Link("far", (50,), (1,)))
     text = text_of(" ".join(np.random.default_rng(0).choice(list(LETTERS), 60)), *links)
@@ -198,7 +196,7 @@ def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_of_decoders_only_what_they_can_see_is_asked(kind: str, tmp_path: Path) -> None:
+def test_of_decoders_only_what_they_can_see_is_asked(kind, tmp_path):
     found = relations(random_model(tmp_path / kind, kind, 0), str(SAMPLES / "dependencies.conllu"))
     assert found.table("heads")["kind"][0] == "decoder"
     names = {one.relation: one.n for one in every_relation(found)}
@@ -207,7 +205,7 @@ def test_of_decoders_only_what_they_can_see_is_asked(kind: str, tmp_path: Path) 
     assert any("causality" in note for note in found.run["notes"])
 
 
-def test_what_cannot_be_studied_is_refused(own: Any) -> None:
+def test_what_cannot_be_studied_is_refused(own):
     with pytest.raises(AttnscopeError, match="no link in these texts"):
         relations(own, [text_of("a b")])
     with pytest.raises(AttnscopeError, match="no relation obj"):

@@ -3,7 +3,6 @@
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,18 +13,18 @@ from attnscope.questions.relations import MOST_RELATIONS, Relations, best_heads,
 from attnscope.report.blocks import Grid
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
-from tests.conftest import SAMPLES, Run
+from tests.conftest import SAMPLES
 
 TREES = str(SAMPLES / "dependencies.conllu")
 
 
 @pytest.fixture
-def study(run: Run) -> Run:
+def study(run):
     """Runs `attnscope relations` on the glass box."""
     return lambda *arguments: run("relations", "-m", "own", *arguments)
 
 
-def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
+def test_a_table_and_the_files(study, tmp_path):
     status, out, err = study(TREES, "-o", "out", "-f", "npz,csv,json,png", "--only", "det,case")
     assert status == 0, err
     assert "det→parent" in out and "nsubj" not in out
@@ -36,7 +35,7 @@ def test_a_table_and_the_files(study: Run, tmp_path: Path) -> None:
     assert document["schema"] == Relations.SCHEMA
 
 
-def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Path) -> None:
+def test_what_is_broken_is_said_and_the_rest_is_studied(study, tmp_path):
     good = Path(TREES).read_text("utf-8")
     (tmp_path / "a.conllu").write_text(good + "\n1\tbad\n\n" + good, "utf-8")
     (tmp_path / "b.py").write_text("def f(:\n", "utf-8")
@@ -57,7 +56,7 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study: Run, tmp_path: Pa
 # Views -----------------------------------------------------------------------------------------------------------
 
 
-def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "") -> Relations:
+def made_up(n, shape=(2, 3), *, hostile=""):
     """n relations: the first expressed by the best head, the second by another one, the third by none, and so on."""
     n_heads = shape[0] * shape[1]
     best, other = 1, shape[1] + 2
@@ -95,19 +94,19 @@ def made_up(n: int, shape: tuple[int, int] = (2, 3), *, hostile: str = "") -> Re
         "q": nan,
         "found": found,
     }
-    corpus: dict[str, Any] = {"sources": ["f"], "n_texts": 5, "n_tokens": 50, "complete": True}
+    corpus = {"sources": ["f"], "n_texts": 5, "n_tokens": 50, "complete": True}
     options = {"margin": 0.1, "fewest_links": 20, "fewest_texts": 10}
     tables = {name: Table.of(Relations.TABLES[name], cells) for name, cells in rows.items()}
     return Relations({"model": "m"}, corpus, options, tables, grids)
 
 
-def printed(result: Relations, width: int = 120, *, every: bool = False) -> str:
+def printed(result, width=120, *, every=False):
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(show(result, console, every=every))
     return console.export_text()
 
 
-def test_the_verdicts() -> None:
+def test_the_verdicts():
     result = made_up(4)
     assert result.verdicts == ["yes", "others", "no", "none"]
     assert best_heads(result)[0] == "L0H1"
@@ -117,7 +116,7 @@ def test_the_verdicts() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (24, 16)])
-def test_the_map_is_drawn_whole(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_the_map_is_drawn_whole(shape, tmp_path):
     result = made_up(60, shape, hostile="$\\alpha$ 中\u202e")
     (grid,) = [block for block in result.report().blocks if isinstance(block, Grid)]
     assert len(grid.rows) == MOST_RELATIONS and "not shown: 40 more relations" in grid.notes

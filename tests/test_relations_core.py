@@ -1,8 +1,5 @@
 """Links between words: the rules of Clark et al. 2019 on weights made by hand, and against plain loops in float64."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -27,11 +24,9 @@ WEIGHTS = [
 ]
 
 
-def facts_of(
-    units: Sequence[Sequence[int]], links: Sequence[tuple[int, Sequence[int], Sequence[int], int]]
-) -> LinkFacts:
+def facts_of(units, links):
     """Facts of links (text, source words, target words, cell)."""
-    rows: dict[tuple[int, tuple[int, ...]], int] = {}
+    rows = {}
     for text, source, _, _ in sorted(links):
         rows.setdefault((text, tuple(source)), len(rows))
     numbers = torch.tensor
@@ -51,7 +46,7 @@ def facts_of(
     )
 
 
-def test_the_rules_counted_by_hand() -> None:
+def test_the_rules_counted_by_hand():
     links = [
         (0, [UNHAPPY], [CATS], 0),  # right, by the mean over its pieces: 0.35 on cats, 0.20 on sleep
         (0, [CATS], [UNHAPPY], 1),  # right, by the sum over the pieces of unhappy: 0.30
@@ -66,7 +61,7 @@ def test_the_rules_counted_by_hand() -> None:
     assert found[:, 0, 1].tolist() == pytest.approx([0.35, 0.30, 0.20, 0.15, 0.53, 0.20])
 
 
-def test_a_tie_is_shared_and_nothing_is_right_without_weight() -> None:
+def test_a_tie_is_shared_and_nothing_is_right_without_weight():
     even = torch.full((1, 1, 4, 4), 0.25)
     units = [[0, 1, 2, 3]]
     found = links_of_weights(even, facts_of(units, [(0, [0], [1], 0), (0, [1], [0, 3], 1)]))
@@ -80,7 +75,7 @@ def test_a_tie_is_shared_and_nothing_is_right_without_weight() -> None:
 # Plain loops ----------------------------------------------------------------------------------------------------
 
 
-def by_loops(weights: Any, units: Any, links: Any, n_cells: int) -> tuple[Any, Any]:
+def by_loops(weights, units, links, n_cells):
     """Hits and mass, (cell, head), one number at a time."""
     n_heads = len(weights[0])
     hits, mass = np.zeros((2, n_cells, n_heads))
@@ -88,7 +83,7 @@ def by_loops(weights: Any, units: Any, links: Any, n_cells: int) -> tuple[Any, A
         tokens = [k for k, unit in enumerate(units[text]) if unit in source]
         for head in range(n_heads):
             row = [sum(float(weights[text][head][q][k]) for q in tokens) / len(tokens) for k in range(len(units[text]))]
-            words: dict[int, float] = {}
+            words = {}
             for k, unit in enumerate(units[text]):
                 if unit >= 0:
                     words[unit] = words.get(unit, 0.0) + row[k]
@@ -99,9 +94,7 @@ def by_loops(weights: Any, units: Any, links: Any, n_cells: int) -> tuple[Any, A
     return hits, mass
 
 
-def made_up(
-    seed: int, n_texts: int, length: int
-) -> tuple[list[list[int]], list[tuple[int, list[int], list[int], int]]]:
+def made_up(seed, n_texts, length):
     """Units of texts of up to that length, with gaps and padding, and links between them."""
     chance = np.random.default_rng(seed)
     units, links = [], []
@@ -129,7 +122,7 @@ def made_up(
     return units, links
 
 
-def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
+def made_call(seed, units, causal):
     """Grouped queries; padding (what comes after the last word but one) is hidden."""
     generator = torch.Generator().manual_seed(seed)
     n_texts, n = len(units), len(units[0])
@@ -144,7 +137,7 @@ def made_call(seed: int, units: list[list[int]], causal: bool) -> AttentionCall:
     return AttentionCall(0, "decoder" if causal else "encoder", query, key, value, 0.6, mask=mask, is_causal=causal)
 
 
-def require(found: torch.Tensor, expected: tuple[Any, Any]) -> None:
+def require(found, expected):
     np.testing.assert_allclose(found.numpy(), np.stack(expected, -1), atol=1e-12)
 
 
@@ -156,7 +149,7 @@ def require(found: torch.Tensor, expected: tuple[Any, Any]) -> None:
     causal=st.booleans(),
     elements=st.sampled_from([40, 300, 10**6]),
 )
-def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int, causal: bool, elements: int) -> None:
+def test_the_probe_is_what_plain_loops_give(seed, n_texts, length, causal, elements):
     units, links = made_up(seed, n_texts, length)
     call = made_call(seed, units, causal)
     facts = facts_of(units, links)
@@ -170,14 +163,14 @@ def test_the_probe_is_what_plain_loops_give(seed: int, n_texts: int, length: int
     require(links_of_weights(attention_weights(call), facts), expected)
 
 
-def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch):
     n, step = 400, 16
     units = [[*range(n - 1), 7]]
     facts = facts_of(units, [(0, [unit], [(unit + 5) % (n - 1)], 0) for unit in range(n - 1)])
     sizes = []
     add = core_relations._add_rows
 
-    def added(*arguments: Any) -> None:
+    def added(*arguments):
         sizes.append(arguments[-1].numel())
         add(*arguments)
 

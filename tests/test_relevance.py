@@ -2,20 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Rollout
-from tests.conftest import VOCABULARY, Run, write_tokenizer
+from tests.conftest import VOCABULARY, write_tokenizer
 from tests.record_helpers import require_lossless
 from tests.senses_helpers import photo, write_vision
 
@@ -23,7 +20,7 @@ SIZES = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3, "i
 TEXT = "the cat a"
 
 
-def save(folder: Path, kind: Any, config: Any) -> Path:
+def save(folder, kind, config):
     torch.manual_seed(0)
     model = kind(config)
     with torch.no_grad():
@@ -34,7 +31,7 @@ def save(folder: Path, kind: Any, config: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("relevance")
     words = {**SIZES, "vocab_size": len(VOCABULARY), "max_position_embeddings": 29}
     for name in ("bert", "masked", "llama"):
@@ -62,7 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def plain(folder: Path, kind: Any, position: int, number: int, **inputs: Tensor) -> NDArray[np.float64]:
+def plain(folder, kind, position, number, **inputs):
     """Compute the rows of R - I in shares, (layer, query, key), from eager attentions that retain their gradients."""
     model = kind.from_pretrained(folder, attn_implementation="eager").eval()
     output = model(**inputs, output_attentions=True)
@@ -90,8 +87,8 @@ def plain(folder: Path, kind: Any, position: int, number: int, **inputs: Tensor)
     ],
 )
 def test_which_words_matter_for_a_class_a_masked_word_and_the_next_word_is_plain_autograd_on_eager_attention(
-    folders: dict[str, Path], name: str, kind: Any, text: str, target: str, answer_token: int, tmp_path: Path
-) -> None:
+    folders, name, kind, text, target, answer_token, tmp_path
+):
     record = attnscope.relevance(attnscope.load(folders[name], engine="hf"), target, text)
     number = 1 if name == "bert" else VOCABULARY.index(target)
     ids = torch.tensor(record.maps[0].queries.ids.astype("int64"))[None]
@@ -104,8 +101,8 @@ def test_which_words_matter_for_a_class_a_masked_word_and_the_next_word_is_plain
 
 
 def test_which_patches_matter_for_the_class_of_a_photo_is_plain_autograd_on_eager_attention(
-    folders: dict[str, Path],
-) -> None:
+    folders,
+):
     model = attnscope.load(folders["vit"])
     record = attnscope.relevance(model, "dog", image=photo())
     processor = transformers.AutoImageProcessor.from_pretrained(folders["vit"], use_fast=False)
@@ -116,9 +113,7 @@ def test_which_patches_matter_for_the_class_of_a_photo_is_plain_autograd_on_eage
     assert not np.allclose(record.rollout, attnscope.relevance(model, "7", image=photo()).rollout, atol=1e-3)
 
 
-def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_is_read_from(
-    run: Run, folders: dict[str, Path]
-) -> None:
+def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_is_read_from(run, folders):
     done = run("heatmap", TEXT, "--relevance", "b", "-m", str(folders["llama"]), "-o", "out", "-f", "npz,png,json")
     assert done.status == 0 and "what matters for “b”, as of “a” (token 3)" in done.out
     assert Rollout.load("out/rollout.npz").target == "b"
@@ -137,13 +132,11 @@ def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_
         ("llama", "a " * 1100, "b", "too many for gradients"),
     ],
 )
-def test_relevance_of_what_is_not_predicted_is_refused(
-    folders: dict[str, Path], name: str, text: str, target: str, said: str
-) -> None:
+def test_relevance_of_what_is_not_predicted_is_refused(folders, name, text, target, said):
     with pytest.raises(AttnscopeError, match=said):
         attnscope.relevance(attnscope.load(folders[name], engine="hf"), target, text)
 
 
-def test_relevance_of_a_model_without_a_head_is_refused(minilm: Any) -> None:
+def test_relevance_of_a_model_without_a_head_is_refused(minilm):
     with pytest.raises(AttnscopeError, match="it has no answers"):
         attnscope.relevance(minilm, "cat", TEXT)

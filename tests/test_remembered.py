@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,24 +16,24 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf import assembling, check, verdicts
 from attnscope.models.hf import model as hf_model
 from attnscope.models.hf.model import HuggingFaceModel
-from tests.conftest import Run, edited, write_tiny, write_tokenizer
+from tests.conftest import edited, write_tiny, write_tokenizer
 
 
 class Count(list[None]):
     """How often something was called since it was asked last."""
 
-    def pop_all(self) -> int:
+    def pop_all(self):
         n = len(self)
         self.clear()
         return n
 
 
 @pytest.fixture
-def compared(monkeypatch: pytest.MonkeyPatch) -> Count:
+def compared(monkeypatch):
     """Counts surveys, each of which compares."""
     count, compute = Count(), check.survey_attention
 
-    def counted(*arguments: Any, **named: Any) -> Any:
+    def counted(*arguments, **named):
         count.append(None)
         return compute(*arguments, **named)
 
@@ -43,19 +41,19 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Count:
     return count
 
 
-def load(folder: Path, **how: Any) -> HuggingFaceModel:
+def load(folder, **how):
     model = attnscope.load(folder, engine="hf", **how)
     assert isinstance(model, HuggingFaceModel)
     return model
 
 
-def weights_of(model: HuggingFaceModel) -> list[torch.Tensor]:
+def weights_of(model):
     probe = Weights()
     model.run(attnscope.models.Batch(torch.tensor([[3, 7, 9, 4]])), probe)
     return [weights for by_layer in probe.maps.values() for weights in by_layer.values()]
 
 
-def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert: Path, compared: Count) -> None:
+def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared):
     first = load(tiny_bert)
     assert compared.pop_all() == 1
     second = load(tiny_bert)
@@ -82,9 +80,7 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert: Path, co
         ("llama", {"sliding_window": 27, "num_key_value_heads": 3, "hidden_size": 24}),
     ],
 )
-def test_surveys_of_all_forms_are_kept_whole(
-    model_type: str, more: Any, tmp_path: Path, compared: Count, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surveys_of_all_forms_are_kept_whole(model_type, more, tmp_path, compared, monkeypatch):
     monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)  # windows are left to be compared later
     folder = write_tiny(tmp_path / model_type, model_type, **more)
     first, second = load(folder), load(folder)
@@ -99,8 +95,8 @@ def test_surveys_of_all_forms_are_kept_whole(
     assert plans[0] == plans[1]
 
 
-def test_a_refusal_is_not_remembered(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_a_refusal_is_not_remembered(tiny_bert, monkeypatch, empty_cache):
+    def refuse(*_, **__):
         raise AttnscopeError("self-check: they differ")
 
     with monkeypatch.context() as patched:
@@ -111,7 +107,7 @@ def test_a_refusal_is_not_remembered(tiny_bert: Path, monkeypatch: pytest.Monkey
     assert load(tiny_bert).info.checked
 
 
-def test_both_parts_of_a_model_of_two_towers_have_a_verdict(tmp_path: Path, compared: Count) -> None:
+def test_both_parts_of_a_model_of_two_towers_have_a_verdict(tmp_path, compared):
     from transformers import CLIPConfig
 
     part = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 11}
@@ -128,20 +124,20 @@ def test_both_parts_of_a_model_of_two_towers_have_a_verdict(tmp_path: Path, comp
         assert compared.pop_all() == n
 
 
-def change_a_byte(folder: Path) -> dict[str, Any]:
+def change_a_byte(folder):
     weights = load_file(folder / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] += 1
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return {}
 
 
-def change_config(folder: Path) -> dict[str, Any]:
+def change_config(folder):
     edited(folder, id2label={"0": "no name that attention depends on"})
     return {}
 
 
 @pytest.mark.parametrize("change", [change_a_byte, change_config, lambda _: {"dtype": "float64"}])
-def test_another_model_is_compared(change: Callable[[Path], Any], tiny_bert: Path, compared: Count) -> None:
+def test_another_model_is_compared(change, tiny_bert, compared):
     load(tiny_bert)
     how = change(tiny_bert)
     compared.clear()
@@ -151,9 +147,7 @@ def test_another_model_is_compared(change: Callable[[Path], Any], tiny_bert: Pat
     assert compared.pop_all() == 0
 
 
-def test_other_code_of_ours_or_another_version_compares(
-    tiny_bert: Path, tmp_path: Path, compared: Count, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_code_of_ours_or_another_version_compares(tiny_bert, tmp_path, compared, monkeypatch):
     for name in ("a", "b"):
         for folder in ("core/attention", "models/hf"):
             shutil.copytree(verdicts.PACKAGE / folder, tmp_path / name / folder, ignore=lambda *_: ["__pycache__"])
@@ -168,9 +162,7 @@ def test_other_code_of_ours_or_another_version_compares(
     assert compared.pop_all() == 1
 
 
-def test_an_option_compares_and_another_neither_compares_nor_remembers(
-    tiny_bert: Path, compared: Count, empty_cache: Path
-) -> None:
+def test_an_option_compares_and_another_neither_compares_nor_remembers(tiny_bert, compared, empty_cache):
     assert load(tiny_bert, check=False).info.checked is False
     assert not empty_cache.exists()
     load(tiny_bert)
@@ -180,14 +172,14 @@ def test_an_option_compares_and_another_neither_compares_nor_remembers(
     assert (model.info.checked, model.info.remembered) == (False, "")
 
 
-def test_models_in_memory_are_never_remembered(tiny_bert: Path, compared: Count, empty_cache: Path) -> None:
+def test_models_in_memory_are_never_remembered(tiny_bert, compared, empty_cache):
     for _ in range(2):
         attnscope.load(AutoModel.from_pretrained(tiny_bert))
         assert compared.pop_all() == 1
     assert not empty_cache.exists()
 
 
-DAMAGES: tuple[Callable[[dict[str, Any]], Any], ...] = (
+DAMAGES = (
     lambda whole: [whole],
     lambda whole: {"verdict": whole["verdict"]},
     lambda whole: {**whole, "sha256": "0" * 64},
@@ -197,7 +189,7 @@ DAMAGES: tuple[Callable[[dict[str, Any]], Any], ...] = (
 )
 
 
-def test_a_damaged_file_is_no_verdict(tiny_bert: Path, empty_cache: Path, compared: Count) -> None:
+def test_a_damaged_file_is_no_verdict(tiny_bert, empty_cache, compared):
     load(tiny_bert)
     (path,) = empty_cache.iterdir()
     whole = path.read_bytes()
@@ -212,12 +204,10 @@ def test_a_damaged_file_is_no_verdict(tiny_bert: Path, empty_cache: Path, compar
         assert compared.pop_all() == 0
 
 
-def test_where_nothing_can_be_written_nothing_is_remembered(
-    tiny_bert: Path, tmp_path: Path, compared: Count, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written_nothing_is_remembered(tiny_bert, tmp_path, compared, monkeypatch):
     (tmp_path / "file").touch()
 
-    def refuse() -> Path:
+    def refuse():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", refuse)
@@ -228,7 +218,7 @@ def test_where_nothing_can_be_written_nothing_is_remembered(
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("file", "tiny-bert")] == []
 
 
-def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path, monkeypatch):
     from transformers import GPT2Config
 
     config = GPT2Config(n_embd=15, n_head=3, n_layer=2, n_positions=64, vocab_size=90, bos_token_id=3, eos_token_id=4)
@@ -236,7 +226,7 @@ def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, mon
     write_tokenizer(tmp_path)
     tried, answers = Count(), iter([False, True])
 
-    def try_it(*_: object) -> bool:
+    def try_it(*_):
         tried.append(None)
         return next(answers)
 
@@ -249,7 +239,7 @@ def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path: Path, mon
     assert load(tmp_path).resumes
 
 
-def test_info_says_when_it_was_compared_and_takes_the_option(tiny_bert: Path, run: Run) -> None:
+def test_info_says_when_it_was_compared_and_takes_the_option(tiny_bert, run):
     command = ("models", tiny_bert, "--engine", "hf")
     assert "remembered since" not in " ".join(run(*command).out.split())
     assert "and remembered since" in " ".join(run(*command).out.split())

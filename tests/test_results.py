@@ -1,6 +1,5 @@
 """A result of any question: tables, arrays along them, files, and damage that is refused."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,13 +29,13 @@ class Effects(Result):
 
 
 @pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+def _known(monkeypatch):
     kind = Kind("effects", "record of effects", "questions.ablate:Effects")
     monkeypatch.setattr(ablate, "Effects", Effects, raising=False)
     monkeypatch.setitem(kinds.KINDS, "effects", kind)
 
 
-def effects() -> Effects:
+def effects():
     heads = Table.of(
         Effects.TABLES["heads"],
         [{"kind": "encoder", "layer": 0, "head": 0, "effect": 0.5}, {"kind": "encoder", "layer": 0, "head": 1}],
@@ -47,13 +46,13 @@ def effects() -> Effects:
     return Effects({"model": "m"}, {"n_texts": 2}, {"loss": "kl"}, tables, arrays)
 
 
-def change(result: Effects, **changes: Any) -> Effects:
+def change(result, **changes):
     """The same with other values of columns, by "table/column", and of arrays."""
     held = {**result.arrays(), **changes}
     return Effects.rebuild(result.describe(), held)
 
 
-def test_a_saved_result_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_result_is_the_same_when_it_is_loaded(tmp_path):
     result = effects()
     loaded = Effects.load(result.save(tmp_path / "effects.npz"))
     assert (loaded.run, loaded.corpus, loaded.options) == (result.run, result.corpus, result.options)
@@ -63,7 +62,7 @@ def test_a_saved_result_is_the_same_when_it_is_loaded(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.arrays()[name], values)
 
 
-def test_a_result_gives_tables_and_arrays_by_name() -> None:
+def test_a_result_gives_tables_and_arrays_by_name():
     result = effects()
     np.testing.assert_array_equal(result["heads"]["effect"], [0.5, np.nan])
     assert result["shares"].shape == (2, 3)
@@ -71,7 +70,7 @@ def test_a_result_gives_tables_and_arrays_by_name() -> None:
     np.testing.assert_array_equal(result["heads"].grid("effect", "encoder"), [[0.5, np.nan]])
 
 
-def test_csv_holds_the_first_table_and_json_all() -> None:
+def test_csv_holds_the_first_table_and_json_all():
     result = effects()
     assert result.to_csv() == "kind,layer,head,effect\nencoder,0,0,0.5\nencoder,0,1,\n"
     document = result.as_json()
@@ -79,7 +78,7 @@ def test_csv_holds_the_first_table_and_json_all() -> None:
     assert document["shares"][1] == [None, 0.1, 0.2]
 
 
-def test_an_interval_stands_beside_its_column() -> None:
+def test_an_interval_stands_beside_its_column():
     class Estimate:
         value, low, high = 0.5, 0.25, 0.75
 
@@ -88,7 +87,7 @@ def test_an_interval_stands_beside_its_column() -> None:
     assert np.isnan(table.interval("accuracy")[1]).all()
 
 
-def test_a_selection_keeps_arrays_and_references_in_step() -> None:
+def test_a_selection_keeps_arrays_and_references_in_step():
     result = effects().select("heads", [1])
     result.require_whole()
     assert result.head_names == ["L0H1"]
@@ -111,14 +110,14 @@ def test_a_selection_keeps_arrays_and_references_in_step() -> None:
         ({"unknown": np.zeros(2)}, "cannot have"),
     ],
 )
-def test_damage_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_damage_is_refused(tmp_path, changes, says):
     path = change(effects(), **changes).save(tmp_path / "effects.npz")
     with pytest.raises(AttnscopeError, match=says):
         Effects.load(path)
 
 
 @pytest.mark.parametrize("pair", [None, "It slept."])
-def test_tokens_survive_as_a_table(pair: str | None) -> None:
+def test_tokens_survive_as_a_table(pair):
     tokens = attnscope.load("minilm").tokenizer.encode("The xylophonist sat.", pair)
     again = tokens_of(tokens_table(tokens), tokens.text, tokens.pair)
     assert (again.text, again.pair, again.labels, again.n_given) == (

@@ -10,7 +10,7 @@ from attnscope.core.intervals import benjamini_hochberg
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
-from tests.heads_helpers import Seen, heads_in, names_of
+from tests.heads_helpers import heads_in, names_of
 
 NAMES = (
     "resting",
@@ -35,14 +35,14 @@ N_QUERIES = 20
 
 
 def tally_of(
-    *heads: dict[str, float],
-    uniform: dict[str, float] | None = None,
-    pairs: dict[str, float] | None = None,
-    counts: dict[str, float] | None = None,
-    n_texts: int = 40,
-    noise: float = 0.05,
-    names: tuple[str, ...] = NAMES,
-) -> Tally:
+    *heads,
+    uniform=None,
+    pairs=None,
+    counts=None,
+    n_texts=40,
+    noise=0.05,
+    names=NAMES,
+):
     """A layer of heads whose measures have these values over texts of 20 queries, give or take some noise.
 
     Args:
@@ -73,13 +73,13 @@ def tally_of(
     return tally
 
 
-def only_head(tally: Tally, **thresholds: float) -> Seen:
+def only_head(tally, **thresholds):
     """The one head of a tally, judged."""
     (head,) = heads_in(judge([tally], complete_thresholds({}) | thresholds, tally.n_texts))
     return head
 
 
-def test_a_role_is_given_with_its_evidence() -> None:
+def test_a_role_is_given_with_its_evidence():
     head = only_head(tally_of({"previous_token": 0.7, "window": 0.3}, uniform={"previous_token": 0.1}))
     (role,) = head.roles
     assert role.name == role.measure == "previous_token"
@@ -93,32 +93,32 @@ def test_a_role_is_given_with_its_evidence() -> None:
 
 
 @pytest.mark.parametrize("name", ["previous_token", "first_token", "window"])
-def test_a_baseline_above_the_threshold_must_be_beaten(name: str) -> None:
+def test_a_baseline_above_the_threshold_must_be_beaten(name):
     role = next(role for role, rule in RULES.items() if rule.measures[0] == name)
     uniform = {name: 0.75}
     assert not only_head(tally_of({name: 0.7}, uniform=uniform)).roles
     assert names_of(only_head(tally_of({name: 0.95}, uniform=uniform))) == {role}
 
 
-def test_above_a_baseline_of_nearly_all_there_is_nothing_to_find() -> None:
+def test_above_a_baseline_of_nearly_all_there_is_nothing_to_find():
     assert not only_head(tally_of({"window": 1.0}, uniform={"window": 1.0}, noise=0)).roles
     assert not only_head(tally_of({"window": 1.0}, uniform={"window": 0.995}, noise=0)).roles
 
 
 @pytest.mark.parametrize("name", PAIR_MEASURES)
-def test_pair_measures_must_beat_the_best_fixed_offset(name: str) -> None:
+def test_pair_measures_must_beat_the_best_fixed_offset(name):
     assert not only_head(tally_of({name: 0.9}, pairs={name: 1.0})).roles
     assert not only_head(tally_of({name: 0.9}, pairs={name: 0.92})).roles
     assert names_of(only_head(tally_of({name: 0.9}, pairs={name: 0.5}))) == {name}
 
 
-def test_similar_tokens_are_others_than_the_same() -> None:
+def test_similar_tokens_are_others_than_the_same():
     assert names_of(only_head(tally_of({"similar_token": 0.9, "self_token": 1.0}))) == {"self_token"}
     assert names_of(only_head(tally_of({"similar_token": 0.5, "same_token": 0.6}))) == {"same_token"}
     assert names_of(only_head(tally_of({"similar_token": 0.5, "self_token": 0.2}))) == {"similar_token"}
 
 
-def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
+def test_the_active_part_counts_where_there_is_enough_of_it():
     values = {"previous_token": 0.1, "previous_token_active": 0.9}
     little = {"previous_token_active": 0.05 * N_QUERIES}
     enough = {"previous_token_active": 0.15 * N_QUERIES}
@@ -128,14 +128,14 @@ def test_the_active_part_counts_where_there_is_enough_of_it() -> None:
     assert role.active_share == pytest.approx(0.15, abs=0.01)
 
 
-def test_where_all_weights_are_alike_the_largest_is_no_choice() -> None:
+def test_where_all_weights_are_alike_the_largest_is_no_choice():
     assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.97}))) == {"diffuse"}
     assert names_of(only_head(tally_of({"rarest_token": 0.8, "relative_entropy": 0.7}))) == {"rare"}
 
 
 @pytest.mark.parametrize("n_keys", [9, 20, 100, 1000, 30_000])
 @pytest.mark.parametrize(("share", "roles"), [(0.7, {"diffuse"}), (0.4, set())])
-def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys: int, share: float, roles: set[str]) -> None:
+def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys, share, roles):
     """Heads that spread evenly over 0.7 and 0.4 of their keys: relative entropies of 0.84 and 0.58 with 9 keys.
 
     With 30,000 keys they are 0.97 and 0.91: a fixed threshold takes both or neither.
@@ -149,7 +149,7 @@ def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys: int, share: float,
 
 
 @pytest.mark.parametrize("n_texts", [LEAST_TEXTS, FEWEST_TEXTS - 1])
-def test_with_few_texts_roles_are_tentative(n_texts: int) -> None:
+def test_with_few_texts_roles_are_tentative(n_texts):
     (role,) = only_head(tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)).roles
     assert role.tentative
     assert role.effective_texts == n_texts
@@ -159,11 +159,11 @@ def test_with_few_texts_roles_are_tentative(n_texts: int) -> None:
 
 
 @pytest.mark.parametrize("n_texts", [1, 2])
-def test_one_or_two_texts_give_no_role(n_texts: int) -> None:
+def test_one_or_two_texts_give_no_role(n_texts):
     assert not only_head(tally_of({"previous_token": 1.0}, n_texts=n_texts, noise=0)).roles
 
 
-def test_tests_of_one_role_are_one_claim() -> None:
+def test_tests_of_one_role_are_one_claim():
     """The measure of a head as a whole, and of its active part: together no surer than the surer one alone."""
     values = {"previous_token": 0.41, "previous_token_active": 0.46, "resting": 0.3}
     (role,) = only_head(tally_of(values)).roles
@@ -175,7 +175,7 @@ def test_tests_of_one_role_are_one_claim() -> None:
     assert role.p == pytest.approx(2 * active, rel=1e-6)
 
 
-def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
+def test_measures_from_0_to_1_have_intervals_from_0_to_1():
     for name, measure in MEASURES.items():
         assert (name not in NO_SHARES) == ((measure.low, measure.high) == (0, 1)), name
     head = only_head(tally_of({"previous_token": 1.0, "window": 0.001, "relative_entropy": 0.99}, noise=0))
@@ -187,7 +187,7 @@ def test_measures_from_0_to_1_have_intervals_from_0_to_1() -> None:
     assert 0.95 < head.measures["relative_entropy"].low < 0.98  # unseen texts may have none
 
 
-def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
+def test_false_discoveries_are_held_over_all_heads_and_roles():
     """A hundred heads exactly at the threshold: each test alone would give five of them the role."""
     tally = tally_of(*({"previous_token": 0.4},) * 100, noise=0.1)
     column = NAMES.index("previous_token")
@@ -204,5 +204,5 @@ def test_false_discoveries_are_held_over_all_heads_and_roles() -> None:
         ({"first_token": 0.95, "previous_token": 0.5}, ["previous_token", "first_token"]),
     ],
 )
-def test_the_strongest_role_comes_first_and_a_sink_last(values: dict[str, float], roles: list[str]) -> None:
+def test_the_strongest_role_comes_first_and_a_sink_last(values, roles):
     assert [role.name for role in only_head(tally_of(values)).roles] == roles

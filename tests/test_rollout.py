@@ -8,28 +8,27 @@ import numpy as np
 import pytest
 
 from attnscope import heatmap, load, rollout
-from attnscope.models.model import Model
 from attnscope.questions.heatmap import Rollout
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
-from tests.conftest import Run, write_tiny_t5
+from tests.conftest import write_tiny_t5
 from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
 
 
 @pytest.fixture(scope="module")
-def tired(minilm: Model) -> Rollout:
+def tired(minilm):
     return rollout(minilm, TIRED, query="it")
 
 
-def made(n: int = 5, n_layers: int = 2) -> Rollout:
+def made(n=5, n_layers=2):
     labels = ["[CLS]", *(f"t{i}" for i in range(1, n - 1)), "[SEP]"]
     record = record_of(map_of(tokens_of(labels, (0, n - 1)), layers=n_layers), run={**RUN, "notes": ["ä"]})
     mean, rolled = (shares(n_layers, n, n, seed=seed) for seed in (0, 1))
     return Rollout.of_layers(record, mean, rolled, 0.5)
 
 
-def test_the_numbers_are_those_of_the_weights(minilm: Model, tired: Rollout) -> None:
+def test_the_numbers_are_those_of_the_weights(minilm, tired):
     weights = heatmap(minilm, TIRED).weights.astype(np.float64)
     np.testing.assert_allclose(tired.mean, weights.mean(1), atol=1e-7)
     product = np.eye(16)
@@ -38,14 +37,14 @@ def test_the_numbers_are_those_of_the_weights(minilm: Model, tired: Rollout) -> 
         np.testing.assert_allclose(tired.rollout[layer], product, atol=1e-6)  # rows of float32 sum to 1 nearly
 
 
-def test_a_decoder_sees_nothing_of_what_comes_later() -> None:
+def test_a_decoder_sees_nothing_of_what_comes_later():
     found = rollout(load("own-causal"), "1, 2, 1, 2", residual=0.25)
     for shares_of in (found.mean, found.rollout):
         assert not np.triu(shares_of, 1).any() and np.tril(shares_of).any()
     assert found.residual == 0.25
 
 
-def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
+def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path):
     write_tiny_t5(tmp_path / "t5")
     model = load(str(tmp_path / "t5"))
     found = rollout(model, "the cat")
@@ -55,11 +54,11 @@ def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path: Path) -> None:
     assert any(note.startswith("rollout is the encoder's") for note in found.run["notes"])
 
 
-def test_a_record_comes_back_without_loss(tmp_path: Path) -> None:
+def test_a_record_comes_back_without_loss(tmp_path):
     require_lossless(made(), tmp_path)
 
 
-def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
+def test_figures_hold_the_shares_beside_the_mean_attention():
     record = made()
     assert stems(record, "t2") == ["overview", "L00", "L01", "query-002"]
     shown = page_of(record, "L01")
@@ -74,7 +73,7 @@ def test_figures_hold_the_shares_beside_the_mean_attention() -> None:
     assert written["rollout"][0] < written["L0"][0] < written["L1"][0]
 
 
-def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
+def test_on_the_command_line(run, tmp_path):
     out = run("heatmap", "--rollout", TIRED, "--query", "it", "-o", "out", "-f", "npz,png").out
     assert re.search(r"L0 +because 0\.19 .*it 0\.53", out)
     names = ["rollout.npz", "overview.png", *(f"L{i:02d}.png" for i in range(6)), "query-010.png"]
@@ -97,6 +96,6 @@ def test_on_the_command_line(run: Run, tmp_path: Path) -> None:
         (["heatmap", "--rollout"], 2, "no text is given"),
     ],
 )
-def test_what_is_refused(run: Run, arguments: list[str], status: int, said: str) -> None:
+def test_what_is_refused(run, arguments, status, said):
     result = run(*arguments)
     require_one_line(result, said, status)

@@ -16,7 +16,7 @@ BY_HAND = np.array([FIRST, SECOND])
 ROLLED = [[1, 0, 0], [0.25, 0.75, 0], [9 / 16, 3 / 16, 0.25]]
 
 
-def test_a_graph_worked_by_hand() -> None:
+def test_a_graph_worked_by_hand():
     layers = mix_residual(BY_HAND)
     np.testing.assert_allclose(
         layers, [[[1, 0, 0], [0.25, 0.75, 0], [0.5, 0, 0.5]], np.array(SECOND) / 2 + np.eye(3) / 2]
@@ -24,7 +24,7 @@ def test_a_graph_worked_by_hand() -> None:
     np.testing.assert_allclose(rollout(layers), [layers[0], ROLLED], atol=1e-15)
 
 
-def test_the_residual_share_and_rows_that_are_not_whole() -> None:
+def test_the_residual_share_and_rows_that_are_not_whole():
     weights = np.array([[[0.5, 0.0], [0.0, 0.0]]])
     np.testing.assert_allclose(mix_residual(weights, 0.2), [[[1, 0], [0, 1]]])
     np.testing.assert_array_equal(mix_residual(weights, 0.0), [[[1, 0], [0, 0]]])
@@ -35,7 +35,7 @@ def test_the_residual_share_and_rows_that_are_not_whole() -> None:
     )
 
 
-def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:
+def random_layers(n_layers, n, seed, causal):
     weights = shares(n_layers, n, n, seed=seed).astype(np.float64)
     if causal:
         weights = np.tril(weights)
@@ -44,7 +44,7 @@ def random_layers(n_layers: int, n: int, seed: int, causal: bool) -> np.ndarray:
 
 
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(0, 99), st.booleans())
-def test_rollout_is_a_sum_over_paths(n_layers: int, n: int, seed: int, causal: bool) -> None:
+def test_rollout_is_a_sum_over_paths(n_layers, n, seed, causal):
     layers = random_layers(n_layers, n, seed, causal)
     found = rollout(layers)
     np.testing.assert_allclose(found.sum(-1), 1)

@@ -5,21 +5,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from attnscope.errors import AttnscopeError
-from attnscope.studies.workers import RUNS, Executor, Processes, RayCluster
+from attnscope.studies.workers import RUNS, Processes, RayCluster
 from tests.block_functions import Environment, Raises, Square
 from tests.processes import LIMIT_S
 
 ROOT = Path(__file__).parent.parent
 
 
-def squares(executor: Executor, function: Square, n: int) -> dict[int, int | str]:
+def squares(executor, function, n):
     """The squares of the first n numbers, or why they are lost."""
     outcomes = list(executor.map_blocks(function, iter(range(n))))
     assert sorted(outcome.number for outcome in outcomes) == list(range(n))
@@ -28,39 +27,39 @@ def squares(executor: Executor, function: Square, n: int) -> dict[int, int | str
 
 
 @pytest.mark.parametrize("executor", [Processes(1, 1), Processes(2, 1)], ids=["one", "two"])
-def test_each_block_is_run_once(executor: Executor, tmp_path: Path) -> None:
+def test_each_block_is_run_once(executor, tmp_path):
     assert squares(executor, Square(tmp_path), 7) == {number: number**2 for number in range(7)}
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_a_block_whose_worker_is_killed_is_run_again(n_workers: int, tmp_path: Path) -> None:
+def test_a_block_whose_worker_is_killed_is_run_again(n_workers, tmp_path):
     function = Square(tmp_path, {2: RUNS - 1})
     assert squares(Processes(n_workers, 1), function, 6) == {number: number**2 for number in range(6)}
     assert len(list(tmp_path.iterdir())) == RUNS - 1
 
 
-def test_a_block_that_always_kills_its_worker_is_given_up_and_no_other(tmp_path: Path) -> None:
+def test_a_block_that_always_kills_its_worker_is_given_up_and_no_other(tmp_path):
     results = squares(Processes(2, 1), Square(tmp_path, {1: 99, 4: 99}), 6)
     reason = f"its process was killed by signal 9: perhaps for want of memory; tried {RUNS} times"
     assert results == {0: 0, 1: reason, 2: 4, 3: 9, 4: reason, 5: 25}
     assert len(list(tmp_path.glob("death-1-*"))) == len(list(tmp_path.glob("death-4-*"))) == RUNS
 
 
-def test_a_worker_that_dies_while_it_loads_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_that_dies_while_it_loads_is_replaced(tmp_path):
     assert squares(Processes(1, 1), Square(tmp_path, {-1: RUNS - 1}), 3) == {0: 0, 1: 1, 2: 4}
 
 
-def test_where_no_worker_can_load_it_says_so(tmp_path: Path) -> None:
+def test_where_no_worker_can_load_it_says_so(tmp_path):
     with pytest.raises(AttnscopeError, match=f"no worker could load the model: .* signal 9.*; tried {RUNS} times"):
         squares(Processes(2, 1), Square(tmp_path, {-1: 99}), 3)
 
 
-def test_want_of_memory_counts_as_a_death() -> None:
+def test_want_of_memory_counts_as_a_death():
     (outcome,) = Processes(1, 1).map_blocks(Raises(), [MemoryError()])
     assert outcome.lost == f"its process ran out of memory; tried {RUNS} times"
 
 
-def test_what_a_function_raises_comes_out_as_it_is() -> None:
+def test_what_a_function_raises_comes_out_as_it_is():
     executor = Processes(1, 1)
     with pytest.raises(AttnscopeError) as raised:
         list(executor.map_blocks(Raises(), [AttnscopeError("no such thing", "take another")]))
@@ -69,10 +68,10 @@ def test_what_a_function_raises_comes_out_as_it_is() -> None:
         list(executor.map_blocks(Raises(), [ZeroDivisionError()]))
 
 
-def test_blocks_are_read_as_they_are_needed(tmp_path: Path) -> None:
+def test_blocks_are_read_as_they_are_needed(tmp_path):
     n_read = 0
 
-    def endless() -> Iterator[int]:
+    def endless():
         nonlocal n_read
         while True:
             yield n_read
@@ -84,7 +83,7 @@ def test_blocks_are_read_as_they_are_needed(tmp_path: Path) -> None:
             assert n_read <= n_done + 3
 
 
-def test_a_worker_keeps_what_it_loaded_and_has_the_threads_that_it_is_given(tmp_path: Path) -> None:
+def test_a_worker_keeps_what_it_loaded_and_has_the_threads_that_it_is_given(tmp_path):
     pids = {outcome.result[1] for outcome in Processes(1, 1).map_blocks(Square(tmp_path), range(4))}
     assert len(pids) == 1 and os.getpid() not in pids
     names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "MPLBACKEND"]
@@ -110,7 +109,7 @@ except KeyboardInterrupt:
 """
 
 
-def start_interrupted(folder: Path) -> subprocess.Popen[str]:
+def start_interrupted(folder):
     """Start a script that maps four blocks, in a process group of its own; return once all of them have begun."""
     script = folder / "script.py"
     script.write_text(INTERRUPTED, "utf-8")
@@ -131,7 +130,7 @@ def start_interrupted(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
-def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path):
     run = start_interrupted(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all processes
     out, err = run.communicate(timeout=LIMIT_S)  # workers hold stderr: none of them is left
@@ -141,7 +140,7 @@ def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path:
 # Ray ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_with_ray_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_wrong_with_ray_is_one_line(monkeypatch, tmp_path):
     for address in ("somewhere", "127.0.0.1:1"):
         with pytest.raises(AttnscopeError, match=f"cannot be reached at {address}"):
             squares(RayCluster(1, 1, address), Square(tmp_path), 1)

@@ -23,24 +23,24 @@ TEXTS = st.lists(st.tuples(st.tuples(ANY, ANY), st.tuples(ANY.map(abs), ANY.map(
 EPS = float(np.finfo(np.float64).eps)
 
 
-def fill(texts, shape=(2,)) -> RunningSums:
+def fill(texts, shape=(2,)):
     sums = RunningSums(shape)
     for s, c in texts:
         sums.add(s, c)
     return sums
 
 
-def sums_of(s, c, shape=()) -> RunningSums:
+def sums_of(s, c, shape=()):
     sums = RunningSums(shape)
     sums.add(s, c)
     return sums
 
 
-def state(sums: RunningSums) -> tuple[bytes, int]:
+def state(sums):
     return sums.moments.tobytes(), sums.n_texts
 
 
-def simulated(n=200, cells=5, seed=0) -> tuple[np.ndarray, np.ndarray]:
+def simulated(n=200, cells=5, seed=0):
     rng = RNG(seed)
     c = rng.integers(3, 400, (n, cells)).astype(float)
     return c * rng.beta(2, 3, (n, cells)), c
@@ -49,7 +49,7 @@ def simulated(n=200, cells=5, seed=0) -> tuple[np.ndarray, np.ndarray]:
 # Sums and moments
 
 
-def require_exact(sums: RunningSums, texts) -> None:
+def require_exact(sums, texts):
     """Compares sums, variances and covariances over texts, of two quantities, with those of fractions."""
     n, sum_s, sum_c, *moments = sums.moments
     for cell in range(2):
@@ -151,7 +151,7 @@ def test_texts_of_one_length_give_the_textbook_interval_and_test():
     assert (sums.p_above(0.05) < 1e-3).all()
 
 
-def coverage(n: int, lengths, *, texts_differ: bool, replications: int = 4000, seed: int = 7) -> tuple[float, float]:
+def coverage(n, lengths, *, texts_differ, replications=4000, seed=7):
     """How often the 95% interval holds the known value of a simulated head; and p < 0.05 at that value."""
     rng = RNG(seed)
     c = lengths(rng, (n, replications))
@@ -203,7 +203,7 @@ SHARES = {
 }
 
 
-def share_coverage(kind: str, n: int, share: float, *, replications: int = 4000) -> tuple[float, float]:
+def share_coverage(kind, n, share, *, replications=4000):
     """How often the 95% interval of a share holds it, and how often r ± t·se does."""
     lengths, draw, hits = SHARES[kind]
     rng = RNG(7)

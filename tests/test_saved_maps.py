@@ -8,12 +8,11 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.questions.maps import choose_heads
-from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import map_of, record_of, tokens_of
 
 
-def test_what_was_drawn_is_shown_again_from_its_folder(run: Run) -> None:
+def test_what_was_drawn_is_shown_again_from_its_folder(run):
     status, out, err = run("heatmap", "the cat", "-m", "own", "-o", "drawn")
     assert (status, out.split()[-1]) == (0, "drawn/heatmap.npz"), err
     status, out, err = run("show", "drawn", "--pick", "L0H1")
@@ -21,16 +20,14 @@ def test_what_was_drawn_is_shown_again_from_its_folder(run: Run) -> None:
     assert attnscope.load_record("drawn").of(0, 1).sum(-1) == pytest.approx(1)
 
 
-def test_figures_named_by_format_are_all_that_is_written(run: Run, tmp_path: Path) -> None:
+def test_figures_named_by_format_are_all_that_is_written(run, tmp_path):
     assert run("heatmap", "the cat", "-m", "own", "-L", "0", "-f", "png", "-o", "drawn", "-q")[1].split() == [
         "drawn/L00.png"
     ]
     assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["L00.png"]
 
 
-def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(run, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "MOST_SAVED", 100)
     status, out, err = run("heatmap", "the cat", "-m", "own", "-L", "0", "-o", "drawn")
     assert (status, out.split()[-1]) == (0, "drawn/L00.png")
@@ -39,7 +36,7 @@ def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(
     assert (tmp_path / "drawn/heatmap.npz").is_file()
 
 
-def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path: Path) -> None:
+def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path):
     record = record_of(map_of(tokens_of(["[CLS]", "the", "cat"], (0,)), layers=1, heads=1))
     for query, missing in (("cat,dog", "dog"), ("dog,@9,the", "dog,@9"), ("dog,bird", "dog,bird"), ("dog", "dog")):
         with pytest.raises(attnscope.AttnscopeError, match=rf"no token is '{missing}' \(the tokens are: @0 \[CLS\]"):
@@ -47,12 +44,12 @@ def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def drawn(run: Run) -> str:
+def drawn(run):
     assert run("heatmap", "the cat sat", "-m", "own", "-f", "npz", "-o", "drawn")[0] == 0
     return "drawn"
 
 
-def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(run: Run, drawn: str) -> None:
+def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(run, drawn):
     for choice in (("-L", "0"), ("-H", "1-2"), ("-L", "1", "-H", "0"), ("--words",), ("--hide-special",)):
         formats = "npz,png" if len(choice) == 4 else "npz"
         again = run("show", drawn, *choice, "-o", "again", "-f", formats, "-q")
@@ -72,21 +69,19 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
         (("-L", "0", "--pick", "L0H0"), 2, "either singly or by layers and heads"),
     ],
 )
-def test_heads_that_a_record_lacks_are_refused(
-    run: Run, drawn: str, choice: tuple[str, ...], status: int, said: str
-) -> None:
+def test_heads_that_a_record_lacks_are_refused(run, drawn, choice, status, said):
     found = run("show", drawn, *choice)
     assert (found[0], found[1]) == (status, "") and said in found[2]
 
 
-def test_records_about_heads_are_shown_by_layers_too() -> None:
+def test_records_about_heads_are_shown_by_layers_too():
     findings, weights = fake_findings(2, 3), attnscope.weights(attnscope.load("own"))
     assert choose_heads(findings, None, (1,), (0, 2)).head_names == ["L1H0", "L1H2"]
     chosen = choose_heads(weights, None, None, (3,))
     assert [chosen.head_names[row] for row in chosen.options["picked"]] == ["L0H3", "L1H3"]
 
 
-def test_pooled_maps_are_shown_by_layers_too() -> None:
+def test_pooled_maps_are_shown_by_layers_too():
     record = attnscope.pooled_heatmap(attnscope.load("own"), "the cat sat on the mat " * 4, cells=8)
     some = choose_heads(record, None, (1,), (2, 4))
     assert some.maps[0].layers == (1,) and some.maps[0].heads == (2, 4)

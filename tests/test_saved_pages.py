@@ -2,8 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,11 @@ Show = Callable[[Any], Opened]
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
+def show(browser, tmp_path):
     """Opens the page of a record; it must not complain, and ask nobody for anything."""
-    shown: list[Opened] = []
+    shown = []
 
-    def show(record: Any) -> Opened:
+    def show(record):
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         shown.append(Opened(page, record.page().save(tmp_path / f"page-{len(shown)}.html")))
         return shown[-1]
@@ -34,7 +33,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
         opened.page.close()
 
 
-def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(show: Show) -> None:
+def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(show):
     tokens = tokens_of(
         ["un", "##able", "##s", "cat", "sat"],
         words=np.array([0, 0, 0, 1, 2], np.int32),
@@ -54,7 +53,7 @@ def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(show: Show) ->
         np.testing.assert_allclose(shown.matrix(), (whole.merge_words() if words else whole).of(1, 2), atol=SEEN)
 
 
-def test_heads_have_their_table_and_scatter(show: Show) -> None:
+def test_heads_have_their_table_and_scatter(show):
     findings = described_findings()
     opened = show(findings)
     opened.settle("atlas")

@@ -1,8 +1,6 @@
 """What heads of speech models do across: monotonicity and its kin, on made maps, and over recordings."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:no transcript was given")
 NAMES = list(SOUND_MEASURES)
 
 
-def values_of(weights: Any, n_sound: int) -> dict[str, float]:
+def values_of(weights, n_sound):
     """The measures of one head with weights (token, frame)."""
     heard = np.asarray(weights, float)[:, :n_sound]
     rows = np.stack([heard.sum(1), heard @ np.arange(n_sound)], 1)[None]
@@ -32,7 +30,7 @@ def values_of(weights: Any, n_sound: int) -> dict[str, float]:
     return {name: sums[0, row] / counts[0, row] if counts[0, row] else math.nan for row, name in enumerate(NAMES)}
 
 
-def test_a_head_that_moves_on_a_head_that_goes_back_and_one_that_stays() -> None:
+def test_a_head_that_moves_on_a_head_that_goes_back_and_one_that_stays():
     assert values_of(np.eye(5), 5) == pytest.approx({"monotonicity": 1, "sound": 1})
     assert values_of(np.eye(5)[::-1], 5)["monotonicity"] == -1
     assert values_of(np.tile(np.eye(5)[2], (5, 1)), 5)["monotonicity"] == 0
@@ -44,7 +42,7 @@ def test_a_head_that_moves_on_a_head_that_goes_back_and_one_that_stays() -> None
     assert math.isnan(values_of(np.eye(6)[:1], 4)["monotonicity"])
 
 
-def test_the_probe_is_what_dense_weights_give(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_is_what_dense_weights_give(monkeypatch):
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 3, n, 5, generator=generator) for n in (37, 31, 31))
@@ -59,7 +57,7 @@ def test_the_probe_is_what_dense_weights_give(monkeypatch: pytest.MonkeyPatch) -
     assert values_of(weights[0, 1, 2:], 23)["monotonicity"] == pytest.approx(expected)
 
 
-def test_over_recordings(whisper: Any, tmp_path: Path) -> None:
+def test_over_recordings(whisper, tmp_path):
     for number, seconds in enumerate((0.4, 0.61, 0.8)):
         wavfile.write(tmp_path / f"{number}.wav", 16000, speech(seconds))
     (tmp_path / "3.wav").write_bytes(b"no sound")

@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from scipy.io import wavfile
 import attnscope
 from attnscope.drawing.cells import fit
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import share_after_sound
 from attnscope.senses.recordings import read_recording
 from tests.record_helpers import require_lossless, stems
@@ -25,18 +22,18 @@ TEXT = "the cat sat on a mat ."
 
 
 @pytest.fixture(scope="module")
-def record(whisper: Any) -> Heatmap:
+def record(whisper):
     return attnscope.sound_heatmap(whisper, (speech(0.61), 16000), TEXT)
 
 
 @pytest.fixture
-def run(run: Run) -> Run:
+def run(run):
     """Runs the command in this process, standing in a folder of its own that holds a recording."""
     wavfile.write("speech.wav", 16000, speech(0.61))
     return run
 
 
-def test_cross_attention_is_that_of_eager_attention_in_float64(record: Heatmap, whisper_folder: Path) -> None:
+def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_folder):
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -57,7 +54,7 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record: Heatmap, 
     assert share_after_sound(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
 
 
-def test_frames_are_named_by_their_seconds(record: Heatmap) -> None:
+def test_frames_are_named_by_their_seconds(record):
     assert record.sound is not None
     assert record.sound.seconds_per_frame == 0.02  # a hop of 160 samples at 16 kHz, halved by one convolution
     assert (record.sound.seconds, record.sound.window_seconds) == (0.61, 1.0)
@@ -67,7 +64,7 @@ def test_frames_are_named_by_their_seconds(record: Heatmap) -> None:
     np.testing.assert_array_equal(record.sound.envelope, np.array(expected, np.float32))
 
 
-def test_without_a_transcript_the_model_writes(whisper: Any, whisper_folder: Path) -> None:
+def test_without_a_transcript_the_model_writes(whisper, whisper_folder):
     import torch
     from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
@@ -88,7 +85,7 @@ def test_without_a_transcript_the_model_writes(whisper: Any, whisper_folder: Pat
     assert ids == written
 
 
-def test_records_are_read_back_and_drawn(record: Heatmap, tmp_path: Path) -> None:
+def test_records_are_read_back_and_drawn(record, tmp_path):
     require_lossless(record, tmp_path)
     assert stems(record) == ["overview", "L00", "L01"]
     paths = record.only([(1, 2)]).draw(tmp_path, ["png", "svg"], scale="head")
@@ -99,7 +96,7 @@ def test_records_are_read_back_and_drawn(record: Heatmap, tmp_path: Path) -> Non
     np.testing.assert_array_equal(fit(np.array([[1, 5, 2, 0, 7]], np.float32), (2, 1)), [[5, 7]])
 
 
-def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:
+def test_recordings_of_many_kinds(tmp_path, whisper):
     tone = speech(0.5, 44100)
     for name, samples in (
         ("float", tone),
@@ -123,7 +120,7 @@ def test_recordings_of_many_kinds(tmp_path: Path, whisper: Any) -> None:
     assert share_after_sound(made, (0, 0)) < 1e-5
 
 
-def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_recording_is_one_line(tmp_path):
     (tmp_path / "empty.wav").touch()
     (tmp_path / "speech.mp3").write_bytes(b"ID3\x04" + bytes(500))
     wavfile.write(tmp_path / "none.wav", 16000, np.zeros(0, np.int16))
@@ -144,7 +141,7 @@ def test_what_is_no_recording_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_from_the_command_line(run: Run, whisper_folder: Path, tmp_path: Path) -> None:
+def test_from_the_command_line(run, whisper_folder, tmp_path):
     name = str(whisper_folder)
     status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, TEXT, "-f", "png,npz", "-o", "a")
     assert status == 0, err

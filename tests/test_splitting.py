@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ FOUR = {"atol": 5.1e-5, "rtol": 0}
 TEXT = "The cat sat on the mat."
 
 
-def plain_entropy(row: np.ndarray) -> float:
+def plain_entropy(row):
     return -sum(p * np.log(p) for p in row if p > 0)
 
 
@@ -39,7 +38,7 @@ def plain_entropy(row: np.ndarray) -> float:
     seed=st.integers(0, 99),
 )
 @few_examples
-def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: int, count: int, seed: int) -> None:
+def test_heads_and_what_is_said_of_them_are_the_loops(n_queries, n_keys, count, seed):
     chance = np.random.default_rng(seed)
     q, k, v = (chance.standard_normal((n, 12)) for n in (n_queries, n_keys, n_keys))
     may = chance.random((n_queries, n_keys)) > 0.5
@@ -64,7 +63,7 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries: int, n_keys: in
 # The worked example
 
 
-def test_a_count_that_does_not_fit_says_which_do() -> None:
+def test_a_count_that_does_not_fit_says_which_do():
     with pytest.raises(AttnscopeError, match="into 3 heads.*1, 2, 4"):
         split_example(SplitOptions((3,)))
 
@@ -72,7 +71,7 @@ def test_a_count_that_does_not_fit_says_which_do() -> None:
 # Models
 
 
-def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder: Path) -> None:
+def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder):
     del minilm_folder
     model = attnscope.load("minilm")
     record = split(model, TEXT, 3, SplitOptions((1, 12)))
@@ -81,7 +80,7 @@ def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder: Path)
     assert record.run["model"] == "minilm"
 
 
-def test_causal_models_stay_causal() -> None:
+def test_causal_models_stay_causal():
     model = tiny("gpt2")
     record = split(model, "5 3 9 17", 1, SplitOptions((2, 4)))
     heat = attnscope.heatmap(model, "5 3 9 17", layers=1)
@@ -92,7 +91,7 @@ def test_causal_models_stay_causal() -> None:
 @pytest.mark.parametrize(
     ("family", "says"), [("llama", "grouped queries"), ("gemma2", "grouped"), ("t5", "single heads")]
 )
-def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) -> None:
+def test_heads_that_cannot_be_cut_otherwise_are_refused(family, says):
     from attnscope.studies.inputs.reading import Prompt
 
     prompt = Prompt("5 3 9", target="4 7" if family == "t5" else None)
@@ -103,14 +102,14 @@ def test_heads_that_cannot_be_cut_otherwise_are_refused(family: str, says: str) 
 # Records and figures
 
 
-def test_a_saved_split_is_the_split(tmp_path: Path) -> None:
+def test_a_saved_split_is_the_split(tmp_path):
     record = split_example(SplitOptions(drop=(1,)))
     require_lossless(record, tmp_path)
     with pytest.raises(AttnscopeError, match="it has 1, 2, 4"):
         record.of(3)
 
 
-def of_tokens(n: int, counts: tuple[int, ...] = (1, 2, 4)) -> Split:
+def of_tokens(n, counts=(1, 2, 4)):
     """A record of n tokens, with uniform weights."""
     record = split_example(SplitOptions(counts))
     n_heads, n_counts = len(record["heads"]), len(record["counts"])
@@ -127,7 +126,7 @@ def of_tokens(n: int, counts: tuple[int, ...] = (1, 2, 4)) -> Split:
 
 
 @pytest.mark.parametrize("n", [1, 5, 40, 400])
-def test_figures_hold_their_maps(n: int) -> None:
+def test_figures_hold_their_maps(n):
     ((stem, canvas),) = pages(of_tokens(n))
     assert stem == "split" and len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
     pixels = canvas.pixels()
@@ -137,7 +136,7 @@ def test_figures_hold_their_maps(n: int) -> None:
         assert 0 <= left < right <= canvas.width_px and 0 <= top < bottom <= canvas.height_px
 
 
-def test_the_answer_is_what_a_single_head_compromises_about() -> None:
+def test_the_answer_is_what_a_single_head_compromises_about():
     file = io.StringIO()
     open_console(file=file, width=80).print(show(split_example(), open_console(file=file, width=80)))
     first = " ".join(" ".join(file.getvalue().splitlines()[:3]).split())

@@ -1,6 +1,5 @@
 """Corpora that come line by line from stdin, and how far a command is."""
 
-import contextlib
 import io
 import os
 import signal
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,7 @@ LINES = [f"The cat sat on mat number {number}." for number in range(6)]
 # stdin, line by line ---------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, *arguments: object) -> "contextlib.AbstractContextManager[subprocess.Popen[bytes]]":
+def start(folder, *arguments):
     return started(
         [sys.executable, "-m", "attnscope", *map(str, arguments)],
         cwd=folder,
@@ -35,14 +33,14 @@ def start(folder: Path, *arguments: object) -> "contextlib.AbstractContextManage
     )
 
 
-def wait_for(true: Any) -> None:
+def wait_for(true):
     until = time.monotonic() + LIMIT_S
     while not true():
         assert time.monotonic() < until, "it never came"
         time.sleep(0.05)
 
 
-def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert: Path, tmp_path: Path) -> None:
+def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert, tmp_path):
     with start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1) as process:
         assert process.stdin is not None
         process.stdin.write(f"{LINES[0]}\n{LINES[1]}\n".encode())
@@ -55,7 +53,7 @@ def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert: Path, tmp_pat
     assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 3
 
 
-def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_path: Path) -> None:
+def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert, tmp_path):
     with start(tmp_path, "batch", "-", "-m", tiny_bert, "-o", "out", "--workers", 1) as process:
         assert process.stdin is not None
         process.stdin.write(f"{LINES[0]}\n".encode())
@@ -71,7 +69,7 @@ def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert: Path, tmp_pat
         assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 1
 
 
-def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading, encoding="utf-8") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -87,11 +85,11 @@ def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch: pytest.MonkeyP
 # How far it is ---------------------------------------------------------------------------------------------------
 
 
-def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[dict[str, Any]] = []
+def test_a_bar_begins_anew_with_each_step(monkeypatch):
+    seen = []
 
     class Terminal(io.StringIO):
-        def isatty(self) -> bool:
+        def isatty(self):
             return True
 
     from rich.progress import Progress as Bar
@@ -122,16 +120,14 @@ def test_a_bar_begins_anew_with_each_step(monkeypatch: pytest.MonkeyPatch) -> No
         "ablate --file a.txt --pick L0H0 --save o",
     ],
 )
-def test_every_command_of_many_texts_has_a_bar(
-    command: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told: list[Progress] = []
+def test_every_command_of_many_texts_has_a_bar(command, tiny_bert, tmp_path, monkeypatch, capsys):
+    told = []
 
     class Bar:
-        def __enter__(self) -> Any:
+        def __enter__(self):
             return told.append
 
-        def __exit__(self, *_: object) -> None: ...
+        def __exit__(self, *_): ...
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("\n".join(LINES), "utf-8")

@@ -14,18 +14,18 @@ from tests.core_helpers import WORKED, few_examples
 
 
 def inputs_of(
-    n_queries: int = 5,
-    n_keys: int = 7,
-    n_kv_heads: int = 2,
-    group: int = 3,
-    d_head: int = 4,
-    d_value: int = 3,
-    seed: int = 0,
-    **others: object,
-) -> Inputs:
+    n_queries=5,
+    n_keys=7,
+    n_kv_heads=2,
+    group=3,
+    d_head=4,
+    d_value=3,
+    seed=0,
+    **others,
+):
     chance = np.random.default_rng(seed)
     n_heads = n_kv_heads * group
-    given: dict[str, object] = {
+    given = {
         "Q": chance.standard_normal((n_queries, n_heads * d_head)),
         "K": chance.standard_normal((n_keys, n_kv_heads * d_head)),
         "V": chance.standard_normal((n_keys, n_kv_heads * d_value)),
@@ -36,12 +36,12 @@ def inputs_of(
     return Inputs(**given | others)  # type: ignore[arg-type]
 
 
-def steps(inputs: Inputs, head: int, query: int | None) -> dict[str, np.ndarray]:
+def steps(inputs, head, query):
     lines = stepwise.head_lines(inputs, head, query)
     return dict(zip((line.name for line in lines), stepwise.compute(lines, inputs), strict=True))
 
 
-def test_the_lines_share_no_code_with_what_they_are_checked_by() -> None:
+def test_the_lines_share_no_code_with_what_they_are_checked_by():
     tree = ast.parse(Path(stepwise.__file__).read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {module for module in modules if module and module.startswith("attnscope")}
@@ -59,9 +59,7 @@ def test_the_lines_share_no_code_with_what_they_are_checked_by() -> None:
     one_query=st.booleans(),
 )
 @few_examples
-def test_lines_and_loops_agree(
-    n_queries, n_keys, group, seed, softcap, has_bias, has_mask, has_sinks, one_query
-) -> None:
+def test_lines_and_loops_agree(n_queries, n_keys, group, seed, softcap, has_bias, has_mask, has_sinks, one_query):
     chance = np.random.default_rng(seed + 1000)
     n_heads = 2 * group
     may = chance.random((n_heads, n_queries, n_keys)) > 0.4
@@ -96,7 +94,7 @@ def test_lines_and_loops_agree(
     assert ("capped_scores" in found) == (softcap is not None)
 
 
-def test_the_example_is_the_one_worked_by_hand() -> None:
+def test_the_example_is_the_one_worked_by_hand():
     inputs = Inputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
     for head, name in enumerate(("weights_head_1", "weights_head_2")):
         np.testing.assert_allclose(steps(inputs, head, None)["weights"], WORKED[name], atol=5.1e-5, rtol=0)

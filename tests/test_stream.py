@@ -1,8 +1,5 @@
 """Where models keep the weights of their heads: what is found gives back what the model itself computes."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,11 +8,11 @@ import attnscope
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
-from attnscope.models.inside.stream import Stream, measure_norm, stream_of
-from attnscope.models.model import Batch, Model
+from attnscope.models.inside.stream import measure_norm, stream_of
+from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 37,
     "hidden_size": 24,
     "num_attention_heads": 6,
@@ -27,7 +24,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GROUPED = {"num_key_value_heads": 2}
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "bert": {},
     "roberta": {},
     "gpt2": {"n_embd": 24, "n_head": 6, "n_layer": 2, "n_positions": 40},
@@ -48,13 +45,13 @@ MASKED = ("bert", "roberta")
 """Models whose head is for masked words; the others write."""
 
 
-def random_model(name: str, **overrides: Any) -> Any:
+def random_model(name, **overrides):
     """A transformers model with random weights everywhere, norms and biases included."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
     config = AutoConfig.for_model(name, **(SIZES | MODELS.get(name, {}) | overrides))
     torch.manual_seed(0)
-    kind: Any = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
+    kind = AutoModelForMaskedLM if name in MASKED else AutoModelForCausalLM
     model = kind.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -65,12 +62,12 @@ def random_model(name: str, **overrides: Any) -> Any:
 class _Seen:
     """One run: what reached the seam, what blocks were given, what output projections gave."""
 
-    def __init__(self, model: Model, ids: Tensor) -> None:
+    def __init__(self, model, ids):
         self.calls: dict[int, tuple[AttentionCall, Tensor]] = {}
         self.hidden: dict[int, Tensor] = {}
         self.outputs = OutputWatch()
 
-        def probe(call: AttentionCall) -> Tensor:
+        def probe(call):
             output = attend(call)
             self.calls[call.layer] = call, output
             self.outputs.expect((call.kind, call.layer), output)
@@ -91,7 +88,7 @@ class _Seen:
             handle.remove()
 
 
-def require_same(model: Model, stream: Stream, unknown: tuple[str, ...] = ()) -> None:
+def require_same(model, stream, unknown=()):
     """Queries and keys of the first token, which no rotation turns, values of all, and what heads write together."""
     seen = _Seen(model, torch.tensor([[5, 9, 3, 7, 11]]))
     for attention in stream.attentions:
@@ -116,7 +113,7 @@ def require_same(model: Model, stream: Stream, unknown: tuple[str, ...] = ()) ->
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_heads_read_and_write_is_what_reaches_the_seam(name: str) -> None:
+def test_what_heads_read_and_write_is_what_reaches_the_seam(name):
     model = attnscope.load(random_model(name))  # type: ignore[arg-type]
     stream = stream_of(model)
     unknown = ("query", "key") if name == "qwen3" else ()
@@ -129,7 +126,7 @@ def test_what_heads_read_and_write_is_what_reaches_the_seam(name: str) -> None:
     assert stream.unembedding is not None and stream.unembedding.shape == (37, 24)
 
 
-def test_the_project_s_own_engines(tiny_bert: Path) -> None:
+def test_the_project_s_own_engines(tiny_bert):
     for spec in (str(tiny_bert), "own"):
         model = attnscope.load(spec)
         assert model.info.engine == "native"
@@ -138,7 +135,7 @@ def test_the_project_s_own_engines(tiny_bert: Path) -> None:
         assert stream.unembedding is None and not stream.notes
 
 
-def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place() -> None:
+def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place():
     """Rows that all give 0 cannot be told apart by what they give."""
     source = random_model("llama")
     attention = source.model.layers[0].self_attn
@@ -154,16 +151,16 @@ def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place() -> None:
 class _Scale(torch.nn.Module):
     """Has a weight as a norm has, and divides by no length."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(13, dtype=dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x * self.weight
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_is_known_by_what_it_does(dtype: torch.dtype) -> None:
+def test_a_norm_is_known_by_what_it_does(dtype):
     layer_norm = torch.nn.LayerNorm(13, dtype=dtype)
     rms = torch.nn.RMSNorm(13, dtype=dtype)
     with torch.no_grad():
@@ -177,7 +174,7 @@ def test_a_norm_is_known_by_what_it_does(dtype: torch.dtype) -> None:
         assert measure_norm(_Scale(dtype)) is None
 
 
-def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path):
     small = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "pad_token_id": 0}
     model = attnscope.load(str(write_tiny(tmp_path / "t5", "t5", **small, decoder_start_token_id=0)))
     with pytest.raises(AttnscopeError, match="`weights` reads one stack of layers"):
@@ -187,7 +184,7 @@ def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path: Path) 
         stream_of(plain)
 
 
-def test_a_map_before_the_projections_is_no_guess() -> None:
+def test_a_map_before_the_projections_is_no_guess():
     """What the projections read is then neither the stream nor a norm of it."""
     source = random_model("llama")
     for layer in source.model.layers:

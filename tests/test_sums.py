@@ -13,12 +13,12 @@ from attnscope.core.facts import TextFacts, outlying
 from attnscope.core.measures import HeadMeasures, measures_of_weights
 from tests import rounding
 from tests.core_helpers import few_examples, make_call
-from tests.measure_helpers import Expected, expected, make_facts, uniform_weights
+from tests.measure_helpers import expected, make_facts, uniform_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Expected | None = None) -> None:
+def assert_sums(got, wanted, n, *, tolerance, uniform=None):
     """Each measure within the tolerance for each query, distances for each query and token."""
     kinds = [("sum", wanted.sum), ("count", wanted.count)]
     if uniform is not None:
@@ -32,14 +32,14 @@ def assert_sums(got, wanted: Expected, n: int, *, tolerance: float, uniform: Exp
             assert off <= slack, f"{kind} of {name}: {ours[i]} is not {right[i]}"
 
 
-def made_up_norms(keys: TextFacts) -> torch.Tensor:
+def made_up_norms(keys):
     """Lengths of hidden states: about 1, and now and then 9."""
     chance = torch.Generator().manual_seed(keys.real.numel())
     length = 1 + 0.1 * torch.rand(keys.real.shape, generator=chance)
     return torch.where(torch.rand(keys.real.shape, generator=chance) < 0.25, 9 * length, length)
 
 
-def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None, *, tolerance: float = 1e-11) -> None:
+def check(call, keys, queries=None, *, tolerance=1e-11):
     """Both roads against plain loops on the dense float64 weights of the call, and uniform attention likewise."""
     weights = attention_weights(rounding.in_float64(call))
     may = allowed(call)
@@ -65,7 +65,7 @@ def check(call: AttentionCall, keys: TextFacts, queries: TextFacts | None = None
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | None]:
+def situations(draw):
     cross = draw(st.booleans())
     n_queries, n_keys = draw(st.permutations((1, 3, 5, 7, 11, 13)))[:2]
     n_queries = n_queries if cross else n_keys
@@ -113,7 +113,7 @@ def situations(draw: st.DrawFn) -> tuple[AttentionCall, TextFacts, TextFacts | N
 
 @given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]), kept=st.sampled_from([0, 10**6]))
 @few_examples
-def test_every_measure_is_its_definition(situation, elements: int, kept: int) -> None:
+def test_every_measure_is_its_definition(situation, elements, kept):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
@@ -127,7 +127,7 @@ def test_every_measure_is_its_definition(situation, elements: int, kept: int) ->
     size=st.integers(1, 6),
 )
 @few_examples
-def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) -> None:
+def test_each_unit_is_what_its_queries_say(situation, elements, size):
     """A unit's sums are those of a text of which no other query counts."""
     call, keys, queries = situation
     asking = queries or keys
@@ -157,12 +157,12 @@ def test_each_unit_is_what_its_queries_say(situation, elements: int, size: int) 
             np.testing.assert_allclose(found.count[:, unit::n_units], wanted.count, atol=1e-11)
 
 
-def test_units_are_of_about_512_queries_equally_long_and_at_most_64() -> None:
+def test_units_are_of_about_512_queries_equally_long_and_at_most_64():
     sizes = {0: 512, 1: 512, 512: 512, 600: 600, 769: 385, 1600: 534, 32_768: 512, 32_769: 513, 64_000: 1000}
     assert {n: catalogue.unit_queries(n) for n in sizes} == sizes
 
 
-def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
+def long_call(n=97, **fields):
     """Two texts of odd size in float32; the second is padded."""
     keys = make_facts([n, n - 36], n, seed=5, vocabulary=40, d=7)
     sizes = {"n_queries": n, "n_keys": n, "d_head": 31, "d_value": 5, "dtype": torch.float32}
@@ -184,13 +184,13 @@ def long_call(n: int = 97, **fields) -> tuple[AttentionCall, TextFacts]:
         (10_000, {"scale": 4.0}),
     ],
 )
-def test_float32_is_exact_to_1e5(monkeypatch: pytest.MonkeyPatch, elements: int, fields) -> None:
+def test_float32_is_exact_to_1e5(monkeypatch, elements, fields):
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", elements)
     call, keys = long_call(**fields)
     check(call, keys, tolerance=1e-5)
 
 
-def minilm_batch(folder) -> tuple:
+def minilm_batch(folder):
     from attnscope.models import load
 
     model = load("minilm", engine="native")
@@ -227,15 +227,15 @@ def minilm_batch(folder) -> tuple:
 class Recorder:
     """Lets every call pass, and keeps it."""
 
-    def __init__(self, inner) -> None:
+    def __init__(self, inner):
         self.inner, self.calls = inner, []
 
-    def __call__(self, call: AttentionCall) -> torch.Tensor:
+    def __call__(self, call):
         self.calls.append(call)
         return self.inner(call)
 
 
-def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
+def test_minilm_measures_are_their_definitions(minilm_folder):
     from attnscope.models.model import Batch
 
     model, facts = minilm_batch(minilm_folder)
@@ -257,7 +257,7 @@ def test_minilm_measures_are_their_definitions(minilm_folder) -> None:
     assert probe.sums["encoder"][1].value("next_token")[8] > 0.4
 
 
-def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
+def test_layers_that_differ_in_their_window_alone_are_planned_apart():
     call, keys = long_call(33, mask=None, is_causal=True)
     together = HeadMeasures(keys)
     for layer, window in enumerate((None, 2, 9)):
@@ -270,7 +270,7 @@ def test_layers_that_differ_in_their_window_alone_are_planned_apart() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_an_encoder_decoder_has_texts_of_two_kinds() -> None:
+def test_an_encoder_decoder_has_texts_of_two_kinds():
     read, written = make_facts([7, 5], 7), make_facts([5, 3], 5, seed=1)
     probe = HeadMeasures(read, query_facts=written)
     for kind, queries, keys in (("encoder", 7, 7), ("decoder", 5, 5), ("cross", 5, 7)):
@@ -285,7 +285,7 @@ def test_an_encoder_decoder_has_texts_of_two_kinds() -> None:
         probe(dataclasses.replace(make_call(n_queries=7, n_keys=7), kind="cross", layer=1))
 
 
-def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
+def test_facts_that_are_missing_leave_their_measures_undefined():
     call, keys = long_call(33)
     bare = TextFacts(real=keys.real, special=keys.special, ids=keys.ids)
     probe = HeadMeasures(bare)
@@ -298,7 +298,7 @@ def test_facts_that_are_missing_leave_their_measures_undefined() -> None:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal: bool) -> None:
+def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal):
     """Distances count from the query: counted from the text's start they would be off by its rounding."""
     n = 1024
     generator = torch.Generator().manual_seed(0)

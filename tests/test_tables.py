@@ -3,7 +3,6 @@
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,24 +11,23 @@ from rich.cells import cell_len
 
 from attnscope.report.plain_text import open_console
 from attnscope.report.table import TextColumn, TextTable
-from attnscope.results.result import Result
 from attnscope.results.result import load_record as load
 
 RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 WIDTHS = (0, 20, 40, 60, 79, 80, 99, 100, 120, 200)
 
 
-def printed(shown: Any, width: int) -> list[str]:
+def printed(shown, width):
     console = open_console(file=io.StringIO(), width=width)
     console.print(shown)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def letters(text: str) -> str:
+def letters(text):
     return re.sub(r"\s", "", text)
 
 
-def column_of(lines: list[str], start: int, width: int) -> str:
+def column_of(lines, start, width):
     """What stands in a column of the terminal, in cells."""
     found = ""
     for line in lines:
@@ -41,7 +39,7 @@ def column_of(lines: list[str], start: int, width: int) -> str:
     return letters(found)
 
 
-def require_whole(table: TextTable, width: int) -> None:
+def require_whole(table, width):
     """Every cell of every column that is shown can be read, and every other column is named."""
     shown, dropped = table.fit(width)
     lines = printed(table, width)
@@ -60,23 +58,23 @@ def require_whole(table: TextTable, width: int) -> None:
     assert len(shown) + len(dropped) == len(table._columns)
 
 
-def letters_apart(text: str) -> str:
+def letters_apart(text):
     return " ".join(text.split())
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=[path.name for path in RECORDS])
-def test_no_record_loses_data_at_any_width(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: list[TextTable] = []
+def test_no_record_loses_data_at_any_width(path, monkeypatch):
+    tables = []
     init = TextTable.__init__
 
-    def keep(self: TextTable, *given: Any, **more: Any) -> None:
+    def keep(self, *given, **more):
         init(self, *given, **more)
         tables.append(self)
 
     monkeypatch.setattr(TextTable, "__init__", keep)
-    record: Result = load(path)
+    record = load(path)
     kind = record.record_kind()
-    options: dict[str, Any] = {"drawn": True, "has_page": False}
+    options = {"drawn": True, "has_page": False}
     if "measures" in kind.shown_with:
         options["measures"] = "all"
     for width in WIDTHS:
@@ -97,8 +95,8 @@ WORDS = st.text("ab字 cd", max_size=30).map(str.strip)
     st.lists(st.lists(WORDS, min_size=6, max_size=6), max_size=4),
     st.integers(20, 200),
 )
-def test_no_table_loses_data(columns: list[tuple[str, bool, int, int]], rows: list[list[str]], width: int) -> None:
-    def of(at: int) -> Any:
+def test_no_table_loses_data(columns, rows, width):
+    def of(at):
         return lambda row: row[at]
 
     named = [
@@ -120,7 +118,7 @@ def test_no_table_loses_data(columns: list[tuple[str, bool, int, int]], rows: li
 ROWS = [("P previous token", "L0H2", "0.91", "L F"), ("L local", "L1H11", "0.80", "P")]
 
 
-def roles(**more: Any) -> TextTable:
+def roles(**more):
     columns = [
         TextColumn("role", lambda row: row[0], wraps=True, least=10),
         TextColumn("head", lambda row: row[1]),
@@ -130,7 +128,7 @@ def roles(**more: Any) -> TextTable:
     return TextTable(columns, ROWS, **more)
 
 
-def test_columns_wrap_then_go_by_their_priority_then_break() -> None:
+def test_columns_wrap_then_go_by_their_priority_then_break():
     assert [line.rstrip() for line in printed(roles(), 40)] == [
         "role              head   value  also",
         "P previous token  L0H2    0.91  L F",

@@ -3,12 +3,11 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally, pair_hits
 
 
-def plain_hits(ids: list[int], causal: bool, context: list[bool]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def plain_hits(ids, causal, context):
     """The definition: which queries have a key of a pair measure on the side of an offset, and which at the offset."""
     n = len(ids)
     hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
@@ -24,7 +23,7 @@ def plain_hits(ids: list[int], causal: bool, context: list[bool]) -> tuple[NDArr
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=24), st.booleans())
-def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens: list[tuple[int, bool]], causal: bool) -> None:
+def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens, causal):
     ids, context = [number for number, _ in tokens], [before for _, before in tokens]
     hits, counts = pair_hits(np.array(ids), causal=causal, context=np.array(context))
     expected = plain_hits(ids, causal, context)
@@ -32,7 +31,7 @@ def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens: list[tuple[in
     np.testing.assert_array_equal(counts, expected[1])
 
 
-def filled(seed: int, n: int = 7) -> Tally:
+def filled(seed, n=7):
     """A tally of random texts."""
     chance = np.random.default_rng(seed)
     tally = Tally.empty("encoder", (0, 2), 3, ("a", "b_active"))
@@ -41,7 +40,7 @@ def filled(seed: int, n: int = 7) -> Tally:
     return tally
 
 
-def test_merging_is_adding_in_any_order() -> None:
+def test_merging_is_adding_in_any_order():
     a, b, c = (filled(seed, n) for seed, n in ((1, 1), (2, 5), (3, 2)))
     one, other = a.merge(b).merge(c), c.merge(a.merge(b))
     for part in ("measures", "uniform", "pairs", "lengths"):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import sink_share, strongest_links
 from tests.record_helpers import map_of, record_of, simple, tokens_of
@@ -16,9 +15,7 @@ from tests.record_helpers import map_of, record_of, simple, tokens_of
 ESC = "\x1b"
 
 
-def printed(
-    record: Heatmap, width: int = 80, query: str | None = None, colour: bool = False, encoding: str = "utf-8"
-) -> str:
+def printed(record, width=80, query=None, colour=False, encoding="utf-8"):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding, errors="backslashreplace", newline="\n")
     console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
@@ -28,7 +25,7 @@ def printed(
 
 
 @pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def plain_environment(monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -47,7 +44,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["one", "layers", "two heads", "40 tokens", "150 large", "150 small", "wide labels"],
 )
-def test_nothing_is_wider_than_the_terminal(record: Heatmap, width: int) -> None:
+def test_nothing_is_wider_than_the_terminal(record, width):
     lines = printed(record, width, "@0").splitlines()
     assert max(cell_len(line) for line in lines) <= width
     # And a map's row is one line: none is broken by its own blanks.
@@ -55,7 +52,7 @@ def test_nothing_is_wider_than_the_terminal(record: Heatmap, width: int) -> None
     assert len(maps) <= len(record.chosen(record.maps[0])) * (len(record.tokens) + 1) + 20
 
 
-def test_a_map_has_a_line_a_query_and_its_own_shades() -> None:
+def test_a_map_has_a_line_a_query_and_its_own_shades():
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[1, 0, 0, 0], [0.04, 0.06, 0.3, 0.6], [0.25, 0.25, 0.25, 0.25], [0, 0, 0.2, 0.8]]
     lines = printed(record).splitlines()
@@ -71,7 +68,7 @@ def test_a_map_has_a_line_a_query_and_its_own_shades() -> None:
     ]
 
 
-def test_no_colour_means_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_colour_means_no_escape_codes(monkeypatch):
     record = simple(6, layers=1, heads=2)
     assert ESC not in printed(record, query="t1")
     assert ESC in printed(record, colour=True)
@@ -80,7 +77,7 @@ def test_no_colour_means_no_escape_codes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "38;2" not in out and "48;2" not in out and "█" in out
 
 
-def test_colours_are_the_weights() -> None:
+def test_colours_are_the_weights():
     record = simple(2, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[1, 0], [0.5, 0.5]]
     out = printed(record, colour=True)
@@ -93,7 +90,7 @@ def test_colours_are_the_weights() -> None:
 @given(
     st.integers(1, 9), st.integers(0, 50), st.sets(st.integers(0, 8)), st.sampled_from(["encoder", "decoder", "cross"])
 )
-def test_strongest_links_are_those_of_a_plain_search(n: int, seed: int, special: set[int], kind: str) -> None:
+def test_strongest_links_are_those_of_a_plain_search(n, seed, special, kind):
     attention = map_of(tokens_of([f"t{i}" for i in range(n)], sorted(special)), kind=kind, seed=seed)
     weights = attention.of(1, 2)
     sinks = special | ({0} if kind == "decoder" else set())
@@ -106,7 +103,7 @@ def test_strongest_links_are_those_of_a_plain_search(n: int, seed: int, special:
     assert strongest_links(record_of(attention), attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
 
 
-def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing() -> None:
+def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing():
     record = simple(4, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[0.5, 0, 0, 0.5], [0.1, 0.4, 0.4, 0.1], [0, 0, 0, 0], [0, 1, 0, 0]]
     assert sink_share(record, record.maps[0], (0, 0)) == pytest.approx((1 + 0.2 + 0) / 3)
@@ -114,7 +111,7 @@ def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing() ->
     assert sink_share(record, record.maps[0], (0, 0)) == 0
 
 
-def test_tables_name_links_and_what_a_query_attends_to() -> None:
+def test_tables_name_links_and_what_a_query_attends_to():
     record = simple(5, layers=1, heads=1)
     record.maps[0].weights[0, 0] = 0
     record.maps[0].weights[0, 0, 2, [1, 3, 0]] = [0.6, 0.3, 0.1]
@@ -125,7 +122,7 @@ def test_tables_name_links_and_what_a_query_attends_to() -> None:
     assert "L0H0  t1 0.60   t3 0.30   [CLS] 0.10" in out
 
 
-def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -> None:
+def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere():
     record = record_of(map_of(tokens_of(["When", "Mary", "it"]), kind="decoder", layers=10, heads=3))
     weights = record.maps[0].weights
     weights[:, :, 2] = [0.7, 0, 0.3]  # the first token is a sink, and the last the query itself
@@ -138,7 +135,7 @@ def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere() -
     assert out.strip().startswith("what “it”")  # the maps would hide it
 
 
-def test_each_kind_of_attention_is_named() -> None:
+def test_each_kind_of_attention_is_named():
     source, target = tokens_of(["a", "b"]), tokens_of(["x"])
     maps = map_of(source), map_of(target, kind="decoder"), map_of(target, source, kind="cross")
     out = printed(record_of(*maps))
@@ -168,7 +165,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("colour", [False, True])
 @pytest.mark.parametrize("heads", [1, 5])
-def test_labels_are_shown_literally(heads: int, colour: bool) -> None:
+def test_labels_are_shown_literally(heads, colour):
     tokens = tokens_of(HOSTILE)
     record = record_of(map_of(tokens, layers=1, heads=heads), text="\x1b[2J")
     for place in range(len(HOSTILE)):

@@ -10,7 +10,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.text import build_tokens, read_text, slug, word_spans
 
 
-def labels(*pieces: str, style: str = "auto") -> tuple[str, ...]:
+def labels(*pieces, style="auto"):
     n = len(pieces)
     tokens = build_tokens(
         "", ids=range(n), pieces=pieces, offsets=None, special=[False] * n, segments=[0] * n, style=style
@@ -18,11 +18,11 @@ def labels(*pieces: str, style: str = "auto") -> tuple[str, ...]:
     return tokens.labels
 
 
-def words(text: str) -> list[str]:
+def words(text):
     return [text[start:end] for start, end in word_spans(text)]
 
 
-def bytes_as_pieces(text: str) -> str:
+def bytes_as_pieces(text):
     """GPT-2's alphabet as its authors wrote it: an oracle that shares no code."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table, extra = {b: chr(b) for b in kept}, 0

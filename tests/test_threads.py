@@ -3,10 +3,7 @@
 import itertools
 import random
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.models import turns
 from attnscope.models.inside.projections import hooks
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Batch
 from attnscope.pages import Page
 from tests.ablation_helpers import tiny
 from tests.conftest import VOCABULARY, write_tiny, write_tokenizer
@@ -38,7 +35,7 @@ SENTENCES = """\
 
 """
 
-STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
+STUDIES = {
     "heatmap": lambda model, _: attnscope.heatmap(model, TEXTS[0]),
     "pooled": lambda model, _: attnscope.pooled_heatmap(model, TEXTS[3], cells=8),
     "rollout": lambda model, _: attnscope.rollout(model, TEXTS[1]),
@@ -56,7 +53,7 @@ STUDIES: Mapping[str, Callable[[Any, Path], Any]] = {
 """Every study that reaches a model in memory by more than one way."""
 
 
-def _model(name: str, folder: Path) -> Model:
+def _model(name, folder):
     (folder / "links.conllu").write_text(SENTENCES * 8, "utf-8")
     if name == "native":
         return attnscope.load(write_tiny(folder / "bert"), engine="native")
@@ -64,7 +61,7 @@ def _model(name: str, folder: Path) -> Model:
     return attnscope.load(tiny(name, vocab_size=len(VOCABULARY)), AutoTokenizer.from_pretrained(folder))
 
 
-def _require_same(found: Any, expected: Any, of: str) -> None:
+def _require_same(found, expected, of):
     """The same numbers, but for rounding: threads share what sums are cut into."""
     if isinstance(found, Page):
         assert found.html == expected.html, of
@@ -76,7 +73,7 @@ def _require_same(found: Any, expected: Any, of: str) -> None:
 @pytest.mark.parametrize(
     "name", ["llama", "native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))]
 )
-def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path: Path) -> None:
+def test_studies_in_four_threads_give_what_each_gives_alone(name, tmp_path):
     model = _model(name, tmp_path)
     alone = {study: STUDIES[study](model, tmp_path) for study in STUDIES}
     todo = list(alone) * 2
@@ -91,11 +88,11 @@ def test_studies_in_four_threads_give_what_each_gives_alone(name: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(name: str, tmp_path: Path) -> None:
+def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(name, tmp_path):
     model, n_calls = _model(name, tmp_path), 0
     alone = {study: STUDIES[study](model, tmp_path) for study in STUDIES}
 
-    def repeat(study: str, other: str, until: float) -> int:
+    def repeat(study, other, until):
         n = 0
         while not n or time.monotonic() < until:
             _require_same(STUDIES[study](model, tmp_path), alone[study], f"{study} beside {other}")
@@ -110,10 +107,10 @@ def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(nam
     print(f"{name}: {n_calls} calls of {len(alone)} studies")
 
 
-def _is_free(model: Model) -> bool:
+def _is_free(model):
     """Whether another thread could take its turn with a model now."""
 
-    def take() -> bool:
+    def take():
         locks = turns._locks[model.modules()[0]]
         free = [lock.acquire(blocking=False) for lock in locks]
         for lock in itertools.compress(locks, free):
@@ -126,14 +123,14 @@ def _is_free(model: Model) -> bool:
 
 @pytest.mark.parametrize("name", ["bert", "llama", "native"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
-def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name: str, error: type[BaseException], tmp_path: Path) -> None:
+def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name, error, tmp_path):
     model, batch, taken = _model(name, tmp_path), Batch(torch.arange(5, 12)[None]), []
 
-    def look(call: Any) -> Any:
+    def look(call):
         taken.append(not _is_free(model))
         return attend(call)
 
-    def fail(call: Any) -> Any:
+    def fail(call):
         raise error("in the middle")
 
     for run in (model.run, model.outputs):
@@ -149,13 +146,13 @@ def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name: str, error: type[
     assert _is_free(model)
 
 
-def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_together() -> None:
-    network: Any = tiny("bert")
+def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_together():
+    network = tiny("bert")
     whole, again, part = attnscope.load(network), attnscope.load(network), attnscope.load(network.bert)
     of_one_config = attnscope.load(type(network)(network.config).eval())
     others = [again, part, of_one_config, attnscope.load(tiny("bert"))]
 
-    def look(call: Any) -> Any:
+    def look(call):
         assert [_is_free(other) for other in others] == [False, False, False, True]
         return attend(call)
 
@@ -170,10 +167,10 @@ def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_to
     assert turns._locks[parts[0]] == turns._locks[parts[1]]
 
 
-def test_a_probe_may_run_the_model_that_it_watches(tmp_path: Path) -> None:
+def test_a_probe_may_run_the_model_that_it_watches(tmp_path):
     model, batch, inner = _model("bert", tmp_path), Batch(torch.arange(5, 12)[None]), Weights()
 
-    def run_again(call: Any) -> Any:
+    def run_again(call):
         if not inner.maps:
             model.run(batch, inner)
         return attend(call)

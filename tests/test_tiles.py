@@ -1,16 +1,14 @@
 """Attention tile by tile against float64: odd sizes, all masks, and memory."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from attnscope.core.attention import tiles as tiles_module
-from attnscope.core.attention.seam import AttentionCall, attend_with_weights
+from attnscope.core.attention.seam import attend_with_weights
 from attnscope.core.attention.tiles import attend_in_tiles, attend_lean, blocks
 from tests.core_helpers import calls, few_examples, make_call, oracle, read_tiles
 from tests.measure_helpers import LargestTensor
@@ -22,13 +20,13 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def entropy_of(weights: Tensor) -> Tensor:
+def entropy_of(weights):
     return torch.special.entr(weights).sum(-1)
 
 
 @given(call=calls(), elements=st.sampled_from([1, 40, 10**6]))
 @few_examples
-def test_tile_equals_the_oracle_on_any_call(call: AttentionCall, elements: int) -> None:
+def test_tile_equals_the_oracle_on_any_call(call, elements):
     output, weights = oracle(call)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles_module, "TILE_ELEMENTS", elements)
@@ -40,12 +38,12 @@ def test_tile_equals_the_oracle_on_any_call(call: AttentionCall, elements: int) 
     torch.testing.assert_close(got.entropy_nats, entropy_of(weights), rtol=1e-9, atol=1e-10)
 
 
-def sliding(n_queries: int, n_keys: int, width: int) -> Tensor:
+def sliding(n_queries, n_keys, width):
     distance = torch.arange(n_queries)[:, None] - torch.arange(n_keys)
     return (distance >= 0) & (distance < width)
 
 
-def hard_calls(dtype: torch.dtype) -> dict[str, AttentionCall]:
+def hard_calls(dtype):
     """Odd sizes and every situation that masks can make; a query with no key among them."""
     sizes = {"n_queries": 97, "n_keys": 97, "d_head": 59, "d_value": 59, "dtype": dtype}
     padding = torch.ones(2, 1, 1, 97, dtype=torch.bool)
@@ -78,7 +76,7 @@ def hard_calls(dtype: torch.dtype) -> dict[str, AttentionCall]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", hard_calls(torch.float32))
-def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name: str, dtype: torch.dtype) -> None:
+def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name, dtype):
     call = hard_calls(dtype)[name]
     exact_output, exact_weights = attend_with_weights(in_float64(call))
     dense_output, dense_weights = attend_with_weights(call)
@@ -87,7 +85,7 @@ def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name: str, dt
     # At most twice the error of dense attention, and one rounding of the largest number.
     unit = torch.finfo(torch.float32).eps
 
-    def hold(ours: Tensor, theirs: Tensor, exact: Tensor, rounding: float = unit) -> None:
+    def hold(ours, theirs, exact, rounding=unit):
         ours_off, theirs_off = ((part.double() - exact).abs().max() for part in (ours, theirs))
         assert ours_off <= 2 * theirs_off + rounding * exact.abs().max(), (float(ours_off), float(theirs_off))
 
@@ -100,7 +98,7 @@ def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name: str, dt
     )
 
 
-def test_blocks_cover_every_query_once_and_skip_hidden_keys() -> None:
+def test_blocks_cover_every_query_once_and_skip_hidden_keys():
     call = make_call(n_queries=97, n_keys=97, mask=sliding(97, 97, 11))
     parts = blocks(call, elements=3 * 97 * 16)
     seen = torch.zeros(2, 97, dtype=torch.int64)
@@ -133,7 +131,7 @@ BY_KEY = torch.arange(2049) % 5 > 0
     ],
     ids=str,
 )
-def test_no_array_of_queries_by_keys(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
+def test_no_array_of_queries_by_keys(monkeypatch, fields):
     monkeypatch.setattr(tiles_module, "TILE_ELEMENTS", 200_000)
     n = 2049
     sizes = {"batch": 1, "n_kv_heads": 1, "group": 3, "n_queries": n, "n_keys": n, "dtype": torch.float32}

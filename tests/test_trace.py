@@ -1,18 +1,15 @@
 """A trace: what is shown is what the model computed, and its lines compute it again."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import attnscope
-from attnscope.core.attention.seam import AttentionCall, attend, attend_with_weights
+from attnscope.core.attention.seam import attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import surroundings
-from attnscope.models.model import Model
 from attnscope.questions.trace import Trace
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.trace import trace, trace_example
@@ -25,7 +22,7 @@ FOUR = {"atol": 5.1e-5, "rtol": 0}
 
 TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 40}
 LLAMA = TINY | {"intermediate_size": 20, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 6}
-SETTINGS: dict[str, dict[str, object]] = {
+SETTINGS = {
     "llama": LLAMA,
     "cohere": LLAMA,
     "gpt_neox": TINY | {"intermediate_size": 20, "max_position_embeddings": 64, "rotary_pct": 0.5, "hidden_size": 32},
@@ -45,7 +42,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
-def tiny(family: str, dtype: torch.dtype = torch.float32) -> Model:
+def tiny(family, dtype=torch.float32):
     """A tiny random model of a family in memory, whose texts are token numbers."""
     from transformers import AutoConfig, AutoModel
 
@@ -57,13 +54,13 @@ def tiny(family: str, dtype: torch.dtype = torch.float32) -> Model:
     return attnscope.load(model.to(dtype).eval())
 
 
-def prompt(family: str) -> Prompt:
+def prompt(family):
     return Prompt("5 3 9 17 3 9 2 11", target="4 7 8" if family == "t5" else None)
 
 
-def run_lines(record: Trace) -> None:
+def run_lines(record):
     """Runs the lines that a trace shows, on its inputs, and compares each value with what it shows."""
-    names: dict[str, Any] = {"np": np}
+    names = {"np": np}
     for name, value in record.grids.items():
         if name.startswith("input_"):
             names[name.removeprefix("input_")] = np.copy(value)
@@ -78,7 +75,7 @@ def run_lines(record: Trace) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "cat", "@4"])
-def test_every_number_of_the_worked_example(token: str | None) -> None:
+def test_every_number_of_the_worked_example(token):
     record = trace_example(token)
     rows = slice(None) if token is None else {"cat": 1, "@4": 4}[token]
     for head, name in enumerate(("weights_head_1", "weights_head_2")):
@@ -87,7 +84,7 @@ def test_every_number_of_the_worked_example(token: str | None) -> None:
     run_lines(record)
 
 
-def test_the_steps_of_one_query_by_hand() -> None:
+def test_the_steps_of_one_query_by_hand():
     record = trace_example("cat", [0])
     assert record["heads"]["head"].tolist() == [0]
     expected = {
@@ -106,7 +103,7 @@ def test_the_steps_of_one_query_by_hand() -> None:
     assert [step["value"].shape for step in record.steps][:3] == [(2,), (5, 2), (5, 2)]
 
 
-def test_the_example_is_held_against_the_kernel() -> None:
+def test_the_example_is_held_against_the_kernel():
     check = trace_example().options["check"]
     assert "scaled_dot_product_attention, float32" in check["kernel"]
     assert 0 < check["outputs"] < 1e-6  # float32 against float64: rounding, but not nothing
@@ -118,7 +115,7 @@ def test_the_example_is_held_against_the_kernel() -> None:
 
 @pytest.mark.parametrize("family", sorted(SETTINGS))
 @pytest.mark.parametrize("token", [None, "@3"])
-def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> None:
+def test_a_trace_is_what_the_model_computed(family, token):
     model = tiny(family)
     for number, kind in enumerate(model.info.kinds):
         layer = model.info.n_layers[number] - 1
@@ -137,7 +134,7 @@ def test_a_trace_is_what_the_model_computed(family: str, token: str | None) -> N
         assert ("sink" in names) == (family == "gpt_oss")
 
 
-def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
+def test_what_the_model_projects_is_what_is_shown(minilm_folder):
     del minilm_folder
     model = attnscope.load("minilm")
     record = trace(model, TEXT, 3, [1, 4], query="cat")
@@ -148,10 +145,10 @@ def test_what_the_model_projects_is_what_is_shown(minilm_folder: Path) -> None:
     assert record.tokens["query"][record.query or 0] == "cat"
 
 
-def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_number_is_not_shown(monkeypatch):
     from attnscope.models.inside import projections
 
-    def off(call: AttentionCall) -> torch.Tensor:
+    def off(call):
         return attend(call) * 1.01
 
     monkeypatch.setattr(projections, "attend", off)
@@ -162,7 +159,7 @@ def test_a_wrong_number_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 # What lies around an attention
 
 
-def test_the_output_projection_is_the_map_behind_the_heads() -> None:
+def test_the_output_projection_is_the_map_behind_the_heads():
     from attnscope.models.model import Batch
 
     model = tiny("gpt2")
@@ -183,13 +180,13 @@ def test_the_output_projection_is_the_map_behind_the_heads() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_a_saved_trace_is_the_trace(family: str, tmp_path: Path) -> None:
+def test_a_saved_trace_is_the_trace(family, tmp_path):
     record = trace(tiny(family), prompt(family), 1, [0, 3], query="@3")
     require_lossless(record, tmp_path)
     run_lines(Trace.load(tmp_path / "kept.npz"))
 
 
-def test_the_script_prints_the_numbers(tmp_path: Path) -> None:
+def test_the_script_prints_the_numbers(tmp_path):
     record = trace_example("cat")
     for name in ("trace.npz", "trace.py"):
         record.save(tmp_path / name)
@@ -198,7 +195,7 @@ def test_the_script_prints_the_numbers(tmp_path: Path) -> None:
     assert "[0.4109 0.1336 0.2289 0.3663]" in done.stdout
 
 
-def test_json_has_every_number_and_names_its_schema(tmp_path: Path) -> None:
+def test_json_has_every_number_and_names_its_schema(tmp_path):
     record = trace_example("cat")
     data = json.loads(record.save(tmp_path / "trace.json").read_text("utf-8"))
     assert data["schema"] == "attnscope.trace/2"

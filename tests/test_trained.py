@@ -6,7 +6,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from PIL import Image
 from scipy.io import wavfile
 
 import attnscope
-from tests.conftest import SAMPLES, Run
+from tests.conftest import SAMPLES
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ EYES_AND_NOSE = {"left eye": (4, 2, 8, 7), "right eye": (5, 12, 9, 15), "nose": 
 """Where they are in the cat's photo as the model sees it, in patches of 16 × 16: top, left, bottom, right."""
 
 
-def folder_named_by(variable: str) -> str:
+def folder_named_by(variable):
     folder = os.environ.get(variable, "")
     if not folder or not Path(folder).is_dir():
         pytest.skip(f"{variable} names no folder of a trained model")
@@ -34,21 +33,20 @@ def folder_named_by(variable: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def whisper() -> str:
+def whisper():
     return folder_named_by("ATTNSCOPE_WHISPER")
 
 
 @pytest.fixture(scope="module")
-def dinov2() -> str:
+def dinov2():
     return folder_named_by("ATTNSCOPE_DINOV2")
 
 
-def true_words() -> list[dict[str, Any]]:
-    words: list[dict[str, Any]] = json.loads((SAMPLES / "animal.jsonl").read_text("utf-8"))["words"]
-    return words
+def true_words():
+    return json.loads((SAMPLES / "animal.jsonl").read_text("utf-8"))["words"]
 
 
-def test_whispers_weights_are_those_of_eager_attention(whisper: str) -> None:
+def test_whispers_weights_are_those_of_eager_attention(whisper):
     import torch
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
@@ -69,7 +67,7 @@ def test_whispers_weights_are_those_of_eager_attention(whisper: str) -> None:
     np.testing.assert_allclose(shown, expected[:, :, :rows, :frames], atol=2e-5)
 
 
-def test_whisper_writes_what_is_said_with_attnscope_in_the_way(whisper: str, run: Run) -> None:
+def test_whisper_writes_what_is_said_with_attnscope_in_the_way(whisper, run):
     result = run("heatmap", "--audio", SAMPLES / "animal.wav", "-m", whisper, "--json")
 
     assert result.status == 0
@@ -77,7 +75,7 @@ def test_whisper_writes_what_is_said_with_attnscope_in_the_way(whisper: str, run
     assert "".join(tokens).replace("·", " ").strip() == SPOKEN
 
 
-def test_l2h1_listens_to_each_word_as_it_is_written(whisper: str) -> None:
+def test_l2h1_listens_to_each_word_as_it_is_written(whisper):
     record = attnscope.sound_heatmap(attnscope.load(whisper), SAMPLES / "animal.wav", SPOKEN)
     weights = record.maps[0].weights
     times_s = (np.arange(weights.shape[-1]) + 0.5) * record.sound.seconds_per_frame
@@ -96,7 +94,7 @@ def test_l2h1_listens_to_each_word_as_it_is_written(whisper: str) -> None:
 
 
 @pytest.mark.parametrize("heads", ["L1H5,L2H1,L2H5,L3H2,L3H3,L3H4,L3H5", ""], ids=["chosen by relations", "OpenAI's"])
-def test_words_are_timed_to_a_tenth_of_a_second(whisper: str, run: Run, heads: str) -> None:
+def test_words_are_timed_to_a_tenth_of_a_second(whisper, run, heads):
     picked = ["--pick", heads] if heads else []
     result = run("heatmap", "--audio", SAMPLES / "animal.wav", SPOKEN, "-m", whisper, "--words", *picked, "--json")
 
@@ -107,7 +105,7 @@ def test_words_are_timed_to_a_tenth_of_a_second(whisper: str, run: Run, heads: s
     assert errors.mean() <= (0.09 if heads else 0.15)
 
 
-def test_dinov2s_weights_are_those_of_eager_attention(dinov2: str) -> None:
+def test_dinov2s_weights_are_those_of_eager_attention(dinov2):
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
@@ -122,7 +120,7 @@ def test_dinov2s_weights_are_those_of_eager_attention(dinov2: str) -> None:
     np.testing.assert_allclose(record.maps[0].weights, expected, atol=2e-5)
 
 
-def test_three_heads_of_layer_8_find_the_cats_eyes_or_nose(dinov2: str) -> None:
+def test_three_heads_of_layer_8_find_the_cats_eyes_or_nose(dinov2):
     record = attnscope.picture_heatmap(attnscope.load(dinov2), SAMPLES / "cat.jpg")
     from_cls = record.maps[0].weights[8, :, 0, 1:].reshape(6, 16, 16)
 
@@ -136,7 +134,7 @@ def test_three_heads_of_layer_8_find_the_cats_eyes_or_nose(dinov2: str) -> None:
     assert n_heads >= 3
 
 
-def test_heads_of_dinov2_look_further_with_depth(dinov2: str) -> None:
+def test_heads_of_dinov2_look_further_with_depth(dinov2):
     """Dosovitskiy et al. 2021 and Raghu et al. 2021: early layers mix near and far heads, late ones look far."""
     found = attnscope.picture_heads(attnscope.load(dinov2), SAMPLES / "cat.jpg")
     distance = found["heads"].grid("distance_patches", "encoder")

@@ -8,11 +8,9 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import attnscope
 from attnscope.errors import AttnscopeError
@@ -22,7 +20,6 @@ from attnscope.studies.training import study
 from attnscope.studies.training.options import TrainingOptions
 from attnscope.studies.training.study import stages_of, step_of
 from examples.decoder import decoder, wrap
-from tests.conftest import Run
 from tests.heads_helpers import heads_in
 from tests.training_helpers import TEXTS, small_training, train
 
@@ -31,16 +28,16 @@ QUICK = TrainingOptions(measures=("induction",), loss="none")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("training") / "run")
 
 
 @pytest.fixture
-def own_run(trained: Path, tmp_path: Path) -> Path:
+def own_run(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
-def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> None:
+def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained):
     found = attnscope.training(f"{trained}/checkpoint-*", TEXTS, TrainingOptions(measures=MEASURES))
     assert found.steps == (0, 5, 10)
     assert found.run["model"] == "run"
@@ -62,7 +59,7 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained: Path) -> Non
     assert losses == sorted(losses, reverse=True)
 
 
-def test_models_in_memory_are_given_by_step() -> None:
+def test_models_in_memory_are_given_by_step():
     networks = {step: decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
     models = {step: wrap(network) for step, network in networks.items()}
     found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss="none"))
@@ -71,12 +68,12 @@ def test_models_in_memory_are_given_by_step() -> None:
     assert np.isnan(found["checkpoints"]["loss"]).all()
 
 
-def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    networks: list[weakref.ref[torch.nn.Module]] = []
-    alive: list[int] = []
+def test_models_are_loaded_one_at_a_time_and_let_go(trained, monkeypatch):
+    networks = []
+    alive = []
     load = LoadOptions.load
 
-    def count(self: Any, spec: Any) -> Any:
+    def count(self, spec):
         gc.collect()
         alive.append(sum(one() is not None for one in networks))
         model = load(self, spec)
@@ -91,7 +88,7 @@ def test_models_are_loaded_one_at_a_time_and_let_go(trained: Path, monkeypatch: 
 # What cannot be measured -----------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run: Path, run: Run) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run, run):
     (own_run / "checkpoint-5" / "model.safetensors").write_bytes(b"{}")
     (own_run / "checkpoint-7").mkdir()
     decoder(["the", "cat"], n_layers=1).save(own_run / "checkpoint-8")
@@ -116,10 +113,10 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
     assert "training.png" in out
 
 
-def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained, monkeypatch):
     load = LoadOptions.load
 
-    def stumble(self: Any, spec: Any) -> Any:
+    def stumble(self, spec):
         if "checkpoint-5" in str(spec):
             raise RuntimeError("mat1 and mat2\nshapes")
         return load(self, spec)
@@ -131,15 +128,15 @@ def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained: Path, m
 
 
 @pytest.mark.parametrize("at", ["loading", "measuring"])
-def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_ctrl_c_keeps_what_was_done(own_run, run, monkeypatch, at):
     load, heads = LoadOptions.load, study.heads
 
-    def stop_loading(self: Any, spec: Any) -> Any:
+    def stop_loading(self, spec):
         if "checkpoint-10" in str(spec):
             raise KeyboardInterrupt
         return load(self, spec)
 
-    def stop_measuring(model: Any, *rest: Any) -> Any:
+    def stop_measuring(model, *rest):
         found = heads(model, *rest)
         if model.info.name == "checkpoint-10":  # as `heads` gives what it has where it is interrupted
             return replace(found, corpus={**found.corpus, "complete": False})
@@ -173,7 +170,7 @@ def test_ctrl_c_keeps_what_was_done(own_run: Path, run: Run, monkeypatch: pytest
         (("run", "--probe", "repeat", "-f", "gif", "-o", "out"), "there is no format 'gif'"),
     ],
 )
-def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
+def test_wrong_usage_is_one_line(given, told, run, tmp_path):
     status, out, err = run("training", *given)
     assert (status, out) == (2, "") and err.startswith(f"error: {told}"), err
     assert not [*tmp_path.iterdir()]
@@ -197,11 +194,11 @@ def test_wrong_usage_is_one_line(given: tuple[str, ...], told: str, run: Run, tm
         ("run/checkpoint-" + "9" * 25, None),
     ],
 )
-def test_a_step_is_read_off_a_name(name: str, step: int | None) -> None:
+def test_a_step_is_read_off_a_name(name, step):
     assert step_of(name) == step
 
 
-def test_what_transformers_wrote_beside_it_wins(tmp_path: Path) -> None:
+def test_what_transformers_wrote_beside_it_wins(tmp_path):
     folder = tmp_path / "final"
     folder.mkdir()
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 77}))
@@ -211,7 +208,7 @@ def test_what_transformers_wrote_beside_it_wins(tmp_path: Path) -> None:
         assert step_of(str(folder)) is None
 
 
-def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) -> None:
+def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path):
     for name in ("checkpoint-10", "checkpoint-9", "checkpoint-100", "final", "step9"):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-1.txt").write_text("")
@@ -222,11 +219,11 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path: Path) 
     assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
 
 
-def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revisions_of_the_hub_are_checkpoints(trained, monkeypatch):
     """As the cache holds them: a snapshot a revision, of which `refs` names the commit."""
     asked = []
 
-    def snapshot(repo_id: str, allow_pickle: bool, revision: str) -> Path | None:
+    def snapshot(repo_id, allow_pickle, revision):
         asked.append((repo_id, revision))
         return trained / f"checkpoint-{revision.removeprefix('step')}"
 
@@ -242,7 +239,7 @@ def test_revisions_of_the_hub_are_checkpoints(trained: Path, monkeypatch: pytest
 # The record ------------------------------------------------------------------------------------------------------
 
 
-def test_since_when_a_head_has_had_a_role() -> None:
+def test_since_when_a_head_has_had_a_role():
     found = small_training()
     assert found.since("induction") == {"L1H1": 20}
     assert found.since("previous_token") == {}
@@ -257,7 +254,7 @@ def test_since_when_a_head_has_had_a_role() -> None:
         found.since("sink")
 
 
-def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
+def test_the_table_has_a_row_for_each_checkpoint_and_head():
     rows = list(csv.DictReader(io.StringIO(small_training().to_csv())))
     assert len(rows) == 16
     names = ("name", "step", "kind", "layer", "head", "has_role_induction")
@@ -266,7 +263,7 @@ def test_the_table_has_a_row_for_each_checkpoint_and_head() -> None:
     assert values == pytest.approx((0.8, 0.75, 0.85))
 
 
-def test_steps_ascend_and_are_steps() -> None:
+def test_steps_ascend_and_are_steps():
     with pytest.raises(ValueError, match="ascend"):
         small_training(steps=(0, 10, 10, 20)).require_whole()
     with pytest.raises(ValueError, match="not between"):
@@ -276,7 +273,7 @@ def test_steps_ascend_and_are_steps() -> None:
 # The views -------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
+def test_it_is_shown_without_the_model(run, tmp_path):
     path = small_training().save(tmp_path / "training.npz")
     status, out, err = run("show", path)
     assert (status, err) == (0, "")
@@ -288,7 +285,7 @@ def test_it_is_shown_without_the_model(run: Run, tmp_path: Path) -> None:
     ("steps", "style"),
     [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "caption": False})],
 )
-def test_it_is_drawn(steps: tuple[int, ...], style: dict[str, Any], tmp_path: Path) -> None:
+def test_it_is_drawn(steps, style, tmp_path):
     record = small_training(steps=steps, n_heads=13)
     (path,) = record.draw(tmp_path, ["svg"], **style)
     text = path.read_text("utf-8")

@@ -1,8 +1,6 @@
 """One function draws every map of attention and one prints it, whatever was read; one function writes figures."""
 
 import io
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,27 +11,25 @@ from attnscope.drawing.lettering import lettering_for
 from attnscope.errors import UsageError
 from attnscope.questions import heatmap_figures as figures
 from attnscope.questions import heatmap_terminal as terminal
-from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.places import Picture, Sound
-from attnscope.questions.pooled import PooledHeatmap
 from attnscope.report.plain_text import open_console
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 from tests.test_pooled_records import pooled_record
 
 
-def picture() -> Heatmap:
+def picture():
     tokens = tokens_of(["CLS", *(f"{row},{column}" for row in range(2) for column in range(3))], special=[0])
     pixels = np.random.default_rng(1).integers(0, 256, (8, 12, 3), dtype=np.uint8)
     return record_of(map_of(tokens), picture=Picture(pixels, (2, 3), "p.png", (12, 8)))
 
 
-def sound(n: int = 7) -> Heatmap:
+def sound(n=7):
     frames = tokens_of([f"{frame}" for frame in range(n)])
     heard = Sound(np.linspace(0, 1, n, dtype=np.float32), 0.02, 0.02 * n, 0.02 * n, "s.wav")
     return record_of(map_of(tokens_of(["a", "b"]), frames, kind="cross"), sound=heard)
 
 
-RECORDS: dict[str, Callable[[], Heatmap | PooledHeatmap]] = {
+RECORDS = {
     "text": lambda: simple(4),
     "pooled": pooled_record,
     "picture": picture,
@@ -41,7 +37,7 @@ RECORDS: dict[str, Callable[[], Heatmap | PooledHeatmap]] = {
 }
 
 
-def printed(record: Heatmap | PooledHeatmap, **how: object) -> str:
+def printed(record, **how):
     file = io.StringIO()
     console = open_console(file=file, width=90)
     if (view := terminal.show(record, console, **how)) is not None:  # type: ignore[arg-type]
@@ -50,7 +46,7 @@ def printed(record: Heatmap | PooledHeatmap, **how: object) -> str:
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_one_function_draws_every_kind_of_map(kind: str, tmp_path: Path) -> None:
+def test_one_function_draws_every_kind_of_map(kind, tmp_path):
     record = RECORDS[kind]()
     paths = record.draw(tmp_path, ["svg", "png"])
     assert [path.suffix for path in paths[:4]] == [".svg", ".png"] * 2
@@ -60,7 +56,7 @@ def test_one_function_draws_every_kind_of_map(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("kind", "said"), [("pooled", "no --query"), ("sound", "no --query"), ("text", "no token is")])
-def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind: str, said: str, tmp_path: Path) -> None:
+def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind, said, tmp_path):
     record = RECORDS[kind]()
     for ask in (lambda: figures.require_query(record, "zz"), lambda: record.draw(tmp_path, query="zz")):
         with pytest.raises(Exception, match=said):
@@ -69,39 +65,39 @@ def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind: 
     figures.require_query(record, None)
 
 
-def test_one_function_prints_every_kind_of_map() -> None:
+def test_one_function_prints_every_kind_of_map():
     assert "keys; figures show" in printed(RECORDS["pooled"]())
     assert "2 × 3" not in printed(simple(4)) and "patches" in printed(picture())
     assert "what “t1” (token 1) attends to" in printed(simple(4), query="t1")
 
 
 @pytest.mark.parametrize("kind", RECORDS)
-def test_nothing_is_printed_that_was_not_asked_for(kind: str) -> None:
+def test_nothing_is_printed_that_was_not_asked_for(kind):
     assert printed(RECORDS[kind](), drawn=False) == ""
     alone = printed(RECORDS["text"](), drawn=False, query="t1")
     assert "attends to" in alone and "strongest links" not in alone
 
 
-def page(text: str) -> Canvas:
+def page(text):
     canvas = Canvas(60, 40, lettering_for([text]))
     canvas.write(5, 20, text, 12)
     canvas.set_cells(canvas.image((30, 10, 20, 20)), np.eye(2, dtype=np.float32))
     return canvas
 
 
-def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were() -> None:
+def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were():
     canvas = page("one")
     before = canvas.pixels()
     assert b"<image" not in canvas.vector("svg")
     np.testing.assert_array_equal(canvas.pixels(), before)
 
 
-def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path):
     drawn = (pytest.fail("drawn") for _ in range(1))
     with pytest.raises(UsageError, match="figures are not drawn as 'gif'"):
         write_pages(drawn, tmp_path / "out", ["png", "gif"])
     assert not (tmp_path / "out").exists()
 
 
-def test_files_of_one_name_are_told_apart() -> None:
+def test_files_of_one_name_are_told_apart():
     assert distinct(["a", "b", "A", "a", "a-2"]) == ["a", "b", "A-2", "a-3", "a-2-2"]

@@ -1,11 +1,8 @@
 """Texts weigh the same in measures and roles."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from attnscope.questions.heads import Heads
 from attnscope.studies.heads.measuring import weigh_units
 from attnscope.studies.heads.study import heads
 from tests.conftest import SAMPLES, SENTENCES
@@ -14,12 +11,12 @@ from tests.heads_helpers import heads_in
 LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
 
 
-def value(found: Heads, name: str, field: str = "value") -> np.ndarray[Any, Any]:
+def value(found, name, field="value"):
     heads_of = {(head.layer, head.head): getattr(head.measures[name], field) for head in heads_in(found)}
     return np.array([heads_of[place] for place in sorted(heads_of)]).reshape(found["heads"].grid(name, "encoder").shape)
 
 
-def test_a_text_weighs_the_same_however_long_it_is(own: Any) -> None:
+def test_a_text_weighs_the_same_however_long_it_is(own):
     texts = [*SENTENCES[:4], LONG]
     together = heads(own, texts)
     alone = [heads(own, [text]) for text in texts]
@@ -33,7 +30,7 @@ def test_a_text_weighs_the_same_however_long_it_is(own: Any) -> None:
     assert together.corpus["effective_texts"] == pytest.approx(5, abs=0.01)
 
 
-def test_what_rounding_leaves_outside_a_sink_has_no_value() -> None:
+def test_what_rounding_leaves_outside_a_sink_has_no_value():
     """A head that puts all but 1e-40 on sinks had values of `_active` measures, from rounding alone."""
     sums = {name: np.array([0.5, 1e-40]).reshape(1, 1, 1, 2) for name in ("sum", "uniform_sum")}
     sums["count"] = np.array([4.0, 3e-40]).reshape(1, 1, 1, 2)

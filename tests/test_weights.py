@@ -2,8 +2,6 @@
 
 import math
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +9,25 @@ import torch
 
 import attnscope
 from attnscope.core import weights as core
-from attnscope.questions.weights import COMPOSITIONS, Composition, HeadWeights, WeightsOptions
-from tests.conftest import Run, write_tiny
+from attnscope.questions.weights import COMPOSITIONS, Composition, WeightsOptions
+from tests.conftest import write_tiny
 from tests.test_stream import random_model
 
 
-def found(source: Any, seed: int = 0) -> HeadWeights:
+def found(source, seed=0):
     return attnscope.weights(attnscope.load(source), WeightsOptions(seed=seed))
 
 
 # Against dense matrices -------------------------------------------------------------------------------------------
 
 
-def dense(source: Any, layer: int, head: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
+def dense(source, layer, head, n_heads, n_kv_heads):
     """W_Q, W_K, W_V, W_O of a Llama by the names of its parts, RMSNorm folded, float64."""
     part = source.model.layers[layer]
     gain = part.input_layernorm.weight.detach().double().numpy()
     d_head, group = 4, n_heads // n_kv_heads
 
-    def rows(name: str, number: int) -> Any:
+    def rows(name, number):
         weight = getattr(part.self_attn, f"{name}_proj").weight.detach().double().numpy()
         return weight[number * d_head : (number + 1) * d_head] * gain
 
@@ -37,7 +35,7 @@ def dense(source: Any, layer: int, head: int, n_heads: int, n_kv_heads: int) -> 
     return {"Q": rows("q", head), "K": rows("k", head // group), "V": rows("v", head // group), "O": out}
 
 
-def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries() -> None:
+def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries():
     source = random_model("llama", tie_word_embeddings=False)
     got = found(source)
     embeddings = source.model.embed_tokens.weight.detach().double().numpy()
@@ -45,7 +43,7 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
     unembedding = unembedding - unembedding.mean(0)
     heads = [dense(source, layer, head, 6, 2) for layer, head in product(range(2), range(6))]
 
-    def score(matrix: Any) -> float:
+    def score(matrix):
         values = np.linalg.eigvals(matrix)
         return float(values.sum().real / np.abs(values).sum())
 
@@ -66,7 +64,7 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
     assert np.isnan(got["composition"][:, 6:, 6:]).all() and np.isnan(got["composition"][:, :6, :6]).all()
 
 
-def test_layer_norms_are_folded_and_what_they_take_away_is_left_out() -> None:
+def test_layer_norms_are_folded_and_what_they_take_away_is_left_out():
     """Of GPT-2, whose norms centre: what a head writes along the mean is read by none."""
     source = random_model("gpt2")
     got = found(source)
@@ -74,7 +72,7 @@ def test_layer_norms_are_folded_and_what_they_take_away_is_left_out() -> None:
     parts = source.transformer.h
     centre = np.eye(24) - 1 / 24
 
-    def matrices(layer: int, head: int) -> Any:
+    def matrices(layer, head):
         gain = parts[layer].ln_1.weight.detach().double().numpy()
         fused = parts[layer].attn.c_attn.weight.detach().double().numpy().T
         own = [fused[i * 24 + head * 4 : i * 24 + head * 4 + 4] * gain @ centre for i in range(3)]
@@ -95,7 +93,7 @@ def test_layer_norms_are_folded_and_what_they_take_away_is_left_out() -> None:
 # Planted ----------------------------------------------------------------------------------------------------------
 
 
-def planted() -> Any:
+def planted():
     """A Llama whose L0H0 copies, whose L0H1 takes away, and whose L1H2 reads by its keys what L0H3 writes."""
     source = random_model("llama", num_key_value_heads=6, tie_word_embeddings=True, attention_bias=False)
     first, second = (layer.self_attn for layer in source.model.layers)
@@ -113,7 +111,7 @@ def planted() -> Any:
     return source
 
 
-def test_planted_heads_are_found() -> None:
+def test_planted_heads_are_found():
     got = found(planted())
     assert got["heads"]["copying"][:2] == pytest.approx([1, -1], abs=1e-6) and got.is_outside("copying")[:2].all()
     best, next_best = got.strongest("K", 2)
@@ -122,7 +120,7 @@ def test_planted_heads_are_found() -> None:
     assert (3, 8) not in [*got.strongest("Q", 2), *got.strongest("V", 2)]
 
 
-def test_a_head_that_copies_writes_what_it_reads() -> None:
+def test_a_head_that_copies_writes_what_it_reads():
     directions = found(planted()).table("directions")
     copies, takes_away = (
         directions.select((directions["head"] == head) & (directions["of"] == "writes")) for head in (0, 1)
@@ -133,7 +131,7 @@ def test_a_head_that_copies_writes_what_it_reads() -> None:
     assert takes_away["source"][0].split()[0] in takes_away["target"][1].split()
 
 
-def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_writes() -> None:
+def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_writes():
     got = found("own")
     best, second = got.strongest("K", 2)
     assert [got.head_names[row] for row in best] == ["L0H0", "L1H1"]
@@ -144,7 +142,7 @@ def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_write
     assert math.isnan(heads["copying"][0]) and not got.is_outside("copying")[0]
 
 
-def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder: Path) -> None:
+def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder):
     got = found(str(minilm_folder))
     assert got.options["places"] == "in the stream" and got.options["ends"] == "static embeddings"
     previous = got["heads"]["previous"]
@@ -155,7 +153,7 @@ def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder: Path
 # Random matrices --------------------------------------------------------------------------------------------------
 
 
-def test_what_random_directions_have_is_what_they_have_drawn() -> None:
+def test_what_random_directions_have_is_what_they_have_drawn():
     d, k, n = 13, 3, 4000
     chance = torch.Generator().manual_seed(0)
     left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
@@ -174,11 +172,11 @@ def test_what_random_directions_have_is_what_they_have_drawn() -> None:
     assert drawn.mean() == pytest.approx(float(record.expected[0, 0, 0]), rel=0.02)
 
 
-def _random(seed: int) -> HeadWeights:
+def _random(seed):
     return found(random_model("llama"), seed)
 
 
-def test_factors_keep_norms_and_singular_values() -> None:
+def test_factors_keep_norms_and_singular_values():
     chance = torch.Generator().manual_seed(3)
     left, right = torch.randn(2, 11, 3, generator=chance), torch.randn(2, 3, 11, generator=chance)
     whole = left.double() @ right.double()
@@ -199,7 +197,7 @@ def test_factors_keep_norms_and_singular_values() -> None:
 # What a user sees -------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_of_all_heads_or_of_picked_ones(run: Run, tmp_path: Path) -> None:
+def test_the_command_tells_of_all_heads_or_of_picked_ones(run, tmp_path):
     folder = write_tiny(tmp_path / "bert")
     told = ("weights", "-m", folder, "-q")
     status, out, err = run(*told, "-o", tmp_path / "out", "-f", "npz,csv,png,svg")

@@ -2,27 +2,22 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import attnscope
-from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Batch
 from attnscope.questions.why import Why
-from tests.conftest import Run, write_tiny
+from tests.conftest import write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
 TEXT = "5 9 3 7 11 4 8"
 QUERY, KEY = 5, 2
-MORE: dict[str, dict[str, Any]] = {
+MORE = {
     "t5": {"d_model": 24, "d_kv": 4, "num_heads": 6, "num_layers": 2, "d_ff": 20},
     "albert": {"embedding_size": 12},
     "olmo2": GROUPED,
@@ -35,16 +30,16 @@ NORMED = ("qwen3", "olmo2", "gemma3_text")
 """Models with norms of queries and keys."""
 
 
-def loaded(name: str) -> Model:
+def loaded(name):
     """A random model, held without a tokenizer: its texts are numbers."""
     if name not in MORE:
         return attnscope.load(random_model(name))
     from transformers import AutoConfig, AutoModel, T5EncoderModel
 
-    config: Any = AutoConfig.for_model(name, **(SIZES | MORE[name] if name not in ("t5", "bloom") else MORE[name]))
+    config = AutoConfig.for_model(name, **(SIZES | MORE[name] if name not in ("t5", "bloom") else MORE[name]))
     config.vocab_size = SIZES["vocab_size"]
     torch.manual_seed(0)
-    make: Any = T5EncoderModel if name == "t5" else AutoModel.from_config
+    make = T5EncoderModel if name == "t5" else AutoModel.from_config
     source = make(config)
     with torch.no_grad():
         for parameter in source.parameters():
@@ -52,11 +47,11 @@ def loaded(name: str) -> Model:
     return attnscope.load(source.eval())
 
 
-def call_of(model: Model, place: Place) -> AttentionCall:
+def call_of(model, place):
     """What reaches the seam of a layer as the model reads TEXT."""
-    seen: dict[Place, AttentionCall] = {}
+    seen = {}
 
-    def probe(call: AttentionCall) -> Tensor:
+    def probe(call):
         seen[call.kind, call.layer] = call
         return attend(call)
 
@@ -65,7 +60,7 @@ def call_of(model: Model, place: Place) -> AttentionCall:
     return seen[place]
 
 
-def scores_of(model: Model, place: Place, head: int) -> Tensor:
+def scores_of(model, place, head):
     """The scores of a query's keys up to itself, before softmax, by the model's own queries and keys."""
     call = call_of(model, place)
     key = call.key[0, head // (call.n_heads // call.n_kv_heads)].double()
@@ -74,9 +69,9 @@ def scores_of(model: Model, place: Place, head: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [*LEARNED, *ROTARY, *NORMED, "t5", "gemma2"])
-def test_parts_sum_to_the_model_s_own_score(name: str) -> None:
+def test_parts_sum_to_the_model_s_own_score(name):
     model = loaded(name)
-    kind: Any = model.info.kinds[0]
+    kind = model.info.kinds[0]
     record = attnscope.why(model, TEXT, 1, 4, QUERY, KEY)
     scores = scores_of(model, (kind, 1), 4)
     may = scores if kind == "encoder" else scores[: QUERY + 1]
@@ -95,14 +90,14 @@ def test_parts_sum_to_the_model_s_own_score(name: str) -> None:
 class Biased:
     """A model whose scores get ALiBi's bias, which transformers' own models keep from the seam."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model):
         self._model = model
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._model, name)
 
-    def run(self, batch: Batch, probe: Callable[[AttentionCall], Tensor]) -> Tensor:
-        def biased(call: AttentionCall) -> Tensor:
+    def run(self, batch, probe):
+        def biased(call):
             n = call.query.shape[2]
             slopes = 2.0 ** -torch.arange(1, call.n_heads + 1)
             distance = torch.arange(n)[:, None] - torch.arange(n)
@@ -111,8 +106,8 @@ class Biased:
         return self._model.run(batch, biased)
 
 
-def test_a_bias_by_distance_is_a_term_of_its_own() -> None:
-    model: Any = Biased(loaded("llama"))
+def test_a_bias_by_distance_is_a_term_of_its_own():
+    model = Biased(loaded("llama"))
     record = attnscope.why(model, TEXT, 1, 0, QUERY, KEY)
     assert record.bias == pytest.approx(-0.5 * (QUERY - KEY) + 0.5 * np.arange(QUERY + 1).mean())
     scores = scores_of(model, ("decoder", 1), 0)[: QUERY + 1]
@@ -121,14 +116,14 @@ def test_a_bias_by_distance_is_a_term_of_its_own() -> None:
         attnscope.why(Biased(loaded("gemma2")), TEXT, 1, 0, QUERY, KEY)
 
 
-def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn() -> None:
+def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
     """Of a Llama with grouped queries: R (W_K (gain * W_O z / rms)) less its mean over keys, times the query."""
     source = random_model("llama")
     model = attnscope.load(source)
-    seen: dict[int, tuple[AttentionCall, Tensor]] = {}
-    stream: list[Tensor] = []
+    seen = {}
+    stream = []
 
-    def probe(call: AttentionCall) -> Tensor:
+    def probe(call):
         seen[call.layer] = call, attend(call)
         return seen[call.layer][1]
 
@@ -150,7 +145,7 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn() -> No
     assert record["parts"]["key_nats"][place] == pytest.approx(float(by_key.detach()), abs=1e-5)
 
 
-def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
+def test_what_cannot_be_taken_apart_is_refused_in_a_line():
     with pytest.raises(AttnscopeError, match="something else adds to the stream of olmo"):
         attnscope.why(loaded("olmo"), TEXT, 1, 0, QUERY, KEY)  # its norm has no weight by which it could be known
     with pytest.raises(AttnscopeError, match="made of: its own modules compute attention"):
@@ -164,7 +159,7 @@ def test_what_cannot_be_taken_apart_is_refused_in_a_line() -> None:
         attnscope.why(llama, "5 9 3 9", 1, 0, "@3", "#9")
 
 
-def test_a_record_whose_parts_do_not_sum_is_none(tmp_path: Path) -> None:
+def test_a_record_whose_parts_do_not_sum_is_none(tmp_path):
     record = attnscope.why(loaded("llama"), TEXT, 1, 4, QUERY)
     assert record.score["key"] == int(np.argmax([0, *(w for w in weights_of(record)[1:])]))
     again = Why.load(record.save(tmp_path / "why.npz"))
@@ -177,12 +172,12 @@ def test_a_record_whose_parts_do_not_sum_is_none(tmp_path: Path) -> None:
         Why.load(path)
 
 
-def weights_of(record: Why) -> Any:
+def weights_of(record):
     """The attention weights of the record's query."""
     return attnscope.heatmap(loaded("llama"), TEXT).maps[0].weights[1, 4, record.score["query"]]
 
 
-def test_the_command_prints_and_draws_the_parts(run: Run, tmp_path: Path) -> None:
+def test_the_command_prints_and_draws_the_parts(run, tmp_path):
     write_tiny(tmp_path / "tiny")
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
     status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")

@@ -2,8 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from attnscope.core.alignment import align_tokens
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
 from attnscope.studies.maps.derived import time_words
-from tests.conftest import Run
 from tests.record_helpers import require_read
 from tests.senses_helpers import speech, write_whisper
 
@@ -24,17 +21,17 @@ STARTS_S = [0.0, 0.24, 0.62, 0.78, 1.2, 1.34, 1.9]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return write_whisper(tmp_path_factory.mktemp("speech") / "whisper", seconds=3)
 
 
 @pytest.fixture(scope="module")
-def whisper(folder: Path) -> Any:
+def whisper(folder):
     return attnscope.load(folder)
 
 
 @pytest.fixture(scope="module")
-def planted(whisper: Any) -> Heatmap:
+def planted(whisper):
     """A recording of 2.2 s, of which head L1H2 listens to each word while it writes it; the other heads are random."""
     record = attnscope.sound_heatmap(whisper, (speech(2.2), 16000), TEXT)
     (cross,) = record.maps
@@ -47,7 +44,7 @@ def planted(whisper: Any) -> Heatmap:
     return replace(record, maps=(replace(cross, weights=weights),))
 
 
-def test_the_path_is_that_of_whispers_own_code() -> None:
+def test_the_path_is_that_of_whispers_own_code():
     import torch
     from transformers.models.whisper import generation_whisper as theirs
 
@@ -63,7 +60,7 @@ def test_the_path_is_that_of_whispers_own_code() -> None:
         np.testing.assert_array_equal(align_tokens(weights), expected)
 
 
-def test_words_are_timed_to_a_frame(planted: Heatmap) -> None:
+def test_words_are_timed_to_a_frame(planted):
     sound = time_words(planted, [(1, 2)]).sound
     assert sound is not None and sound.followed == ((1, 2),)
     assert [word.text for word in sound.words] == ["the", "cat", "sat", "on", "a", "mat ."]
@@ -79,7 +76,7 @@ def test_words_are_timed_to_a_frame(planted: Heatmap) -> None:
     )
 
 
-def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> None:
+def test_words_are_drawn_over_the_spectrogram(whisper, tmp_path):
     t = np.arange(round(1.5 * 16000)) / 16000
     tone = (0.5 * np.sin(2 * np.pi * 2000 * t) * (t > 0.75)).astype(np.float32)
     timed = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, times=True, pick=[(1, 2)])
@@ -106,7 +103,7 @@ def test_words_are_drawn_over_the_spectrogram(whisper: Any, tmp_path: Path) -> N
         require_read(Heatmap, wrong, timed.arrays())
 
 
-def test_what_has_no_times_is_refused(whisper: Any, planted: Heatmap) -> None:
+def test_what_has_no_times_is_refused(whisper, planted):
     with pytest.raises(AttnscopeError, match="names no heads that follow speech"):
         attnscope.sound_heatmap(whisper, (speech(0.5), 16000), TEXT, times=True)
     with pytest.raises(AttnscopeError, match="takes texts, not recordings"):
@@ -117,7 +114,7 @@ def test_what_has_no_times_is_refused(whisper: Any, planted: Heatmap) -> None:
         time_words(attnscope.heatmap(attnscope.load("own"), "a b"), [(0, 0)])
 
 
-def test_the_command_times_words(folder: Path, run: Run) -> None:
+def test_the_command_times_words(folder, run):
     wavfile.write("speech.wav", 16000, speech(0.61))
     asked = ("heatmap", "--audio", "speech.wav", "-m", folder, TEXT, "--words", "--no-check")
     status, out, err = run(*asked, "--pick", "L1H2", "--json")

@@ -5,10 +5,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +21,9 @@ from attnscope import (
     relations,
 )
 from attnscope.choice import Choice
-from attnscope.models.model import Model
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.texts import Progress, texts_of
+from attnscope.studies.inputs.texts import texts_of
 from attnscope.studies.workers import RUNS, Workers
 from tests.block_functions import DeadlyMeasurer
 from tests.conftest import write_tiny
@@ -42,7 +39,7 @@ TWO = Workers("own", 2)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_blocks() -> Iterator[None]:
+def small_blocks():
     """Blocks of a corpus, as the process that hands them out cuts them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnscope.studies.heads.study.BLOCK", BLOCK)
@@ -51,7 +48,7 @@ def small_blocks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A corpus of three blocks of texts, one of two blocks of linked ones."""
     made = tmp_path_factory.mktemp("corpus")
     (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i}" for i in range(N)), "utf-8")
@@ -62,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Model]:
+def own():
     """The glass box on one thread, as workers have it."""
     import torch
 
@@ -73,17 +70,17 @@ def own() -> Iterator[Model]:
 
 
 @pytest.fixture(scope="module")
-def corpus(folder: Path) -> Corpus:
+def corpus(folder):
     return Corpus([folder / "many.txt", folder / "absent.txt"])
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(monkeypatch):
     """A worker in this process: real ones are those of `heads`."""
     monkeypatch.setattr(Workers, "executor_on", lambda *_: Here())
 
 
-def require_same(found: Any, alone: Any) -> None:
+def require_same(found, alone):
     """Both name the same roles; numbers agree to 1e-12."""
     assert len(heads_in(found)) == len(heads_in(alone)) > 0
     for ours, theirs in zip(heads_in(found), heads_in(alone), strict=True):
@@ -99,8 +96,8 @@ def require_same(found: Any, alone: Any) -> None:
 # Processes ------------------------------------------------------------------------------------------------------
 
 
-def test_two_processes_find_what_one_finds_and_tell_how_far_they_are(own: Model, corpus: Corpus) -> None:
-    seen: list[Progress] = []
+def test_two_processes_find_what_one_finds_and_tell_how_far_they_are(own, corpus):
+    seen = []
     found = heads(own, corpus, None, seen.append, TWO)
     require_same(found, heads(own, corpus))
     assert [problem["source"] for problem in found.corpus["problems"]] == [str(corpus.sources[1])]
@@ -108,14 +105,14 @@ def test_two_processes_find_what_one_finds_and_tell_how_far_they_are(own: Model,
     assert counted == sorted(counted) and (seen[-1].n_texts, seen[-1].share) == (N, 1.0)
 
 
-def test_a_worker_that_is_killed_in_a_block_costs_nothing(own: Model, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_in_a_block_costs_nothing(own, corpus, tmp_path):
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=1)
     found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
     assert len(list(tmp_path.iterdir())) == 1
     require_same(found, heads(own, corpus))
 
 
-def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own: Model, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own, corpus, tmp_path):
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=99)
     found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
     assert len(list(tmp_path.iterdir())) == RUNS
@@ -127,7 +124,7 @@ def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own: Model, corpu
     )
 
 
-def test_other_weights_on_a_worker_are_refused(own: Model, corpus: Corpus) -> None:
+def test_other_weights_on_a_worker_are_refused(own, corpus):
     with pytest.raises(attnscope.AttnscopeError, match="own-causal has other weights on a worker"):
         heads(own, corpus, workers=Workers("own-causal", 1))
 
@@ -154,7 +151,7 @@ print(found.corpus["complete"], found.corpus["n_texts"], len(found["heads"]) > 0
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_ctrl_c_keeps_what_is_done(n_workers: int, folder: Path) -> None:
+def test_ctrl_c_keeps_what_is_done(n_workers, folder):
     """In this process too, in the first block."""
     command = [sys.executable, "-c", INTERRUPTED, str(folder / "many.txt"), str(n_workers)]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
@@ -169,20 +166,20 @@ def test_ctrl_c_keeps_what_is_done(n_workers: int, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_links_are_those_of_one_process(own: Model, folder: Path, tmp_path: Path) -> None:
+def test_links_are_those_of_one_process(own, folder, tmp_path):
     alone = relations(own, str(folder / "links.conllu")).save(tmp_path / "alone.npz")
     shared = relations(own, str(folder / "links.conllu"), workers=TWO).save(tmp_path / "shared.npz")
     assert shared.read_bytes() == alone.read_bytes()
 
 
 @pytest.mark.usefixtures("here")
-def test_what_changes_without_heads_is_that_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_without_heads_is_that_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 3)
     folder = str(write_tiny(tmp_path, kind="AutoModelForMaskedLM"))
     model = attnscope.load(folder, engine="hf")
     texts = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat"]
     options = AblateOptions(importance=True, choice=Choice(layers=(0,)))
-    seen: list[float | None] = []
+    seen = []
     workers = Workers(folder, 2, loading=LoadOptions(engine="hf"))
     shared = ablate(model, texts, options, lambda done: seen.append(done.share), workers)
     assert shared.as_json() == ablate(model, texts, options).as_json()
@@ -194,7 +191,7 @@ def test_what_changes_without_heads_is_that_of_one_process(tmp_path: Path, monke
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_cluster_that_loses_a_machine_finds_what_one_process_finds(own: Model, corpus: Corpus, folder: Path) -> None:
+def test_a_cluster_that_loses_a_machine_finds_what_one_process_finds(own, corpus, folder):
     """See `ray_run`, in a process of its own."""
     pytest.importorskip("ray", reason="the extra [ray] is not installed", exc_type=ImportError)
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}

@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,19 +14,18 @@ from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError
 from attnscope.results.storage import csv_text, replace_together, write_whole
 from attnscope.studies.inputs.options import SharedWork
-from tests.conftest import Run
 from tests.findings_helpers import fake_findings
 from tests.record_helpers import simple
 
 PLAIN = BatchOptions(choice=Choice(layers=(0,)), running=SharedWork(workers=1))
 
 
-def make_link(path: Path) -> None:
+def make_link(path):
     (path.parent / "foreign").write_text("mine", "utf-8")
     path.symlink_to(path.parent / "foreign")
 
 
-SPECIAL: dict[str, Callable[[Path], None]] = {
+SPECIAL = {
     "a link": make_link,
     "a device": lambda path: path.symlink_to("/dev/null"),
     "a pipe": lambda path: os.mkfifo(path),
@@ -39,7 +37,7 @@ SPECIAL: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("what", SPECIAL)
-def test_what_is_no_file_is_not_replaced(what: str, tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_replaced(what, tmp_path):
     path = tmp_path / "heads.npz"
     SPECIAL[what](path)
     before = path.lstat()
@@ -51,14 +49,14 @@ def test_what_is_no_file_is_not_replaced(what: str, tmp_path: Path) -> None:
         assert (tmp_path / "foreign").read_text("utf-8") == "mine"
 
 
-def test_a_device_is_not_replaced() -> None:
+def test_a_device_is_not_replaced():
     with pytest.raises(AttnscopeError, match="cannot write /dev/null: it is a device"):
         write_whole(Path("/dev/null"), b"lost")
     assert not Path("/dev/null").is_file()
 
 
-def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
+    def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
@@ -74,11 +72,11 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> str:
+def saved(tmp_path):
     return str(simple(5).save(tmp_path / "heatmap.npz"))
 
 
-def test_a_page_goes_to_stdout(run: Run, saved: str, tmp_path: Path) -> None:
+def test_a_page_goes_to_stdout(run, saved, tmp_path):
     assert run("page", "--record", saved, "-o", "page.html")[0] == 0
     status, out, err = run("page", "--record", saved, "-o", "-")
     assert (status, err) == (0, "")
@@ -87,7 +85,7 @@ def test_a_page_goes_to_stdout(run: Run, saved: str, tmp_path: Path) -> None:
     assert run("page", "--record", saved, "-o", "-", "--json")[0] == 2
 
 
-def test_a_page_goes_into_a_pipe(run: Run, saved: str, tmp_path: Path) -> None:
+def test_a_page_goes_into_a_pipe(run, saved, tmp_path):
     pipe, read = tmp_path / "pipe", list[str]()
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")))
@@ -100,7 +98,7 @@ def test_a_page_goes_into_a_pipe(run: Run, saved: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("out", ["/dev/null", "/dev/full"])
-def test_a_page_over_a_device_is_refused(run: Run, saved: str, out: str) -> None:
+def test_a_page_over_a_device_is_refused(run, saved, out):
     status, printed, err = run("page", "--record", saved, "-o", out)
     assert (status, printed) == (1, "")
     assert err.startswith(f"error: cannot write {out}: it is a device")
@@ -111,13 +109,13 @@ def test_a_page_over_a_device_is_refused(run: Run, saved: str, out: str) -> None
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Corpus:
+def corpus(tmp_path):
     (tmp_path / "texts.txt").write_text("the cat\n", "utf-8")
     return Corpus([str(tmp_path / "texts.txt")])
 
 
 @pytest.mark.usefixtures("worker_here")
-def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus, tmp_path):
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "heatmap.npz").write_text("mine", "utf-8")
@@ -131,7 +129,7 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus: Corpus, tmp
 
 
 @pytest.mark.usefixtures("worker_here")
-def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus, tmp_path):
     impossible = replace(PLAIN, choice=Choice(layers=(99,)))
     with pytest.raises(AttnscopeError, match="there is no layer 99"):
         batch("own", corpus, tmp_path / "new/out", impossible)
@@ -148,7 +146,7 @@ def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus: Corpus, tmp
 # CSV -------------------------------------------------------------------------------------------------------------
 
 
-def test_no_cell_of_a_csv_is_a_formula() -> None:
+def test_no_cell_of_a_csv_is_a_formula():
     row = ["=cmd|' /C calc'!A0", "+acl", "-", "@SUM(A1)", "\tx", "\r=1", "a=1", "-0.5", "+1e3", "", -0.5, 3, None]
     line = csv_text([row])
     assert "'=cmd|' /C calc'!A0,'+acl,'-,'@SUM(A1),'\tx," in line
