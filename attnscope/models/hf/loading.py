@@ -69,25 +69,25 @@ def load_huggingface(
     if source.adapter is not None:
         require_peft(source.adapter)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
-    of_weights: dict[str, Any] = {} if device_map is None else spreading_options(device_map)
+    weight_options: dict[str, Any] = {} if device_map is None else spreading_options(device_map)
     gguf = _gguf_file(source, folder)
     if gguf is None:
         files = weight_files(folder, allow_pickle=allow_pickle)
-        of_weights["use_safetensors"] = any(path.suffix == ".safetensors" for path in files)
+        weight_options["use_safetensors"] = any(path.suffix == ".safetensors" for path in files)
         sha256 = verify(source)
     else:
         options["gguf_file"] = gguf
         sha256 = file_sha256(folder / gguf)
     with silence():
         # Read tokenizer, weights, adapter and processor.
-        opened = _open_tokenizer(folder, options)
-        model, notes = _read_model(source, folder, options, {**of_weights, "dtype": precision})
+        own_tokenizer = _open_tokenizer(folder, options)
+        model, notes = _read_model(source, folder, options, {**weight_options, "dtype": precision})
         adapter = Adapter()
         if source.adapter is not None:
             adapter = merge(model, source.adapter)
             # By its hash a model is known again, everywhere: with an adapter it is another one.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
-        tokenizer, processor = _readers(source, folder, base_of(model), opened, options)
+        tokenizer, processor = _readers(source, folder, base_of(model), own_tokenizer, options)
         if device_map is None:
             try:
                 nn.Module.to(model, where)
@@ -102,7 +102,7 @@ def load_huggingface(
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
         raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
-        # Only of plain weights in one place is it known all that decides what they compute.
+        # A verdict is remembered by hashes, but only of plain weights on one device: elsewhere more decides on results.
         if check is not False and gguf is None and device_map is None and not quantisation(model.config):
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
             if source.adapter is not None:  # its own hash is of its weights; its configuration scales them
@@ -115,7 +115,7 @@ def _check_finite(model: nn.Module, name: str) -> None:
     for key, parameter in model.named_parameters():
         if parameter.is_meta:  # it lies on disk, and comes when its layer runs
             continue
-        # One pass without a mask of every weight; a sum can overflow, so that only then each one is looked at.
+        # A finite sum clears all weights at once; one that is not may have overflowed: look at each weight.
         total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
         if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
             raise AttnscopeError(
@@ -126,8 +126,19 @@ def _check_finite(model: nn.Module, name: str) -> None:
 # What makes its input ---------------------------------------------------------------------------------------------
 
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model"),
-    *("spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm", "tekken.json", "*.tiktoken", "*.gguf"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "source.spm",
+    "tekken.json",
+    "*.tiktoken",
+    "*.gguf",
 )
 
 
@@ -151,16 +162,20 @@ def _readers(
     source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
     """Return a model's tokenizer, and its processor of pictures or sound (None = it needs or has none)."""
+    # Pictures without words, such as ViT and DETR.
     reader = cross_reader(base)
     if sees_pictures(base) or (reader is not None and not reader.reads_words):
         return wordless(source.name, base), open_image_processor(folder, options)
+    # A vision tower: beside a text tower (CLIP), which needs a tokenizer, or before a decoder (TrOCR).
     if picture_tower(base) is not None:
-        seeing = open_image_processor(folder, options) if holds_processor(folder) else None
+        image_processor = open_image_processor(folder, options) if holds_processor(folder) else None
         if tokenizer is not None or text_tower(base) is None:
-            return tokenizer or wordless(source.name, base), seeing
+            return tokenizer or wordless(source.name, base), image_processor
+    # Encoders of sound (wav2vec 2.0), and others that read no text.
     elif not reads_text(base) and not accepts(base, "decoder_input_ids"):
-        hearing = open_feature_extractor(folder, options) if listens(base) else None
-        return wordless(source.name, base), hearing
+        feature_extractor = open_feature_extractor(folder, options) if listens(base) else None
+        return wordless(source.name, base), feature_extractor
+    # All others read text: alone, after pictures (LLaVA), or in the decoder of a recording (Whisper).
     if tokenizer is None:
         raise AttnscopeError(
             f"{folder} holds no tokenizer",
@@ -170,7 +185,8 @@ def _readers(
     is_joint = reader is not None or (reads_pictures(base) and kind in FAMILIES)
     if is_joint and holds_processor(folder):
         return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
-    return tokenizer, open_feature_extractor(folder, options) if hears(base) else None
+    feature_extractor = open_feature_extractor(folder, options) if hears(base) else None
+    return tokenizer, feature_extractor
 
 
 # Processors -------------------------------------------------------------------------------------------------------
@@ -214,25 +230,26 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
     Where no file names its class, it is the one of the model's type.
     """
     parts = {"image_processor": open_image_processor(folder, options), "tokenizer": tokenizer}
+    # Find the class of the processor: its own file says it first.
     files = (*reversed(PROCESSOR_FILES), "tokenizer_config.json")
     names = [_read_settings(folder / name).get("processor_class") for name in files]
     names.append(getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type))
     name = next((name for name in names if isinstance(name, str)), "")
-    whole = getattr(transformers, name, None)
-    if not isinstance(whole, type):
+    named_class = getattr(transformers, name, None)
+    if not isinstance(named_class, type):
         raise AttnscopeError(
             f"{folder} names no processor for pictures and words that transformers has",
             "save it there: AutoProcessor.from_pretrained(…).save_pretrained(…)",
         )
-    kind: Any = without_videos(whole)
-    lacking = set(kind.get_attributes()) - set(parts)
+    processor_class: Any = without_videos(named_class)
+    lacking = set(processor_class.get_attributes()) - set(parts)
     if lacking:
-        raise AttnscopeError(f"{kind.__name__} takes more than pictures and words: {min(lacking)}")
+        raise AttnscopeError(f"{processor_class.__name__} takes more than pictures and words: {min(lacking)}")
     with load_errors("processor", folder):
         # The parts are handed over, so that transformers loads none that needs torchvision.
-        described, _ = kind.get_processor_dict(folder, local_files_only=True)
-        arguments = [parts.get(name) for name in whole.get_attributes()]  # type: ignore[attr-defined]
-        return kind.from_args_and_dict(arguments, described)
+        settings, _ = processor_class.get_processor_dict(folder, local_files_only=True)
+        arguments = [parts.get(name) for name in named_class.get_attributes()]  # type: ignore[attr-defined]
+        return processor_class.from_args_and_dict(arguments, settings)
 
 
 def without_videos(kind: type) -> type:
@@ -254,14 +271,15 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _read_model(
-    source: Source, folder: Path, options: dict[str, Any], of_weights: dict[str, Any], auto: Any = None
+    source: Source, folder: Path, options: dict[str, Any], weight_options: dict[str, Any], auto: Any = None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model as its files hold it, and what is worth a note."""
+    """Return the model as its files hold it, of the class `auto` or the one that fits, and what is worth a note."""
     config: Any = None
     is_gguf = "gguf_file" in options
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **options)
-        for part in parts_of_config(config):  # such as flash_attention_2: what is shown passes the seam anyway
+        # Drop a kernel that the files ask for, such as flash_attention_2: the seam takes its place.
+        for part in parts_of_config(config):
             part._attn_implementation_internal = None
         auto = auto or class_to_load(config, is_gguf=is_gguf)
         # No switch turns off the progress bar of the reader of GGUF files.
@@ -274,11 +292,11 @@ def _read_model(
                 # peft would else put an adapter that lies beside the model into it, and report on that alone.
                 adapter_kwargs={"subfolder": "none"},
                 **options,
-                **of_weights,
+                **weight_options,
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source, config) from error
-    # Weights of another shape, or missing ones, would be random: only heads may lack them.
+    # Weights of another shape, or missing ones, would be random: only what is on top, as a classifier, may lack them.
     wrong = sorted(report["mismatched_keys"])
     if wrong:
         key, own_shape, expected = wrong[0]
@@ -287,24 +305,24 @@ def _read_model(
             f"{tuple(own_shape)} instead of {tuple(expected)}",
             "config.json and the weights belong to different models",
         )
-    heads = {key: head_of(key, model) for key in sorted(report["missing_keys"])}
-    needed = [key for key, head in heads.items() if not head]
+    top_parts = {key: top_part_of(key, model) for key in sorted(report["missing_keys"])}
+    needed = [key for key, part in top_parts.items() if not part]
     if needed:
         raise AttnscopeError(
             f"{source.name} lacks {len(needed)} weights, such as {needed[0]}, and random ones would take their place",
             "the files are incomplete, or of another model than config.json describes",
         )
     # Notes on what the files lack and what they hold beyond the model.
-    missing = sorted(set(heads.values()))
+    missing = sorted(set(top_parts.values()))
     notes = [*notes_on_quantisation(config)]
     if missing:
         notes.append(f"The files hold no {' and no '.join(missing)}; attention does not depend on it.")
     if not quantisation(config):
         notes += notes_on_extras(model, report["unexpected_keys"], source.name)
-    if any(head != "pooler" for head in missing):
-        # A head without weights would write noise.
+    # Go on with the base model: a part on top without weights would write noise.
+    if any(part != "pooler" for part in missing):
         if model.base_model is model:
-            model = _read_model(source, folder, options, of_weights, transformers.AutoModel)[0]
+            model = _read_model(source, folder, options, weight_options, transformers.AutoModel)[0]
         model = model.base_model
     return model, notes
 
@@ -326,7 +344,7 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
     )
 
 
-def head_of(key: str, model: PreTrainedModel) -> str:
+def top_part_of(key: str, model: PreTrainedModel) -> str:
     """Return the part on top of the base model that a weight belongs to; "" for one of the base model's own.
 
     A part is on top by its place in the model, never by its name: routers have classifiers too. The pooler alone lies
@@ -335,10 +353,13 @@ def head_of(key: str, model: PreTrainedModel) -> str:
     first, _, rest = _name_in_base(key, model).partition(".")
     if first == "pooler":
         return first
+    # On top is all that is outside the base model.
     if model.base_model is not model:
         return "" if key.startswith(f"{model.base_model_prefix}.") else first
+    # A model that is its own base has at most the output embeddings on top.
     top: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return first if rest and top is not None and model._modules.get(first) is top else ""
+    is_top = bool(rest) and top is not None and model._modules.get(first) is top
+    return first if is_top else ""
 
 
 # Old files hold what is computed today, masks of all positions, or what was only ever a mark.
@@ -357,7 +378,8 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
     buffers = {key for key, _ in model.named_buffers()}
     extras = [key for key in sorted(unexpected) if key not in buffers and not _COMPUTED.search(key)]
     parts = {key: _name_in_base(key, model).partition(".")[0] for key in extras}
-    used = [key for key, part in parts.items() if part != "pooler" and model.base_model._modules.get(part) is not None]
+    modules = model.base_model._modules
+    used = [key for key, part in parts.items() if part != "pooler" and modules.get(part) is not None]
     if used:
         raise AttnscopeError(
             f"{name} holds {len(used)} weights that its config.json has no place for, such as {used[0]}: attention "
@@ -371,8 +393,10 @@ def notes_on_extras(model: PreTrainedModel, unexpected: Collection[str], name: s
 def _name_in_base(key: str, model: PreTrainedModel) -> str:
     """Return a weight's name as the base model has it; files may put the family's prefix before a base model's own."""
     prefix = model.base_model_prefix
-    # Some base models have a part of that name.
-    return key if model.base_model is model and prefix in model._modules else key.removeprefix(f"{prefix}.")
+    # In some base models a part has the prefix's name: it belongs to the name of the weight.
+    if model.base_model is model and prefix in model._modules:
+        return key
+    return key.removeprefix(f"{prefix}.")
 
 
 # GGUF -------------------------------------------------------------------------------------------------------------
