@@ -90,7 +90,9 @@ def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 
 
 def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -> Float[Tensor, "s r"]:
-    """Return the composition of each pair, |X Y| / (|X| |Y|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
+    """Return the composition of each pair, |R S| / (|R| |S|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
+
+    R is what `receiver` gave, and S what `sender` gave.
 
     Source:
         Elhage et al. 2021, "composition".
@@ -100,14 +102,20 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
     s, _, j = senders.shape
     product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
     norm = product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt().double()
-    sizes = torch.linalg.matrix_norm(receivers)[:, None].double() * torch.linalg.matrix_norm(senders)[None].double()
-    composition: Tensor = (norm / sizes).T
+    receiver_norms = torch.linalg.matrix_norm(receivers).double()
+    sender_norms = torch.linalg.matrix_norm(senders).double()
+    composition: Tensor = (norm / (receiver_norms[:, None] * sender_norms[None])).T
     return composition
 
 
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
-    """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, 1/rank to 1; NaN where all are 0."""
-    wide = factors.double()
+    """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix; NaN where all are 0.
+
+    1 if one singular value has it all, 1/rank if all are equal.
+    """
+    matrices = factors.double()
     # The smaller one of both Gram matrices: they have the same eigenvalues s², except for zeros.
-    gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
+    if matrices.shape[-2] > matrices.shape[-1]:
+        matrices = matrices.mT
+    gram = matrices @ matrices.mT
     return gram.pow(2).sum((-1, -2)) / torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1).pow(2)

@@ -82,7 +82,12 @@ class Page:
 def script(*parts: str) -> str:
     """Return the page's modules joined into one: imports and exports go, as all names are in one scope."""
     source = files("attnscope.pages") / "src"
-    joined, modules = [], (*MODULES, *(name for part in parts for name in PARTS[part]), "app")
+    modules = [*MODULES]
+    for part in parts:
+        modules += PARTS[part]
+    modules.append("app")
+    # Modules one after the other, each after those that it imports.
+    joined = []
     for name in modules:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
         for needed in _IMPORT.findall(text):
@@ -90,8 +95,9 @@ def script(*parts: str) -> str:
                 raise ValueError(f"{name}.js imports {needed}.js, which does not come before it")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
-    if again := [name for name, n in Counter(_DECLARED.findall(whole)).items() if n > 1]:
-        raise ValueError(f"two modules, which share one scope, declare {', '.join(sorted(again))}")
+    # What would break when they share one scope, and lines lose their indentation.
+    if repeated := [name for name, n in Counter(_DECLARED.findall(whole)).items() if n > 1]:
+        raise ValueError(f"two modules, which share one scope, declare {', '.join(sorted(repeated))}")
     if any(line.count("`") % 2 for line in whole.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
     # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
@@ -108,6 +114,7 @@ def style(*parts: str) -> str:
     source = files("attnscope.pages") / "src"
     sheets = (source / f"{name}.css" for name in ("style", "views", *parts))
     sheet = "".join(path.read_text(encoding="utf-8") for path in sheets if path.is_file())
+    # In ASCII too: an escape of CSS is a backslash, the number in hexadecimal, and a blank.
     return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
 
 
@@ -117,8 +124,14 @@ def policy_hash(text: str) -> str:
 
 
 def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
-    """Return the file."""
-    # JSON inside of a script element: "<" could end it. Surrogates that stand alone are no UTF-8; as escapes they are.
+    """Return the file.
+
+    Args:
+        manifest: What the page shows, for JSON.
+        blocks: Packed arrays, which the page finds as the elements d0, d1 and so on.
+        parts: The parts of `PARTS` that it has.
+    """
+    # JSON inside of a script element: "<" could end it. A lone surrogate cannot be written as UTF-8, but as an escape.
     data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     code, css = script(*parts), style(*parts)
     policy = (
@@ -131,6 +144,7 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="referrer" content="no-referrer">\n',
+            # PAGE_MARK is an open tag: <meta name="generator" content="attnscope
             f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
             f"<style>{css}</style>\n</head>\n<body>\n",
             "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",

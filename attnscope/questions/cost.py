@@ -23,7 +23,8 @@ GROUPS = {
 """The groups of quantities in their order, and what they are called."""
 
 
-def _sizes(listed: str) -> dict[str, int]:
+def _read_sizes(listed: str) -> dict[str, int]:
+    """Read sizes by name, such as d_model=768,n_heads=12."""
     sizes = {}
     for part in listed.split(","):
         name, _, size = part.partition("=")
@@ -49,7 +50,7 @@ class CostOptions:
     sizes: Mapping[str, int] = option(
         "Sizes without a model, or instead of its own: d_model=768,n_heads=12,n_layers=12,n_kv_heads=12.",
         default_factory=dict,
-        read=_sizes,
+        read=_read_sizes,
     )
     dtype: str = option("Precision of scores, keys and values: float32, float16, bfloat16, int8.", default="float16")
 
@@ -126,7 +127,7 @@ def _answer(cost: Cost) -> list[str]:
     # Multiply-adds of attention per token, as a share of all.
     attention = sum(cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token"))
     share = attention / cost.value("per_token")
-    scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
+    scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]  # without the binary unit
     first = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
         f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the MACs of a token at {n} tokens"
@@ -154,8 +155,8 @@ def _blocks(cost: Cost) -> Iterator[Block]:
     formulas = []
     for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
-    sizes = zip(table["value"].tolist(), table["unit"].tolist(), strict=True)
-    short = Words("value", [abbreviate(value, unit) for value, unit in sizes], right=True)
+    values = zip(table["value"].tolist(), table["unit"].tolist(), strict=True)
+    value_column = Words("value", [abbreviate(value, unit) for value, unit in values], right=True)
     # One table per group of quantities.
     for group, title in GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
@@ -164,7 +165,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
             what="",
             names=names,
             table=table,
-            columns=[short],
+            columns=[value_column],
             order=rows,
             most=len(rows),
         )
@@ -175,5 +176,5 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         what="",
         names=names,
         table=table,
-        columns=[short, Words("formula", formulas, wraps=True)],
+        columns=[value_column, Words("formula", formulas, wraps=True)],
     )

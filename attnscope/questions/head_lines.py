@@ -17,7 +17,7 @@ from attnscope.report.plain_text import cut
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
 from attnscope.results.table import Floats, Table
-from attnscope.results.table import number as numbers
+from attnscope.results.table import number as number_column
 
 SORTS = ("layer", "explained", "entropy")
 """Orders of heads: as in the model, the best described, or the sharpest first."""
@@ -34,14 +34,20 @@ UNSURE = 0.5
 MOST_TOLD = 10
 """Heads that are listed where neither heads nor an order are chosen."""
 
+MOST_SORTED = 20
+"""Heads that are listed in an order that was chosen."""
+
 MOST_LETTERS = 36
 """Letters of a head's line in that list; the whole line comes with --all."""
 
 _SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
+"""What a short line leaves out, such as " (69%; uniform 34%)"."""
+
 _PARTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
 """Where a line may be cut: after a comma or semicolon that is in no brackets."""
 
 _EXACT = ("previous_token", "next_token", "self_token")
+"""Roles that name one distance, which a line need not repeat."""
 
 
 def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterator[Block]:
@@ -54,8 +60,8 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     if effect:
         columns.append(effect)
     # The interval and the explained share appear only where some head has one.
-    said = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
-    columns += [words for words in said if any(words.texts)]
+    optional = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
+    columns += [words for words in optional if any(words.texts)]
     # One head or a few: full lines; all heads: short ones, the heads with most to say first.
     whole, short = zip(*(_lines(table, row) for row in range(len(table))), strict=True)
     whole_lines = Words("what it does", whole, wraps=True)
@@ -66,9 +72,12 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         first: list[str | Words] = [Words("what it does", short)]
         if sort == "entropy" and "entropy_nats" in table:
             first.insert(0, "entropy_nats")
-        shown, most = order, 20
+        shown = order
+        most = MOST_SORTED
         if sort is None:
-            shown, most = np.argsort(-_telling(result), kind="stable").tolist()[:MOST_TOLD], MOST_TOLD
+            by_telling = np.argsort(-_telling(result), kind="stable").tolist()
+            shown = by_telling[:MOST_TOLD]
+            most = MOST_TOLD
         yield Ranking(**about, columns=[*first, *columns], order=shown, most=most)
         yield _next(result, len(order) - len(shown))
         # With --all: every head with its full line.
@@ -93,6 +102,7 @@ def _telling(result: Result) -> Floats:
     if is_described(result):
         told: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
         return np.where(np.isfinite(told), told, 0.0)
+    # Heads that have only roles of sinks or diffuse attention come late, heads without any role last.
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
     is_telling = ~np.isin(roles["role"], (*SINKS, "diffuse"))
@@ -104,6 +114,7 @@ def _next(result: Result, n_more: int) -> Note:
     """Say how many heads are not listed, and what to do next."""
     # The rest of the heads, then a command for them.
     lines = [f"… {n_more} more with --all"] if n_more else []
+    # Of sources only files have a dot: texts of the command line cannot be named again.
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
     where = "" if model in (None, "minilm", "all-MiniLM-L6-v2") else f" -m {printable(model)}"
@@ -126,11 +137,14 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
     roles = [label(name) for name in names if name not in SINKS]
     other_half = str(heads["other_half"][row])
     warning = f" ! {printable(other_half, 200)}" if other_half else ""
-    whole = ": ".join([*filter(None, [", ".join(roles)]), printable(description, 1000)]) + warning
+    whole = printable(description, 1000) + warning
+    if roles:
+        whole = f"{', '.join(roles)}: {whole}"
+    # The short line: the first role, then what fits of the description without what the role says already.
     phrase = _SHARES.sub("", str(heads["summary"][row])) or description
     parts = _PARTS.split(phrase)
     if roles and names[0] in _EXACT:
-        # The distance is the role itself.
+        # The first term is that distance; the rest begins after "then" or "equally".
         phrase = " ".join(re.split(r"; (?:then|equally) ", phrase)[1:])
         parts = _PARTS.split(phrase) if phrase else []
     if roles and phrase.startswith(f"the {roles[0]}"):
@@ -141,7 +155,7 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
 
 def _fit(parts: Sequence[str], room: int) -> str:
     """Join as many parts of a line as there is room for; the first always stands, without its examples if need be."""
-    # The first part has to fit, so it may lose its examples.
+    # The first part has to fit, so it may lose its examples. Two letters are kept for " …".
     line = ""
     if parts and len(parts[0]) > room - 2:
         first = re.sub(r" \([^)]*\)", "", parts[0])
@@ -159,6 +173,7 @@ def _values(result: Result) -> list[str]:
     """Return the value of each head's first role that is no sink's, with its interval."""
     texts = [""] * len(result.table("heads"))
     roles = result.table("roles")
+    # From the last role to the first, which thus replaces the others of its head.
     for row, (value, low, high) in reversed([*enumerate(roles.interval("value").tolist())]):
         if roles["role"][row] not in SINKS:
             ends = interval(low, high) if math.isfinite(low) else ""
@@ -195,18 +210,18 @@ def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
     # Roles stand in the order of their legend.
     roles = result.table("roles")
-    marks = list(marks_of(result))
-    by_role = np.array([marks.index(name) for name in roles["role"].tolist()], np.int64)
+    legend = list(marks_of(result))
+    by_role = np.array([legend.index(name) for name in roles["role"].tolist()], np.int64)
     names = [result.head_names[head] for head in roles["head"]]
-    # A role outside sinks rests on the part of the attention that sinks leave.
     resting = result.table("heads")["resting_share"][roles["head"]].tolist()
+    # A role outside sinks rests on the part of the attention that sinks leave.
     shares = ["all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()]
     return Ranking(
         heading="the evidence for each role",
         printed="with --all",
         what="role",
         names=[label(name) for name in roles["role"].tolist()],
-        table=roles.with_column(numbers("baseline"), roles.part("value", "baseline")),
+        table=roles.with_column(number_column("baseline"), roles.part("value", "baseline")),
         columns=[
             Words("head", names),
             "value",
@@ -247,7 +262,7 @@ def description_notes(result: Result) -> list[str]:
         return []
     notes = [sample_line(result)]
 
-    # How sure they are.
+    # How sure they are. Halves were compared where they differ, or where there is a first term that both have.
     differs = heads["other_half"] != ""
     is_compared = differs | (heads["first_term"] != "")
     n_alike, n_compared = int((is_compared & ~differs).sum()), int(is_compared.sum())

@@ -24,6 +24,7 @@ _PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": 
 _MOST_HEADS = 6
 """Heads that are named for each role."""
 
+_NO_HEAD = "no head at the last step"
 _FIGURE = "training"
 
 
@@ -79,9 +80,11 @@ class Training(Result):
         """
         names = self.table("roles")["name"].tolist()
         if role not in names:
+            # A role that was looked for and never seen has no heads.
             require_choice("role", role, [*self.options.get("roles", {}), *names])
             return {}
         has = self["has_role"][names.index(role)] > NO_ROLE  # (checkpoint, head)
+        # Backwards from the last checkpoint to the first that lacks it; one more row ends the search.
         lacked = np.concatenate([~has[::-1], np.ones((1, has.shape[1]), bool)])
         first = len(has) - lacked.argmax(0)
         starts = zip(self.head_names, first.tolist(), strict=True)
@@ -99,18 +102,21 @@ class Training(Result):
         line = amount(len(self.steps), "checkpoint")
         line += f", step {first:,}" if first == last else f", steps {first:,} to {last:,}"
         roles = _since_lines(self)
-        roles_block = Listing(
-            heading="roles",
-            printed="with --all",
-            names_title="role",
-            lines_title="heads that have it at the last step",
-            rows=roles,
-        )
+        blocks = [*_trends(self)]
+        if roles:
+            listing = Listing(
+                heading="roles",
+                printed="with --all",
+                names_title="role",
+                lines_title="heads that have it at the last step",
+                rows=roles,
+            )
+            blocks.append(listing)
         answer = [f"{role}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
         return Report(
             model=model_of(self.run),
             answer=[*(answer or ["No head has a role at the last step"]), line],
-            blocks=[*_trends(self), *([roles_block] if roles else [])],
+            blocks=blocks,
             guide=list(_guide(self)),
             source=corpus_line(self),
             subtitle=line,
@@ -121,17 +127,13 @@ class Training(Result):
 # What is shown
 
 
-_NO_HEAD = "no head at the last step"
-
-
 def _since_lines(training: Training) -> list[tuple[str, str]]:
     """Return each role, and the heads that have it at the last step with the step since which they do."""
     lines = []
-    # The heads that came first, then those in the order of the model.
-    order = {name: row for row, name in enumerate(training.head_names)}
     for role in training.table("roles")["name"].tolist():
         since = training.since(role)
-        names = sorted(since, key=lambda name, since=since: (since[name], order[name]))  # type: ignore[misc]
+        # The heads that came first; those of one step stay in the order of the model.
+        names = sorted(since, key=since.__getitem__)
         listed = []
         for name in names[:_MOST_HEADS]:
             is_first = since[name] == training.steps[0]
@@ -152,7 +154,7 @@ def _trends(training: Training) -> Iterator[Block]:
             figure=_FIGURE, y="loss, nats", what="texts", steps=steps, names=["all texts"], points=loss[:, None]
         )
     # One figure per measure, a line per head; points are (step, head, 3).
-    measures = [*training.table("measures").rows()][1:]
+    _, *measures = training.table("measures").rows()  # without the names of its columns
     for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
         name, _, unit, least, most = measure
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
@@ -160,10 +162,10 @@ def _trends(training: Training) -> Iterator[Block]:
             title += f", {printable(unit, 40)}"
         # Shares have fixed limits, so that figures compare; 0.5 gives weak measures more room.
         top = 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5
+        limits = (0.0, top) if (least, most) == (0, 1) else None
         # Uniform attention is drawn as a level only where it is the same for all heads and steps.
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
-        limits = (0.0, top) if (least, most) == (0, 1) else None
         yield Trends(
             figure=_FIGURE,
             y=title,

@@ -39,7 +39,7 @@ class Column:
         label: What people read; empty = its name with blanks.
         short: The same in a few letters, for the head of a narrow column; empty = the label.
         kind: "number" (NaN = unknown), "count" (whole numbers), "text" or "flag" (true or false).
-        refers_to: A table whose rows its whole numbers are, from 0; -1 = none of them.
+        refers_to: The table that its whole numbers name rows of, from 0; -1 = none of them.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Array(Column):
     """The declaration of an array along the rows of tables.
 
     Attributes:
-        axes: Per axis a table, whose rows it follows; a whole number, its size; or a name of its own, which stands for
+        axes: Per axis a table, whose rows it follows; its size, such as "3"; or a name of its own, which stands for
             one size throughout the result.
     """
 
@@ -155,8 +155,8 @@ class Table:
 
         Args:
             columns: What the columns are.
-            rows: Cells by column. A cell may be an object with `value` and some of `PARTS`, as an estimate has them;
-                of numbers, None or nothing = unknown.
+            rows: Cells by column. In a column of numbers, None or nothing = unknown, and a cell may be an object with
+                `value` and some of `PARTS`, such as an `Estimate`.
         """
         values: dict[str, NDArray[Any]] = {}
         for column in columns:
@@ -165,11 +165,12 @@ class Table:
                 values[column.name] = np.array(cells, DTYPES[column.kind])
                 continue
             values[column.name] = _numbers_of(cells)
+            # What stands beside some cell; texts have a method `count`, which is no part.
+            objects = [cell for cell in cells if not isinstance(cell, str)]
             for part in PARTS:
-                if any(getattr(cell, part, None) is not None for cell in cells if not isinstance(cell, str)):
-                    values[f"{column.name}_{part}"] = np.array(
-                        [getattr(cell, part, None) for cell in cells], np.float64
-                    )
+                if any(getattr(cell, part, None) is not None for cell in objects):
+                    beside = [getattr(cell, part, None) for cell in cells]
+                    values[f"{column.name}_{part}"] = np.array(beside, np.float64)
         return cls({column.name: column for column in columns}, values)
 
     @classmethod
@@ -251,10 +252,10 @@ class Table:
 
     def grid(self, name: str, kind: str) -> Floats:
         """Return a column of a table of heads for one kind of attention, (layer, head); NaN = there is no such head."""
-        mine = self["kind"] == kind
-        layers, heads = self["layer"][mine], self["head"][mine]
+        is_kind = self["kind"] == kind
+        layers, heads = self["layer"][is_kind], self["head"][is_kind]
         grid = np.full((layers.max(initial=-1) + 1, heads.max(initial=-1) + 1), math.nan)
-        grid[layers, heads] = self[name][mine]
+        grid[layers, heads] = self[name][is_kind]
         return grid
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -295,7 +296,7 @@ class Table:
             require_values(f"{name}.{column_name}", values, column, sizes)
 
     def _column_of(self, table: str, name: str) -> Column:
-        """Return what a column is; of what stands beside one, numbers in any range."""
+        """Return what a column is; what stands beside one, such as `effect_low`, is a number in any range."""
         if name in self.columns:
             return self.columns[name]
         base, _, part = name.rpartition("_")
@@ -325,7 +326,8 @@ def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mappi
         low, high = -1, sizes.get(column.refers_to, 0) - 1
     # Rounding may carry numbers a little beyond their range.
     slack = SLACK if column.kind == "number" else 0
-    least, most = np.fmin.reduce(values, None), np.fmax.reduce(values, None)
+    # fmin and fmax pass over NaN, unless all are.
+    least, most = np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)
     is_low = low is not None and least < low - slack
     is_high = high is not None and most > high + slack
     if is_low or is_high:

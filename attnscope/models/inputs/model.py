@@ -32,43 +32,44 @@ MOST_NAMES = 2**20
 """More names than any attention has positions."""
 
 Labels = Sequence[Any]
-"""Names of positions; (4, 6) = a grid of 4 rows and 6 columns, also as one of the names, in which it stands for all its
-places; range(0, 96, 8) = times; a list of such lists = names of each sequence. A name in brackets, "[CLS]", is special.
+"""Names of positions, such as ["a", "b"], or range(0, 96, 8) for times. A name in brackets, "[CLS]", is special. (4, 6)
+stands for the places of a grid of 4 rows and 6 columns, alone or among names. A list of lists names them by sequence.
 """
 
 
 class LabelTokenizer(BareTokenizer):
-    """Knows the sequences of the inputs by their numbers, which are its texts, and no other texts.
+    """Return each sequence of the inputs as tokens, its positions. Its number is its text; there are no other texts.
 
     Attributes:
-        sequences: The number of a sequence, by its token numbers.
+        sequences: The number of a sequence, by its token ids.
     """
 
     name = "none: labels name the positions"
 
-    def __init__(self, rows: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, names_of_sequences: Sequence[tuple[str, ...]]) -> None:
         self.sequences: dict[tuple[int, ...], int] = {}
-        self.texts = tuple(map(str, range(len(rows))))
+        self.texts = tuple(map(str, range(len(names_of_sequences))))
         self._tokens: list[Tokens] = []
         self._spelled: list[str] = []
-        numbers: dict[str, int] = {}
-        for sequence, names in enumerate(rows):
+        ids_by_name: dict[str, int] = {}
+        for sequence, names in enumerate(names_of_sequences):
             for name in names:
-                if name not in numbers:
-                    numbers[name] = self._number(name)
-            ids = [numbers[name] for name in names]
-            # A sequence is known again by its numbers: where another has them too, this one's first is its own.
+                if name not in ids_by_name:
+                    ids_by_name[name] = self._new_id(name)
+            ids = [ids_by_name[name] for name in names]
+            # Sequences are told apart by their ids: one with the same names as another gets a new id for its first.
             if tuple(ids) in self.sequences:
-                ids[0] = self._number(names[0])
+                ids[0] = self._new_id(names[0])
             self.sequences[tuple(ids)] = sequence
+            # Where each name stands in the text of all names, joined by blanks.
             ends = accumulate(len(name) + 1 for name in names)
             spans = [(end - len(name) - 1, end - 1) for end, name in zip(ends, names, strict=True)]
             special = [name.startswith("[") and name.endswith("]") for name in names]
             tokens = build_tokens(" ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain")
             self._tokens.append(tokens)
 
-    def _number(self, name: str) -> int:
-        """Return a new number for a name."""
+    def _new_id(self, name: str) -> int:
+        """Return a new token id for a name."""
         self._spelled.append(name)
         return len(self._spelled) - 1
 
@@ -94,14 +95,15 @@ class InputsModel(Model):
     """
 
     tokenizer: LabelTokenizer
+    # Of these a module on made inputs has none; `_refusal` says so.
     outputs = rerun = untrained = unembedding = Model._refuse
 
     def __init__(
-        self, caught: CaughtModule, info: ModelInfo, sample: BoundArguments, rows: list[tuple[str, ...]]
+        self, caught: CaughtModule, info: ModelInfo, sample: BoundArguments, names: list[tuple[str, ...]]
     ) -> None:
         self.network = caught.module
         self.info = info
-        self.tokenizer = LabelTokenizer(rows)
+        self.tokenizer = LabelTokenizer(names)
         self.texts = self.tokenizer.texts
         self.paths = {layer: path for path, (kind, layer) in caught.plan if kind == info.kinds[0]}
         self._refusal = (
@@ -126,7 +128,10 @@ class InputsModel(Model):
         def at_seam(call: AttentionCall) -> Tensor:
             if call.kind != self.info.kinds[0]:
                 return attend(call)
-            return probe(call) if is_whole else attend(call).index_copy(0, rows, probe(_take(call, rows)))
+            if is_whole:
+                return probe(call)
+            # The other sequences attend as without a probe.
+            return attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
         return self._caught.run(self._sample, at_seam)
 
@@ -139,7 +144,10 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
     """Return an attention of some sequences alone."""
 
     def cut(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.ndim < 4 or len(tensor) == 1 else tensor[rows]
+        # Without a batch dimension, or with one of size 1, all sequences share it.
+        if tensor is None or tensor.ndim < 4 or len(tensor) == 1:
+            return tensor
+        return tensor[rows]
 
     parts = {name: getattr(call, name)[rows] for name in ("query", "key", "value")}
     return replace(call, **parts, mask=cut(call.mask), bias=cut(call.bias))
@@ -150,7 +158,8 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
 
     Its layers are the attentions that it computes over the positions that are named, in the order of computation.
     """
-    model = getattr(unwrap(model)[0], "_orig_mod", unwrap(model)[0])  # of torch.compile
+    model, _ = unwrap(model)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module):
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     name = type(model).__name__
@@ -159,7 +168,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     n_labels = n_named(labels)
     if any(_is_compiled(part) for part in model.modules()):
         raise AttnscopeError(f"torch.compile hides attention of {name}", "load it before torch.compile")
-    share_lock([model])
+    share_lock([model])  # models that have modules in common run one at a time
     device = device_of(model)
     moved = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, dict(sample.arguments))
     sample = BoundArguments(sample.signature, moved)
@@ -186,7 +195,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     # What is known of it.
     with torch.no_grad():
         output = caught.run(sample, attend)
-    first = next(model.parameters(), torch.zeros(()))
+    first_parameter = next(model.parameters(), torch.zeros(()))
     info = ModelInfo(
         name=name,
         source="memory",
@@ -198,7 +207,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         n_kv_heads=(max(call.n_heads[1] for call in chosen),),
         d_model=output.shape[-1],
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        dtype=name_dtype(first.dtype),
+        dtype=name_dtype(first_parameter.dtype),
         device=str(device),
         checked=check,
         notes=tuple(_notes(chosen, others)),
@@ -217,7 +226,7 @@ def _choose(shapes: Sequence[Shape], n_labels: int | None, name: str) -> Shape:
     square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0]
     if square:
         return max(dict.fromkeys(square), key=square.count)
-    message = f"{name} has attention of {_list(sorted(set(shapes)))}"
+    message = f"{name} has attention of {_list_sizes(sorted(set(shapes)))}"
     if n_labels is None:
         raise AttnscopeError(f"{message}, and none of a sequence to itself", "only self-attention can be shown")
     raise AttnscopeError(f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position")
@@ -231,12 +240,13 @@ def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
         notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
     if others:
         shapes = sorted({call.shape for call in others})
-        notes.append(f"{amount(len(others), 'attention')} beside these, of {_list(shapes)}, not shown.")
+        notes.append(f"{amount(len(others), 'attention')} beside these, of {_list_sizes(shapes)}, not shown.")
     return notes
 
 
-def _list(shapes: Sequence[Shape]) -> str:
-    return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in dict.fromkeys(s[1:] for s in shapes))
+def _list_sizes(shapes: Sequence[Shape]) -> str:
+    sizes = dict.fromkeys((queries, keys) for _, queries, keys in shapes)  # each once, in order
+    return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in sizes)
 
 
 # Inputs and labels ------------------------------------------------------------------------------------------------
@@ -254,9 +264,13 @@ def bind_inputs(module: nn.Module, inputs: Any) -> BoundArguments:
             "give a tensor, a tuple of what forward receives, or a mapping by name",
         )
     signature = inspect.signature(module.forward)
-    positional = (inputs,) if isinstance(inputs, Tensor) else inputs
     try:
-        sample = signature.bind(**inputs) if isinstance(inputs, Mapping) else signature.bind(*positional)
+        if isinstance(inputs, Mapping):
+            sample = signature.bind(**inputs)
+        elif isinstance(inputs, Tensor):
+            sample = signature.bind(inputs)
+        else:
+            sample = signature.bind(*inputs)
     except TypeError as error:
         raise AttnscopeError(
             f"{type(module).__name__}.forward does not take inputs: {error}",
@@ -281,9 +295,9 @@ def n_named(labels: Labels | None) -> int | None:
 def name_positions(labels: Labels | None, n_sequences: int, n_positions: int) -> list[tuple[str, ...]]:
     """Return the names of each sequence's positions."""
     # One list for all sequences, or one per sequence.
-    lists = [range(n_positions) if labels is None else labels] * n_sequences
-    if labels is not None and _is_nested(labels):
-        lists = list(labels)
+    if labels is None:
+        labels = range(n_positions)
+    lists = list(labels) if _is_nested(labels) else [labels] * n_sequences
     if len(lists) != n_sequences:
         raise AttnscopeError(
             f"labels holds {amount(len(lists), 'list')}, and the inputs are {amount(n_sequences, 'sequence')}",
@@ -312,7 +326,8 @@ def _names(labels: Labels) -> tuple[str, ...]:
     names: list[str] = []
     # A grid stands for all its places, row by row; the count is checked before names are made.
     for label in [labels] if _is_grid(labels) else labels:
-        if len(names) + (prod(label) if _is_grid(label) else 1) > MOST_NAMES:
+        n_new = prod(label) if _is_grid(label) else 1
+        if len(names) + n_new > MOST_NAMES:
             raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")
         if _is_grid(label):
             names += [",".join(map(str, place)) for place in product(*map(range, label))]
