@@ -21,19 +21,19 @@ Style = Literal["auto", "plain", "bytes", "sentencepiece"]
 
 
 MOST_BYTES = 100_000_000
-"""Of one text; what is longer is no text but a stream without an end, or a corpus that is not split."""
+"""The most bytes of one text; what is longer is a stream without an end, or a corpus that is not split."""
 
 
 MOST_CHARACTERS = 2**22
-"""Of one text of a corpus. A tokenizer takes 200 bytes of memory for each."""
+"""The most characters of one text of a corpus. A tokenizer takes 200 bytes of memory for each."""
 
 
 def require_tokenizable(*texts: str | None) -> None:
     """Refuse what would fill the memory as it is tokenised: more than twice MOST_CHARACTERS."""
-    n = sum(len(text) for text in texts if text is not None)
-    if n > 2 * MOST_CHARACTERS:
+    n_characters = sum(len(text) for text in texts if text is not None)
+    if n_characters > 2 * MOST_CHARACTERS:
         raise AttnscopeError(
-            f"{n:,} characters are too many to be tokenised at once: at most {2 * MOST_CHARACTERS:,}",
+            f"{n_characters:,} characters are too many to be tokenised at once: at most {2 * MOST_CHARACTERS:,}",
             "split the text, or give its beginning",
         )
 
@@ -77,14 +77,14 @@ def build_tokens(
     spans = np.full((n, 2), -1, np.int32)
     words = None
     if offsets is not None:
-        owners = [_word_of_character(text), _word_of_character(pair or "")]
+        word_of_character = [_word_of_character(text), _word_of_character(pair or "")]
         words = np.full(n, -1, np.int32)
         for i, ((start, end), added, segment) in enumerate(zip(offsets, special, segments, strict=True)):
             if added or start < 0 or end <= start:
                 continue
             spans[i] = start, end
-            own = owners[segment][start:end]
-            words[i] = next((word for word in own if word >= 0), -1)
+            touched = word_of_character[segment][start:end]
+            words[i] = next((word for word in touched if word >= 0), -1)
     return Tokens(
         text=text,
         ids=np.asarray(ids, np.int64),
@@ -121,11 +121,11 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     """
     spans: list[tuple[int, int]] = []
     # Classes of characters.
-    start = -1
     alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
     spaces = {char for char in alphabet if char.isspace()}
     marks = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
     # A mark or a space ends the word before it; a mark is a word too.
+    start = -1  # of the word that is being read, -1 = none
     for i, char in enumerate(text):
         if char in marks and not _is_inner_apostrophe(text, i):
             if start >= 0:
@@ -231,7 +231,7 @@ def _visible(text: str) -> str:
         elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _BLANK.match(char):
             shown.append(f"<U+{ord(char):04X}>")
         else:
-            # A mark with nothing before it would be drawn onto whatever stands to the left of the label.
+            # A mark with nothing before it (or WordPiece's ##) would be drawn onto what stands to its left.
             lone = category[0] == "M" and (not shown or shown == ["#", "#"] or shown[-1].startswith("<U+"))
             shown.append("◌" + char if lone else char)
     return "".join(shown)
@@ -262,8 +262,8 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         name = "stdin"
         if sys.stdin is None:
             raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-        bytes_of = getattr(sys.stdin, "buffer", None)
-        result = _decode(_read_whole(bytes_of, name), name) if bytes_of else sys.stdin.read()
+        binary = getattr(sys.stdin, "buffer", None)  # a stdin of a notebook or a test may have none
+        result = _decode(_read_whole(binary, name), name) if binary else sys.stdin.read()
     elif file is not None:
         name = str(file)
         try:
@@ -290,8 +290,8 @@ _TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", 
 def refuse_file_name(text: str, hint: str) -> None:
     """Refuse a text that is the name of a file, as what is in the file was meant.
 
-    It is one if there is a file of that name. Without spaces, so is a name that ends as text files do. The hint says
-    how to pass a file, and such a text.
+    A text is refused if there is a file of that name, or if it has no spaces and ends as names of text files do. The
+    hint says how to pass a file, and such a text.
     """
     # A file of that name.
     try:
@@ -361,7 +361,10 @@ _NO_TEXT = {
 
 def other_format(start: bytes) -> tuple[str, str] | None:
     """Name the format of a file by its first bytes, and the remedy; None where it may be UTF-8 text."""
-    return next((said for magic, said in _NO_TEXT.items() if re.match(magic, start, re.DOTALL)), None)
+    for magic, format_and_remedy in _NO_TEXT.items():
+        if re.match(magic, start, re.DOTALL):
+            return format_and_remedy
+    return None
 
 
 def refuse_other_format(path: str, name: str) -> None:
@@ -398,6 +401,7 @@ def slug(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.findall(r"[a-z0-9]+", plain.replace("'", ""))
     name = "-".join(words)
+    # One character more than fits shows whether a word ends there; a first word too long is cut within.
     if len(name) > _LONGEST_SLUG:
         name = name[: _LONGEST_SLUG + 1].rpartition("-")[0] or name[:_LONGEST_SLUG]
     return name.strip("-") or "text"

@@ -32,12 +32,17 @@ THINGS = (
 _CUE = " The secret words of the {} are"
 _QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
 _CUE_TOKENS = 2
+"""Random tokens before an answer of random tokens; the question repeats them."""
+
 DEPTH_SHARE = 0.1
 DEPTH_TOKENS = 32
 """How much of a haystack, and at least how many of its tokens, are the places of needles of one depth."""
 
 _LEAST_ROOM = 16
-"""Tokens of a haystack: in shorter ones one place or offset is that of too many needles."""
+"""The fewest tokens of a haystack: in a shorter one too many needles would share a place, or an offset."""
+
+_LEAST_LETTERS = 3
+_FEWEST_WORDS = 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,27 +128,28 @@ def needle_probe(
 
 
 def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int) -> Needle:
+    """Make needle `number`: its sentence and the decoy's in a haystack, the question, and the answer."""
     # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
     chance = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
     # Draw the cue, the decoy's cue and the question; without a text the answers too.
     if hay.encode is None:
         drawn = _draw(chance, vocabulary, 2 * (n_answer + _CUE_TOKENS))
-        cue, other, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
+        cue, decoy_cue, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
         question = cue
-        end = drawn[:0]
+        full_stop = drawn[:0]
     else:
         things = [THINGS[place] for place in _draw(chance, np.arange(len(THINGS)), 2)]
-        cue, other, question, end = (
+        cue, decoy_cue, question, full_stop = (
             np.array(hay.encode(text), np.int64)
             for text in (_CUE.format(things[0]), _CUE.format(things[1]), _QUESTION.format(things[0]), ".")
         )
-        answer = decoy = end  # drawn below, as they must not come in the text
-    # The haystack is the length left by the needle, the decoy and the question.
-    beside = len(hay.before) + len(cue) + len(other) + len(question) + 2 * len(end) + 3 * n_answer
-    room = length - beside
+        answer = decoy = full_stop  # replaced below: words that do not come in the text
+    # The haystack is the length left by the needle, the decoy, the question and the answer after it.
+    n_beside = len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
+    room = length - n_beside
     if room < _LEAST_ROOM:
         raise AttnscopeError(
-            f"{length} tokens are too few for a needle", f"give a length of at least {beside + _LEAST_ROOM}"
+            f"{length} tokens are too few for a needle", f"give a length of at least {n_beside + _LEAST_ROOM}"
         )
     # Take the haystack: random tokens, or a random stretch of the text. (room,)
     if hay.text is None:
@@ -159,27 +165,28 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
         stack = hay.text[start : start + room]
     # Words of answers must not occur elsewhere, or a head could find them there.
     if hay.encode is not None:
-        unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, other, question, end]))
+        unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, decoy_cue, question, full_stop]))
         if len(unused) < 2 * n_answer:
             raise AttnscopeError("the text has nearly every word of the vocabulary", "give a smaller --lengths")
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
     # Draw both places near the depth.
     around = _places(stack, depth, hay.ends)
-    raw = chance.random_raw(3).tolist()
+    raw_decoy, raw_needle, raw_order = chance.random_raw(3).tolist()
     # One law for both, and chance says which is first where both are at the same place: a head that does not read
-    # them finds one as often as the other.
-    at = {is_needle: around[raw[is_needle] % len(around)] for is_needle in (False, True)}
+    # them finds one as often as the other. Keys are True for the needle and False for the decoy.
+    starts = {True: around[raw_needle % len(around)], False: around[raw_decoy % len(around)]}
     # Put needle and decoy into the haystack, in the order of their places.
     parts = [np.array(hay.before, np.int64)]
     places = {}
-    first = 0
-    for is_needle in sorted(at, key=lambda which: (at[which], which == raw[2] % 2)):
-        sentence = np.concatenate([cue, answer, end] if is_needle else [other, decoy, end])
-        parts += [stack[first : at[is_needle]], sentence]
-        first = at[is_needle]
-        begins = sum(map(len, parts)) - len(end) - n_answer
-        places[is_needle] = np.arange(begins, begins + n_answer)
-    ids = np.concatenate([*parts, stack[first:], question, answer])
+    n_placed = 0
+    for is_needle in sorted(starts, key=lambda which: (starts[which], which == raw_order % 2)):
+        sentence = np.concatenate([cue, answer, full_stop] if is_needle else [decoy_cue, decoy, full_stop])
+        parts += [stack[n_placed : starts[is_needle]], sentence]
+        n_placed = starts[is_needle]
+        # The answer ends the sentence, but for its full stop.
+        answer_start = sum(map(len, parts)) - len(full_stop) - n_answer
+        places[is_needle] = np.arange(answer_start, answer_start + n_answer)
+    ids = np.concatenate([*parts, stack[n_placed:], question, answer])
     return Needle(ids, places[True], places[False], depth, room)
 
 
@@ -206,15 +213,12 @@ def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
     """Return the tokens spelled as lower-case words after a blank; all tokens where fewer than 200 are."""
 
     def is_word(text: str) -> bool:
-        return text[:1] == " " and len(text) > _LEAST_LETTERS and text[1:].isascii() and text[1:].isalpha()
+        is_long = len(text) > _LEAST_LETTERS  # the blank is one of them
+        return text[:1] == " " and is_long and text[1:].isascii() and text[1:].isalpha() and text.islower()
 
     spelled = map(spell, numbers.tolist())
-    words = numbers[np.fromiter((is_word(text) and text.islower() for text in spelled), bool, len(numbers))]
+    words = numbers[np.fromiter((is_word(text) for text in spelled), bool, len(numbers))]
     return words if len(words) >= _FEWEST_WORDS else numbers
-
-
-_LEAST_LETTERS = 3
-_FEWEST_WORDS = 200
 
 
 def repeat_probe(
@@ -251,9 +255,10 @@ def repeat_probe(
         for index in range(n_texts):
             # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
             # The remainder prefers no token by more than 1 in 2^64 / len(vocabulary).
-            *raw, last = np.random.PCG64(np.random.SeedSequence([seed, index])).random_raw(length + 1)
+            *raw, raw_half = np.random.PCG64(np.random.SeedSequence([seed, index])).random_raw(length + 1)
             drawn = np.array(raw) % np.uint64(len(vocabulary))
-            half = vocabulary[drawn[: length - int(last) % (length // 2 + 1)].astype(np.int64)].tolist()
+            n_half = length - int(raw_half) % (length // 2 + 1)
+            half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
             yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after))
 
     return texts()

@@ -90,7 +90,7 @@ class Style:
         """Return how many panels stand side by side; 0 = as many as look well."""
         return 0 if self.layout is None else int(self.layout.partition("x")[2])
 
-    def limits(self, largest: Sequence[float]) -> list[float]:
+    def darkest_values(self, largest: Sequence[float]) -> list[float]:
         """Return the value of the darkest colour of each map of a figure, from the largest value of each map."""
         if self.scale == "fixed":
             return [1.0] * len(largest)
@@ -107,7 +107,8 @@ class Style:
             paper = Paper.of_width(float(self.width), points, self.dpi or PRINT_DPI, self.caption, self.font)
         else:
             paper = Paper(MIN_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
-            # Captions are the smallest letters: the page is scaled until they have the size in points.
+            # Captions are the smallest letters, and no others may be smaller: as many pixels are an inch (72 points)
+            # as give captions the size in points.
             if self.font_size is not None:
                 paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failed=self.failed)
@@ -132,7 +133,7 @@ def _inches(width: float | str) -> float:
 
 
 def _require_within(name: str, value: float | None, bounds: tuple[float, float]) -> None:
-    """Refuse a value outside its bounds by a UsageError; None is no value, and goes."""
+    """Refuse a value outside its bounds by a UsageError; None passes."""
     low, high = bounds
     if value is not None and not (isinstance(value, int | float) and low <= value <= high):
         raise UsageError(f"there is no {name} {value!r}", f"it is a number from {low:g} to {high:g}")

@@ -93,6 +93,9 @@ BUILT_IN: dict[str, str] = {
 }
 """Models that attnscope makes in memory: name -> one line for people."""
 
+ADAPTER = "adapter_config.json"
+"""The file that marks the folder of a peft adapter."""
+
 _TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such as org/name"
 
 
@@ -147,9 +150,11 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
             require_model(path, allow_pickle)
             source = _folder_source(spec, path)
             folder = path.resolve()
-            alone = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
+            # A GGUF file is meant by its folder only where it is alone in it.
+            gguf_names = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
+            gguf_name = gguf_names[0] if len(gguf_names) == 1 else ""
             adapter = folder if (folder / ADAPTER).is_file() else None
-            return replace(source, file=alone[0] if len(alone) == 1 else "", adapter=adapter)
+            return replace(source, file=gguf_name, adapter=adapter)
         is_file = path.exists()
     if is_file:
         path = path.absolute()  # not resolved: in the Hub's cache it is a link to a file without its name
@@ -190,7 +195,7 @@ def find_config(spec: str) -> Source:
         from huggingface_hub import hf_hub_download
 
         with _online(repo_id):
-            _list_files(repo_id, revision)
+            _list_files(repo_id, revision)  # fails at once where the download would retry
             config = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
         folder = Path(config).parent
     return Source(spec, spec, folder, repo_id, origin=_name_snapshot(repo_id, folder))
@@ -244,21 +249,30 @@ def _resolve_known(name: str, record: Known) -> Source:
             raise AttnscopeError(f"{name} is not on this machine: {error.message}", record.install) from error
         origin = _name_snapshot(record.repo_id, folder)
     return Source(
-        name, name, folder, record.repo_id, record.pinned_sha256, origin, record.file, pinned_files=record.pinned_files
+        name,
+        name,
+        folder,
+        repo_id=record.repo_id,
+        pinned_sha256=record.pinned_sha256,
+        origin=origin,
+        file=record.file,
+        pinned_files=record.pinned_files,
     )
 
 
 def _installed_folder(record: Known) -> Path | None:
     # Found, not imported: such packages import what they were made for, such as sentence_transformers.
-    spec = importlib.util.find_spec(record.package.replace("-", "_"))
-    folders = [Path(place) / record.folder for place in (spec.submodule_search_locations or [])] if spec else []
-    return next((folder for folder in folders if (folder / (record.file or "config.json")).is_file()), None)
+    package = importlib.util.find_spec(record.package.replace("-", "_"))
+    if package is None:
+        return None
+    for location in package.submodule_search_locations or ():
+        folder = Path(location) / record.folder
+        if (folder / (record.file or "config.json")).is_file():
+            return folder
+    return None
 
 
 # Adapters ---------------------------------------------------------------------------------------------------------
-
-ADAPTER = "adapter_config.json"
-"""The file that marks the folder of a peft adapter."""
 
 
 def _is_adapter(path: Path) -> bool:
@@ -299,18 +313,17 @@ def read_config(source: Source) -> dict[str, Any]:
         raise AttnscopeError(f"{source.name} has no files", _TRY_NAMES)
     path = source.folder / "config.json"
     try:
-        config = parse_json(path.read_text("utf-8"))
+        config: dict[str, Any] = parse_json(path.read_text("utf-8"))
+        # Counts of layers and heads, also those of configurations within: a huge one would be listed for ever.
         for part in (config, *(value for value in config.values() if isinstance(value, dict))):
             for name, value in part.items():
-                # Whatever lists the layers would go on for ever.
                 is_count = name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int)
                 if is_count and value > MOST_HEADS:
                     raise ValueError(f"it asks for {name} {value:,}")
     except (OSError, ValueError, AttributeError) as error:
         message = f"cannot read {path}: {first_line(error)}"
         raise AttnscopeError(message, "get the file again, or name another model") from error
-    settings: dict[str, Any] = config
-    return settings
+    return config
 
 
 def verify(source: Source) -> str:
@@ -325,12 +338,12 @@ def verify(source: Source) -> str:
     for name, pinned in (("the weights", source.pinned_sha256), *source.pinned_files):
         actual = sha256 if name == "the weights" else file_sha256(source.folder / name)
         if pinned and actual != pinned:
-            again = "delete that folder to download it again"
+            remedy = "delete that folder to download it again"
             if source.spec in KNOWN and not source.origin.startswith(HUB):
-                again = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
+                remedy = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
             raise AttnscopeError(
                 f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
-                f"the files are damaged or not the model's; {again}",
+                f"the files are damaged or not the model's; {remedy}",
             )
     return sha256
 
@@ -371,7 +384,7 @@ def _list_files(repo_id: str, revision: str) -> set[str]:
 
 @contextlib.contextmanager
 def _online(repo_id: str) -> Iterator[None]:
-    """Within it, what goes wrong with the Hub becomes one line; also that it may not be asked."""
+    """Turn errors of the Hub within the block into one line and a hint; refuse where it may not be asked."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 

@@ -41,11 +41,11 @@ class DrawnText:
     fingerprint: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return one line of the manifest, as plain JSON values; files with their folder, `/` between."""
-        line = asdict(self)
-        folder = line.pop("folder")
-        line["files"] = {f"{folder}/{name}": size for name, size in self.files.items()}
-        return {**line, "n_tokens": len(self.tokens)}
+        """Return one line of the manifest, as plain JSON values; files are named `folder/name`."""
+        entry = asdict(self)
+        folder = entry.pop("folder")
+        entry["files"] = {f"{folder}/{name}": size for name, size in self.files.items()}
+        return {**entry, "n_tokens": len(self.tokens)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,9 @@ class FailedText:
     text: str = ""
 
     def __str__(self) -> str:
-        return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.error}"
+        if self.line is None:
+            return f"{self.source}: {self.error}"
+        return f"{self.source}, line {self.line}: {self.error}"
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,9 @@ class Batch:
 
     def manifest(self) -> str:
         """Return the manifest: one JSON object a line, drawn texts first."""
-        lines = [text.as_json() for text in self.drawn] + [asdict(failure) for failure in self.failed]
-        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        entries = [text.as_json() for text in self.drawn]
+        entries += [asdict(failure) for failure in self.failed]
+        return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain JSON values."""

@@ -112,7 +112,7 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     """Put the values of a figure on its page."""
     values: Sequence[NDArray[Any]] = plate.values
     # The largest value of each map, or of the whole figure.
-    tops = style.limits([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
+    tops = style.darkest_values([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
     if plate.top is not None:
         tops = [plate.top] * len(tops)
     end = tops[0] if style.scale == "figure" or plate.top else 1.0

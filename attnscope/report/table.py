@@ -56,8 +56,8 @@ class TextTable:
         self._header = header
         self._cells = [[_make_text(column.cell(row)) for row in rows] for column in columns]
         widths = [self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)]
-        self._least = [least for least, _ in widths]
-        self._whole = [whole for _, whole in widths]
+        self._least_widths = [least for least, _ in widths]
+        self._whole_widths = [whole for _, whole in widths]
 
     def fit(self, width: int) -> tuple[list[str], list[str]]:
         """Return the names of the columns that fit a terminal of this width, and of those that do not."""
@@ -77,21 +77,22 @@ class TextTable:
 
     def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
         """Return how wide a column is at least, and where nothing has to wrap."""
-        names = column.name.split("\n") if self._header else []
-        lines = chain(names, *(cell.plain.split("\n") for cell in cells))
+        header = column.name.split("\n") if self._header else []
+        lines = chain(header, *(cell.plain.split("\n") for cell in cells))
         whole = max(map(cell_len, lines), default=1)
         if not column.wraps:
             width = max(whole, column.least)
             return width, width
-        # What wraps breaks between words; of a column of texts the header's words alone count.
-        numbers = [cell.plain for cell in cells if column.right]
-        words = " ".join([*names, *numbers]).split()
+        # What wraps breaks between words, and no word of the header breaks. Nor does a number; long words of texts do.
+        numbers = [cell.plain for cell in cells] if column.right else []
+        words = " ".join([*header, *numbers]).split()
         return min(whole, max(column.least, *map(cell_len, words), 1)), whole
 
     def _choose(self, width: int) -> tuple[list[int], list[int]]:
         """Return the columns that are shown, and those that are dropped, in their order."""
         shown = list(range(len(self._columns)))
-        while sum(self._least[number] + self._gap for number in shown) > width + self._gap:
+        # No gap follows the last column, so the terminal has room for one gap more.
+        while sum(self._least_widths[number] + self._gap for number in shown) > width + self._gap:
             soonest = max(self._columns[number].drop for number in shown)
             if not soonest:
                 break
@@ -101,13 +102,14 @@ class TextTable:
     def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
         """Return the width of each column: the widest that wraps shrinks first; if need be, all columns break."""
         room = max(len(shown), width - self._gap * (len(shown) - 1))
-        widths = [self._whole[number] for number in shown]
-        least = [self._least[number] for number in shown]
+        widths = [self._whole_widths[number] for number in shown]
+        least = [self._least_widths[number] for number in shown]
         if sum(least) > room:
             widths = least
             least = [1] * len(shown)
         while sum(widths) > room:
-            widest = max(range(len(shown)), key=lambda place: (widths[place] > least[place], widths[place], -place))
+            # Of columns that may still shrink the widest, the first of equals.
+            widest = max(range(len(shown)), key=lambda index: (widths[index] > least[index], widths[index], -index))
             widths[widest] -= 1
         return widths
 
@@ -115,10 +117,11 @@ class TextTable:
         """Return the columns that are shown as rich draws them."""
         padding = (0, self._gap, 0, 0)
         grid = Grid(box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding)
-        for number, cells in zip(shown, self._fit_widths(shown, width), strict=True):
+        for number, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
             column = self._columns[number]
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            grid.add_column(Text(column.name), justify=justify, style=column.style, width=cells, overflow="fold")
+            header = Text(column.name)
+            grid.add_column(header, justify=justify, style=column.style, width=column_width, overflow="fold")
         for row in zip(*(self._cells[number] for number in shown), strict=True):
             grid.add_row(*row)
         return grid

@@ -41,7 +41,9 @@ from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
 from attnscope.results.table import Table
 
-PALE, DARK, BELOW = "#ffffff", "#08519c", "#b2182b"
+PALE = "#ffffff"
+DARK = "#08519c"
+DARK_NEGATIVE = "#b2182b"
 """The colours of 0, of the largest number, and of the largest one below 0."""
 
 _CELL = 8
@@ -54,22 +56,23 @@ _NAME_CELLS = 14
 """Width of the column of names beside steps."""
 
 
-def show(result: Any, console: Console, *, every: bool | None = None, **shown: Any) -> RenderableType:
+def show(result: Any, console: Console, *, every: bool | None = None, **options: Any) -> RenderableType:
     """Return what the terminal prints of a result.
 
     Args:
         result: A `results.Result`.
         console: What it is printed on.
         every: Whether all that was found is printed, as with --all.
-        shown: How its question shows it; None = as usual.
+        options: What the result's own `report` takes, such as the order of a ranking; None = as usual.
     """
-    chosen = {name: value for name, value in shown.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     return render(result.report(**chosen), console, every=bool(every))
 
 
 def render(report: Report, console: Console, *, every: bool = False) -> RenderableType:
     """Return a report for rich to print: the answer first, then its blocks, then how to read them."""
     parts: list[RenderableType] = []
+    # The answer, its first line bold.
     for row, line in enumerate(report.answer):
         parts.append(Text(line, style="" if row else "bold"))
 
@@ -95,8 +98,8 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
 
 
 def render_block(block: Block, console: Console, *, every: bool = False) -> list[RenderableType]:
-    """Return a block for rich to print, under its heading; nothing where the terminal has nothing of it."""
-    drawn = _DRAWN[type(block)](block, console, every)
+    """Return a block for rich to print, under its heading; an empty list where the terminal shows none of it."""
+    drawn = _DRAWERS[type(block)](block, console, every)
     if drawn and block.heading:
         drawn = [Text(block.heading, style="bold"), *drawn]
     return [*drawn, *dim_lines(block.notes)] if drawn else []
@@ -122,10 +125,10 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
     places = zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)
     values = dict(zip(places, heads[column].tolist(), strict=True))
     layers = sorted({layer for layer, _ in values})
-    numbers = sorted({head for _, head in values})
+    head_indices = sorted({head for _, head in values})
     largest = max((abs(value) for value in values.values() if math.isfinite(value)), default=0.0) or 1.0
     write = writer_for(heads, column)
-    has_numbers = len(numbers) * _CELL <= room_for(layers, width)
+    has_numbers = len(head_indices) * _CELL <= room_for(layers, width)
     cell = _CELL if has_numbers else 2
 
     def draw(text: Text, layer: int, head: int) -> None:
@@ -134,14 +137,14 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
         if not math.isfinite(value):
             text.append(f"{written:>{cell - 1}}", style="dim").append(" ")
             return
-        size = abs(value) / largest
+        share = abs(value) / largest
         if not has_numbers:
-            written = f"{min(9, int(size * 10))}"
+            written = f"{min(9, int(share * 10))}"
         # Small numbers get some colour, too.
-        style = shade(size**0.7, PALE, BELOW if value < 0 else DARK)
+        style = shade(share**0.7, PALE, DARK_NEGATIVE if value < 0 else DARK)
         text.append(f"{written:>{cell - 1}}", style=style).append(" ")
 
-    text = head_grid(layers, numbers, cell, width, draw)
+    text = head_grid(layers, head_indices, cell, width, draw)
     if not has_numbers:
         text.append(f"\ntenths of the largest, {small_number(largest)}", style="dim")
     return text
@@ -149,6 +152,7 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
 
 def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
     """Draw a table of the first rows, each number with its interval."""
+    # Without an order all rows are printed.
     order = range(len(block.names)) if block.order is None else block.order
     rows = list(order if every or block.order is None else order[: block.most])
     widest = max((len(block.names[row]) for row in rows), default=1)
@@ -163,8 +167,8 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
         )
     ]
     # Columns drop from the right where the terminal is narrow; the first always stays.
-    for place, column in enumerate(block.columns):
-        drop = place + 1 if place else 0
+    for column_index, column in enumerate(block.columns):
+        drop = column_index + 1 if column_index else 0
         if isinstance(column, Words):
             columns.append(_words(column, drop))
         else:
@@ -181,7 +185,7 @@ def _words(column: Words, drop: int) -> TextColumn:
     """Return a column of words."""
     return TextColumn(
         column.title,
-        lambda row: printable(column.texts[row], 1000),
+        lambda row: printable(column.texts[row], most=1000),
         wraps=column.wraps,
         least=12 if column.wraps else 1,
         drop=drop,
@@ -193,11 +197,12 @@ def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> l
     """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
     title = printable(table.columns[name].head)
     write = writer_for(table, name)
-    # A number has three parts, (row, 3): value and both ends of its interval.
+    # A number has three parts, (row, 3): value and both ends of its interval. Other kinds have a value alone, (row, 1).
     parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
     values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)
     if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():
         return [values]
+    # The interval may be dropped even where its number stays.
     ends = TextColumn(
         "95% interval",
         lambda row: interval(parts[row, 1], parts[row, 2], write),
@@ -216,7 +221,7 @@ def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
 
 def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
     """Draw the lines that change most over the steps, shaded from their least to their largest value."""
-    values = block.points[..., 0]
+    values = block.points[..., 0]  # (step, line), without intervals
     n_lines = len(block.names)
     shown = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
     if not np.isfinite(values[:, shown]).any():
@@ -240,8 +245,8 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     columns = [names, *(TextColumn(texts[step], partial(cell, step), right=True) for step in steps)]
     parts: list[RenderableType] = [TextTable(columns, shown, gap=1)]
     if len(shown) < n_lines:
-        most = "changes most" if len(texts) > 1 else "is largest"
-        parts.append(Text(f"the {len(shown)} of {n_lines} {block.what} in which it {most}", style="dim"))
+        selection = "changes most" if len(texts) > 1 else "is largest"
+        parts.append(Text(f"the {len(shown)} of {n_lines} {block.what} in which it {selection}", style="dim"))
     if len(steps) < len(texts):
         parts.append(Text(f"{len(steps)} of {len(texts)} steps have room in {console.width} columns", style="dim"))
     return parts
@@ -266,7 +271,7 @@ def _special(block: Special, console: Console, every: bool) -> list[RenderableTy
     return list(block.view.show(console, every=every))
 
 
-_DRAWN: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] = {
+_DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] = {
     HeadMap: _head_map,
     Ranking: _ranking,
     Grid: _grid,

@@ -54,10 +54,14 @@ _TASKS = (
 
 
 def class_to_load(config: Any, *, is_gguf: bool) -> Any:
-    """Return the class to load: with its head if it writes or fills in masks, else the base model or config.json's."""
+    """Return the class of transformers to load.
+
+    One with a head where config.json names a class of `_TASKS`; else the class that it names, where AutoModel would
+    load another or none; else AutoModel.
+    """
     names = set(config.architectures or ())
     for task in _TASKS:
-        # A classifier of texts or pictures: of sounds the base model is shown.
+        # Of these the base model is shown, without the classifier.
         if task.loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
             continue
         # GGUF files name no class; they hold language models.
@@ -66,11 +70,11 @@ def class_to_load(config: Any, *, is_gguf: bool) -> Any:
         ):
             return task.auto
     for name in config.architectures or ():
-        kind = getattr(transformers, name, None)
+        named = getattr(transformers, name, None)
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
         is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
-        if is_apart and isinstance(kind, type) and issubclass(kind, PreTrainedModel):
-            return kind
+        if is_apart and isinstance(named, type) and issubclass(named, PreTrainedModel):
+            return named
     return transformers.AutoModel
 
 
@@ -126,10 +130,10 @@ def run_with_logits(
     probe: Probe,
     *,
     skipped: Mapping[nn.Module, int] | None = None,
-    light: int | None = None,
+    light_from: int | None = None,
     last: int | None = None,
 ) -> Outputs:
-    """Run a model with its head on top, at the last so many tokens where it can take that; else see `seam.perform`."""
+    """Run a model with its head on top. `last` is how many tokens have logits, None = all; else see `seam.perform`."""
     base_outputs: list[Any] = []
 
     # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
@@ -137,7 +141,7 @@ def run_with_logits(
     watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
 
     def run(**arguments: Any) -> Any:
-        with hooks(watched, lambda module, arguments, output: base_outputs.append(output)):
+        with hooks(watched, lambda module, inputs, output: base_outputs.append(output)):
             return model(**arguments)
 
     arguments = {**standing_arguments(model), **inputs}
@@ -146,16 +150,16 @@ def run_with_logits(
         arguments["logits_to_keep"] = last
         untyped: Any = model
         heads = [head for head in (untyped.get_output_embeddings(),) if isinstance(head, nn.Module)]
-    # Torch multiplies a slice text by text, and a copy of it at once: four times as fast.
-    with hooks(heads, lambda _, values, named: ((values[0].contiguous(), *values[1:]), named), before=True):
-        output = perform(base, arguments, plan, probe, light, through=run, skipped=skipped)
+    # The head gets a slice of the hidden states. Torch multiplies a slice text by text; a copy goes four times as fast.
+    with hooks(heads, lambda _, args, kwargs: ((args[0].contiguous(), *args[1:]), kwargs), before=True):
+        output = perform(base, arguments, plan, probe, light_from, through=run, skipped=skipped)
     hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
     if isinstance(logits, Tensor) and logits.ndim == 2 and hidden is not None:
         return Outputs(hidden, logits[:, None])  # a text's classes
     if isinstance(logits, Tensor) and last is not None:
         logits = logits[:, -last:]
-    n = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
-    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != n:
+    expected = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
+    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != expected:
         raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
     return Outputs(hidden, logits)

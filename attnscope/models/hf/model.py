@@ -221,7 +221,9 @@ class HuggingFaceModel(Model):
             if not logits or self.loss is None:
                 return Outputs(self._hidden(perform(self.base, inputs, plan, probe, skipped=skipped)))
             light = None if last is None else self._light_from(inputs)
-            return run_with_logits(self.model, self.base, inputs, plan, probe, skipped=skipped, light=light, last=last)
+            return run_with_logits(
+                self.model, self.base, inputs, plan, probe, skipped=skipped, light_from=light, last=last
+            )
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Run a batch, and keep what is needed to run it again from a layer on."""

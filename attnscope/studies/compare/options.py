@@ -44,7 +44,7 @@ class CompareOptions:
 
 @options
 class CompareOrder(CompareOptions):
-    """Hold the options for comparing heads, and the other side."""
+    """Hold the options for comparing heads, and what they are compared with."""
 
     other_text: str | None = option(
         "The second text of a minimal pair: which heads change most?", "--with", default=None
@@ -71,6 +71,7 @@ class CompareOrder(CompareOptions):
         """Refuse comparisons that do not go together, or not with the texts."""
         choice = self.choice
         refuse_file_names(self.other_text, hint="give the text itself")
+        # At most one comparison is asked for.
         asked: dict[str, object] = {"--pick": choice.pick, "--with": self.other_text}
         asked |= {"--with-model": self.other_model, "--ablated": self.ablated}
         comparisons = [name for name, value in asked.items() if value is not None]
@@ -78,6 +79,7 @@ class CompareOrder(CompareOptions):
             raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
         if self.query is not None and self.other_text is None:
             raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
+        # The rest is about --pick and --with, which take one text.
         if choice.pick is None and self.other_text is None:
             return
         if texts.text is None or texts.files:
