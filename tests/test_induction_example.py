@@ -42,12 +42,6 @@ def test_the_least_loss_is_that_of_the_bayesian_prediction():
     assert induction.bigram_loss(held_out) < induction.unigram_loss(held_out) - APART
 
 
-def test_chains_are_of_the_seed_and_of_their_own_rows():
-    first, second = (next(induction.chains(5, seed)) for seed in (1, 1))
-    assert torch.equal(first, second) and not torch.equal(first, next(induction.chains(5, 2)))
-    assert first.shape == (5, induction.LENGTH) and first.min() >= 0 and first.max() < induction.WORDS
-
-
 @dataclass(frozen=True)
 class Trained:
     """What came of one seed."""

@@ -7,8 +7,6 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
-from attnscope.errors import AttnscopeError, UsageError
-from attnscope.output import plan
 from attnscope.results.kinds import FIGURE_FORMATS, KINDS, LOSSLESS, kind_of_schema
 from attnscope.results.result import load_record as load
 from tests.made_records import EVERY, MADE
@@ -138,21 +136,3 @@ def test_saved_records_are_shown_and_drawn_without_a_model_library(made, tmp_pat
     _, loaded = modules_after(*([*line, "-o", tmp_path / line[1].stem] for line in shown))
     assert not {"torch", "transformers"} & loaded
     assert all(any((tmp_path / file.split(".")[0]).iterdir()) for file in FILES.values())
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_asked_of_a_record_is_checked_before_it_is_made(name, tmp_path):
-    kind = kind_of(name)
-    for given in ("nonsense", "", " , ", "npz,nonsense"):
-        with pytest.raises(UsageError):
-            plan(name, tmp_path, given)
-    with pytest.raises(UsageError, match="there is no folder"):
-        plan(name, None, kind.data[0])
-    (tmp_path / "file").write_text("")
-    with pytest.raises(AttnscopeError, match="it is a file"):
-        plan(name, tmp_path / "file")
-    assert plan(name, tmp_path).formats == kind.usual
-    assert not plan(name).out
-    for option in {*OPTIONS} - {*kind.options}:
-        with pytest.raises(UsageError, match=f"no --{option}"):
-            plan(name, tmp_path, None, **{option: "x"})

@@ -179,6 +179,3 @@ def test_a_pipe_that_is_written_late_is_read(run, tmp_path):
     writer.join()
     assert status == 0, err
     assert attnscope.load_record(tmp_path / "out").text == "the cat"
-
-
-# Numbers of another kind -------------------------------------------------------------------------------------------

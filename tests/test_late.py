@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 import attnscope
-from attnscope import AblateOptions, ablate, compare, heads
+from attnscope import AblateOptions, ablate, heads
 from attnscope.choice import Choice
 from attnscope.errors import AttnscopeError
 from attnscope.results.result import load_record
-from attnscope.studies.ablate import measurers, reading
-from attnscope.studies.ablate import study as ablation
-from attnscope.studies.compare import study as comparing
-from attnscope.studies.compare.study import PairMeasurer
 from attnscope.studies.heads import study as studying
 from attnscope.studies.heads.measuring import HeadMeasurer
 from tests.ablation_helpers import save_tiny
@@ -22,10 +18,6 @@ from tests.heads_helpers import heads_in
 from tests.pretend_workers import Here
 
 TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the dog sat"]
-
-
-def fails(*_, **__):
-    raise RuntimeError("a bug")
 
 
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run, tmp_path):
@@ -102,62 +94,6 @@ def test_heads_keep_the_texts_before_a_failure(run, tmp_path, monkeypatch, first
     saved = load_record(tmp_path / "out" / "heads.npz")
     for mine, other in zip(heads_in(saved), heads_in(alone), strict=True):
         np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
-
-
-def test_ablations_are_written_where_importances_fail(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(ablation, "measure_importance", fails)
-    save_tiny(tmp_path / "model", "gpt2")
-    more = ("--importance", "--json", "-o", "out", "-f", "npz")
-    status, out, err = run("ablate", "the cat sat", "-m", "model", "-L", "0", *more)
-    assert status == 1
-    assert "failed: RuntimeError: a bug" in err
-    saved = load_record(tmp_path / "out" / "ablation.npz")
-    assert np.isfinite(saved["heads"]["zero_l2"]).all()
-    assert "importance" not in saved["heads"]
-    assert json.loads(out)["run"]["failures"]
-
-
-def test_ablations_keep_the_texts_before_a_failure(monkeypatch):
-    monkeypatch.setattr(reading, "BLOCK", 2)
-    usual = measurers.Cutting.measure
-    model = attnscope.load("own")
-    options = AblateOptions(modes=("zero",))
-    alone = ablate(model, TEXTS[:2], options)
-    n_calls = 0
-
-    def measure(measurer, batch):
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls > 1:
-            fails()
-        return usual(measurer, batch)
-
-    monkeypatch.setattr(measurers.Cutting, "measure", measure)
-    found = ablate(model, TEXTS, options)
-    assert found.corpus["complete"] is False
-    assert found.corpus["n_texts"] == 2
-    assert found.run["failures"][0]["error"] == "RuntimeError: a bug"
-    assert found["heads"]["zero_l2"].tolist() == alone["heads"]["zero_l2"].tolist()
-
-
-def test_comparisons_keep_the_texts_before_a_failure(run, tmp_path, monkeypatch):
-    (tmp_path / "t.txt").write_text("\n".join(TEXTS))
-    monkeypatch.setattr(comparing, "BLOCK", 2)
-    usual = PairMeasurer.batches
-
-    def batches(measurer, block):
-        return fails() if block.texts[0].index >= 2 else usual(measurer, block)
-
-    monkeypatch.setattr(PairMeasurer, "batches", batches)
-    status, out, err = run("compare", "--file", "t.txt", "-m", "own", "--json", "-o", "out", "-f", "npz")
-    assert status == 1
-    assert "error: the comparison on a later text failed: RuntimeError: a bug" in err
-    assert (tmp_path / "out" / "compare.npz").exists()
-    assert json.loads(out)["corpus"]["n_texts"] == 2
-    monkeypatch.setattr(PairMeasurer, "batches", usual)
-    alone = compare(attnscope.load("own"), TEXTS[:2])
-    saved = load_record(tmp_path / "out" / "compare.npz")
-    np.testing.assert_allclose(saved.distance(), alone.distance(), atol=1e-9)
 
 
 @pytest.mark.usefixtures("worker_here")

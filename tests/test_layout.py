@@ -11,8 +11,6 @@ from attnscope.drawing.layout import SCREEN, Around, Paper, Wanted, arrange, nic
 from attnscope.drawing.map_figure import Axis
 from attnscope.report.numbers import tick_texts
 
-Box = tuple[float, float, float, float]
-
 
 def width_of(text, size_px):
     return 0.6 * size_px * len(text)
@@ -36,21 +34,6 @@ def labelled(n, shape, label_px=60, **more):
     room = Around(left=label_px, above=26, below=label_px)
     least = max(2, min(9, 1000 // max(shape)))
     return Wanted(n=n, shape=shape, around=lambda cell: room, least_cell_px=least, **more)
-
-
-def overview(n_layers, n_heads, shape):
-    """Small maps, with the names of layers at the left."""
-    return Wanted(
-        n=n_layers * n_heads,
-        columns=n_heads,
-        shape=shape,
-        around=lambda cell: Around(below=8),
-        names_px=52,
-        gap_px=8,
-        largest_px=300,
-        largest_cell_px=300,
-        least_width_px=1000,
-    )
 
 
 def boxes_of(places):
@@ -78,17 +61,6 @@ def test_panels_never_overlap_and_are_on_the_page(n, rows, columns, label_px):
     assert places.width_px >= 560
     require_apart(boxes_of(places), places.width_px, places.bottom + 1)
     assert places.panel == (columns * places.cell[0], rows * places.cell[1])
-
-
-@given(st.integers(1, 48), st.integers(1, 32), SIZES, SIZES)
-@example(6, 12, 16, 16)
-@example(48, 32, 100, 100)
-@example(1, 1, 1, 600)
-def test_small_panels_never_overlap(n_layers, n_heads, rows, columns):
-    places = arrange(overview(n_layers, n_heads, (rows, columns)), SCREEN)
-    assert len(places.corners) == n_layers * n_heads
-    require_apart(boxes_of(places), places.width_px, places.bottom + 1)
-    assert min(x for x, _ in places.corners) >= layout.MARGIN_PX + 52  # the layers' names stand there
 
 
 def test_rows_of_a_given_height_take_the_width_that_is_left():

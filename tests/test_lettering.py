@@ -40,19 +40,6 @@ def test_characters_of_no_font_become_code_points_and_a_note(only_dejavu):
     ]
 
 
-def test_another_font_is_taken_for_what_the_first_lacks(monkeypatch):
-    maps = {
-        "first": frozenset(map(ord, "ab")),
-        "second": frozenset(map(ord, "你")),
-        "third": frozenset(map(ord, "你好")),
-    }
-    monkeypatch.setattr(lettering, "charmap", lambda path: maps.get(path, maps["first"]))
-    monkeypatch.setattr(lettering, "_other_fonts", lambda: [("Second", "second"), ("Third", "third")])
-    found = lettering_for(["ab", "你好", "x"])
-    assert found.families == (BASE_FAMILY, "Second", "Third")
-    assert found.missing == {"x"}
-
-
 DEJAVU = lettering_for([])
 
 
@@ -139,11 +126,6 @@ def test_a_file_that_is_no_font_is_refused(tmp_path):
     for path in (tmp_path / "a.ttf", tmp_path / "nowhere.otf"):
         with pytest.raises(AttnscopeError, match="is no font that can be read"):
             lettering.find_font(str(path))
-
-
-def test_a_note_names_packages_of_fonts(only_dejavu):
-    assert "install fonts-noto and fonts-noto-cjk (Debian, Ubuntu)" in lettering.note_missing(["你好", "plain"])
-    assert lettering.note_missing(["plain é Ω שלום", "\x07\x1b"]) == ""
 
 
 def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu, run, tmp_path):

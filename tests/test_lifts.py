@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 
 from attnscope.core.intervals import skewed_interval, unseen_share
-from attnscope.core.lifts import ItemSums, keep_rows, offset_masses
+from attnscope.core.lifts import ItemSums, offset_masses
 
 
 @pytest.mark.parametrize("first", [0, 3])
@@ -58,13 +58,3 @@ def test_intervals_of_lifts_hold_the_truth(p, n_texts, least):
     found = sums.lifts()
     assert ((found.low <= p / 0.1) & (p / 0.1 <= found.high)).mean() >= least
     assert (found.high > found.low).all()  # texts that were all alike make nobody sure
-
-
-def test_rows_are_kept_up_to_a_share_and_a_number_of_keys():
-    weights = np.array([[0.5, 0.1, 0.25, 0.15], [0.25, 0.25, 0.25, 0.25], [0, 0, 0, 0], [0.001, 0, 0.999, 0]])
-    kept = keep_rows(weights, weights.sum(1), 0.75, 3)
-    rows = [kept.keys[a:b].tolist() for a, b in zip(kept.starts, kept.starts[1:], strict=False)]
-    assert rows == [[0, 2], [0, 1, 2], [], [2]]
-    assert kept.codes.tolist() == [128, 64, 64, 64, 64, 255]
-    # Half of the row is elsewhere: what is here does not hold the share.
-    assert len(keep_rows(weights[:1], np.array([2.0]), 0.75, 3).keys) == 3

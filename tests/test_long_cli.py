@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from attnscope import load_record
-from attnscope.errors import UsageError
-from attnscope.options import read_span
 
 LONG = "one two three, four five six. " * 60  # 482 tokens of minilm's 512
 
@@ -87,11 +85,3 @@ def test_texts_over_the_limit_say_the_limit(run):
     status, _, err = run("heatmap", LONG * 3, "-L", "0", "-H", "0", "-f", "npz", "-o", "a")
     assert status == 0
     assert "the model takes 512" in err and len(err.splitlines()) == 1
-
-
-def test_spans():
-    assert read_span("3:9", "--rows") == (3, 9)
-    assert read_span(":9", "--rows") == (0, 9)
-    assert read_span("3:", "--rows") == (3, None)
-    with pytest.raises(UsageError, match="--cols '１:２' is not a range"):
-        read_span("１:２", "--cols")

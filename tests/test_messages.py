@@ -5,28 +5,8 @@ import sys
 
 import pytest
 
-from attnscope.errors import MOST_QUOTED, MOST_SAID, one_line
+from attnscope.errors import MOST_QUOTED, MOST_SAID
 from tests.processes import LIMIT_S
-
-
-@pytest.mark.parametrize(
-    "given", ["x" * 10**6, "a b " * 10**5, "it's " * 10**5, 'say "it\'s" ' * 10**4, "\n\t" * 10**5]
-)
-def test_what_was_given_is_repeated_up_to_80_characters(given):
-    line = one_line(f"there is no format {given!r} here")
-    quoted = line.removeprefix("there is no format ").removesuffix(" here")
-    assert len(quoted) <= MOST_QUOTED + 2 or "'" in given and len(line) <= MOST_SAID
-    assert line.startswith("there is no format ") and line.endswith(" here") and "…" in line
-
-
-def test_what_is_not_quoted_is_shortened_if_it_is_longer_than_a_name():
-    path = "/".join(["folder"] * 30)
-    assert one_line(f"cannot write {path}/heads.npz: it is a link") == f"cannot write {path}/heads.npz: it is a link"
-    line = one_line(f"cannot write /{'a' * 10**6}/heads.npz: it is a link")
-    assert len(line) < 130 and line.endswith("aaa/heads.npz: it is a link")
-    assert len(one_line("word " * 10**5)) == MOST_SAID
-    plain = "it's 'fine' and doesn't end " + "here " * 30
-    assert one_line(plain) == plain.strip()
 
 
 @pytest.mark.parametrize(

@@ -83,14 +83,6 @@ def test_minilm_in_a_padded_batch_of_unequal_texts(minilm, theirs):
     torch.testing.assert_close(hidden[:1, :4], alone, **CLOSE)
 
 
-def test_minilm_with_segments(minilm, theirs):
-    batch = batch_of([minilm.tokenizer.encode("The cat sat.", "On what?"), minilm.tokenizer.encode(TIRED)])
-    assert batch.segments.any()
-    hidden = assert_same_as_eager(minilm, theirs, batch)
-    without = minilm.run(replace(batch, segments=None), attend)
-    assert (hidden[0] - without[0]).abs().max() > 0.01
-
-
 def test_what_minilm_is_known_to_do(minilm):
     def weights(text):
         tokens = minilm.tokenizer.encode(text)

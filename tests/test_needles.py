@@ -107,19 +107,6 @@ def strongest_of(queries):
     return OfChosen(lambda call: rows_of(call, some).argmax(-1).cpu())
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2"])
-def test_the_strongest_keys_are_those_of_the_whole_map(model_type):
-    model = writer(model_type)
-    batch = Batch(torch.randint(1, 50, (3, 19)))
-    strongest, whole = strongest_of(slice(11, 19)), Weights()
-    last = model.outputs(batch, strongest, last=8)
-    all_of_it = model.outputs(batch, whole)
-    for layer, weights in whole.maps["decoder"].items():
-        assert torch.equal(strongest.maps["decoder"][layer], weights[:, :, 11:19].argmax(-1))
-    torch.testing.assert_close(last.logits, all_of_it.logits[:, 11:19])
-    assert last.hidden.shape == all_of_it.hidden.shape
-
-
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])
 def test_nothing_of_the_size_of_a_map_is_made(model_type, monkeypatch):
     """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""

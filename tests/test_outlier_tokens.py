@@ -1,7 +1,5 @@
 """Second sinks: tokens whose hidden states are far longer than others of their text, layer by layer."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -9,10 +7,10 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.facts import TextFacts, outlying
-from attnscope.models.inside.projections import HiddenNorms, hooks
+from attnscope.models.inside.projections import HiddenNorms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
-from tests.conftest import write_tiny, write_tiny_t5
+from tests.conftest import write_tiny
 from tests.heads_helpers import heads_in
 
 LOUD = 7
@@ -99,23 +97,3 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
             torch.testing.assert_close(seen, plain.hidden_states[layer].detach().norm(dim=-1), rtol=1e-5, atol=1e-5)
     assert norms.of("encoder", 0) is None
     assert norms.of("cross", 0) is None
-
-
-def test_blocks_of_an_encoder_decoder_are_those_of_their_kind(tmp_path):
-    model = attnscope.load(str(write_tiny_t5(tmp_path / "t5")))
-    network = model.modules()[0]
-    assert model.blocks() == {
-        (kind, layer): getattr(network, kind).block[layer] for kind in ("encoder", "decoder") for layer in range(2)
-    }
-
-
-def test_what_another_thread_runs_of_a_model_is_not_taken_for_ours():
-    """Two studies of one model at once: what one looks for was not found then."""
-    module, seen = torch.nn.Linear(2, 2), []
-    with hooks([module], lambda *_: seen.append(threading.get_ident())):
-        other = threading.Thread(target=module, args=(torch.zeros(2),))
-        other.start()
-        other.join()
-        assert seen == []
-        module(torch.zeros(2))
-    assert seen == [threading.get_ident()]

@@ -17,7 +17,7 @@ from attnscope.core.attention.seam import attention_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
 from attnscope.models.own import glass_box as own
-from attnscope.models.own.glass_box import MAX_TOKENS, load_own, own_info, place_codes, token_codes, written_slot
+from attnscope.models.own.glass_box import MAX_TOKENS, load_own, own_info, token_codes, written_slot
 from attnscope.models.own.words import BOS, EOS, FIRST_WORD, REST, VOCABULARY, OwnTokenizer
 from attnscope.text import word_spans
 from tests.conftest import SAMPLES
@@ -143,15 +143,6 @@ def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
 
 
 # Places and codes
-
-
-def test_places_agree_in_all_remainders_only_with_themselves():
-    apart = np.arange(1, MAX_TOKENS)
-    agreements = sum((apart % modulus == 0).astype(int) for modulus in own.MODULI)
-    assert agreements.max() == len(own.MODULI) - 1
-    places = np.array([0, 1, 30, 31, 1000, MAX_TOKENS - 1])
-    gram = place_codes(places) @ place_codes(np.arange(MAX_TOKENS)).T
-    assert ((gram == 3) == (places[:, None] == np.arange(MAX_TOKENS))).all()
 
 
 def test_different_tokens_have_codes_that_agree_little():

@@ -25,24 +25,6 @@ def test_the_grid_shows_every_head_in_the_figures_colours(opened):
         assert np.abs(shown - blues(W[layer, head])).max() <= 4  # half a step of the codes, and of 256 colours
 
 
-def test_a_click_opens_a_head(opened):
-    opened.show(v="grid")
-    opened.page.click(".view.grid button[data-spec='1.2']")
-    opened.settle("matrix")
-    assert opened.text(".view.matrix .title b") == "L1H2"
-    opened.until("location.hash.includes('h=1.2')")
-
-
-def test_arrow_keys_go_through_the_grid_and_enter_opens(opened):
-    opened.show(v="grid", h="0.0")
-    opened.page.focus(".view.grid button.chosen")
-    opened.press("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft")
-    assert "L1H1" in opened.text("#readout")
-    opened.page.keyboard.press("Enter")
-    opened.settle("matrix")
-    assert opened.text(".view.matrix .title b") == "L1H1"
-
-
 def test_roles_filter_and_sort(opened):
     opened.show(v="grid", sort="role")
     having = [h for h in heads_in(FINDINGS) if h.roles]
@@ -57,15 +39,6 @@ def test_roles_filter_and_sort(opened):
         "heads of a role stand together"
     )
     assert runs == sorted(runs, key=lambda name: name == "")
-
-
-def test_sorting_by_sharpness(opened):
-    opened.show(v="grid")
-    opened.page.select_option(".view.grid select", "focus")
-    opened.frame()
-    order = opened.page.eval_on_selector_all(".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)")
-    focus = {f"{at // 3}.{at % 3}": W[at // 3, at % 3].max(-1).mean() for at in range(6)}
-    assert order == sorted(focus, key=lambda spec: -focus[spec])
 
 
 # Matrix ----------------------------------------------------------------------------------------------------------
@@ -287,9 +260,3 @@ def test_texts_of_different_length_share_what_they_share(opened):
     assert [line[1] for line in lines[:5]] == ["[CLS]", "the", "cat", "sat", "[SEP]"]
     np.testing.assert_allclose(shown[..., 0], W[0, 1][np.ix_(kept, kept)], atol=SEEN)
     np.testing.assert_allclose(shown[..., 1], SHORTER.weights[0, 1], atol=SEEN)
-
-
-def test_what_is_not_known_is_said(opened):
-    opened.show(v="compare", t=1, h="0.1", b="mean")
-    assert "full-width head of this layer is not known" in opened.text(".note")
-    assert opened.page.locator(".view.compare option[value^=full]").count() == 0

@@ -10,7 +10,7 @@ import pytest
 
 import attnscope
 from attnscope.errors import AttnscopeError
-from attnscope.pages import PageText, head_to_open, page_of
+from attnscope.pages import head_to_open
 from tests.atlas_helpers import small_atlas
 from tests.conftest import write_tiny
 from tests.findings_helpers import fake_findings
@@ -139,13 +139,6 @@ def test_bad_input_is_one_line(run, tiny_bert, arguments, status, said):
     assert not list(Path().glob("**/*.html"))
 
 
-def test_what_no_browser_would_hold_is_refused(monkeypatch):
-    monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 2 * 3 * 5 * 5 - 1)
-    with pytest.raises(AttnscopeError, match="too large for a browser"):
-        simple(5).page()
-    assert simple(4).page().html
-
-
 def test_it_is_refused_before_the_model_runs(tiny_bert, monkeypatch):
     model = attnscope.load(tiny_bert)
     monkeypatch.setattr("attnscope.pages.texts.MOST_WEIGHTS", 1)
@@ -172,26 +165,6 @@ def test_python(tiny_bert, tmp_path):
     assert attnscope.page(model, "the cat").html.count('id="d0"') == 1
     with pytest.raises(AttnscopeError, match="of another model"):
         attnscope.page(model, "a", findings=replace(fake_findings(2, 3), run={"sha256": "00"}))
-
-
-def test_the_full_width_head_of_a_model_is_that_of_its_own_queries(tiny_bert):
-    from attnscope.choice import Choice
-    from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.page import page_text
-
-    model = attnscope.load(tiny_bert)
-    shown = page_text(model, Prompt("the cat"), Choice(heads=(1,)))
-    full = shown.full_width["encoder"]
-    assert full.shape == (2, *shown.record.weights.shape[2:])
-    np.testing.assert_allclose(full.sum(-1), 1, atol=1e-5)
-    np.testing.assert_array_equal(shown.record.weights, attnscope.heatmap(model, "the cat", heads=1).weights)
-
-
-def test_a_page_holds_no_more_than_was_picked():
-    record = simple(5).only([(0, 1), (1, 2)])
-    html = page_of([PageText(record)]).html
-    assert html.count('id="d') == 1
-    assert '"heads":[[0,1],[1,2]]' in html
 
 
 def test_what_is_no_attention_names_the_command_that_shows_it(run, tmp_path):

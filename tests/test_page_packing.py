@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attnscope.pages.texts import FINE_STEP, LEFT_UNIT, STEP, most_pieces, pack, pieces_of
 from attnscope.questions.heatmap import AttentionMap
-from tests.record_helpers import map_of, record_of, shares, tokens_of
+from tests.record_helpers import map_of, tokens_of
 
 SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest
 
@@ -126,37 +126,3 @@ def test_the_largest_weight_and_the_longest_word_fit(step):
     )
     (values,) = decoded(attention, hidden=False, step=step)
     np.testing.assert_allclose(values, weights[0, 0], atol=SHOWN)
-
-
-def test_heads_are_cut_into_chunks_of_some_size():
-    weights = shares(3, 300, 300)
-    chunks = list(pack(list(weights), tokens_of([f"t{i}" for i in range(300)]), np.zeros(300, bool)))
-    assert [chunk.heads for chunk in chunks] == [(0,), (1,), (2,)]
-    assert [
-        chunk.heads
-        for chunk in pack(list(weights[:, :9, :9]), tokens_of([str(i) for i in range(9)]), np.zeros(9, bool))
-    ] == [(0, 1, 2)]
-
-
-@given(maps())
-def test_the_decimals_of_small_pages_are_true(attention):
-    for head, values in enumerate(decoded(attention, hidden=False, step=FINE_STEP)):
-        assert np.abs(values - attention.weights[head // 3, head % 3]).max() <= 0.00005 + 1e-5
-
-
-def test_nothing_packs_to_nothing():
-    assert list(pack([], tokens_of(["a"]), np.zeros(1, bool))) == []
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_merging_words_of_hidden_rows_as_records_do(seed):
-    keys = pieced(9, [1, 3, 2, 2, 1], (0, 8))
-    attention = map_of(keys, seed=seed)
-    groups = keys.take(~keys.special).word_groups()
-    hidden = decoded(attention, hidden=True)
-    true = record_of(attention).hide_special().merge_words()
-    for head, values in enumerate(hidden):
-        rows = values[~keys.special]
-        summed = np.stack([rows[:, group].sum(1) for group in groups], 1)
-        merged = np.stack([summed[group].mean(0) for group in groups])
-        np.testing.assert_allclose(merged, true.weights[head // 3, head % 3], atol=SHOWN + 1e-5)

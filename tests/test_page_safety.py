@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from attnscope.pages import PageText, page_of
-from attnscope.pages.document import MODULES, PARTS, script, style
+from attnscope.pages.document import PARTS, script, style
 from tests.page_helpers import VIEWS
 from tests.record_helpers import map_of, record_of, simple, tokens_of
 
@@ -147,17 +147,6 @@ def test_data_never_become_markup():
         assert mark not in whole, mark
     assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), "the policy forbids style attributes"
     assert "url(" not in style(*PARTS)
-
-
-def test_every_module_is_part_of_the_script():
-    from importlib.resources import files
-
-    names = {path.name for path in (files("attnscope.pages") / "src").iterdir()}
-    modules = {"app", *MODULES, *(name for part in PARTS.values() for name in part)}
-    assert names == {f"{name}.js" for name in modules} | {"style.css", "views.css", "heads.css", "photo.css"}
-    for whole in (script(), script(*PARTS)):
-        assert "import " not in {line.split("{")[0] for line in whole.splitlines()}
-        assert not [line for line in whole.splitlines() if line.startswith(("import ", "export "))]
 
 
 def test_a_page_of_a_text_has_nothing_of_an_atlas():

@@ -1,9 +1,7 @@
 """How a page is used: keys alone, a phone, the browser's Back, scales that say what they mean, sizes that fit."""
 
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import pytest
 import attnscope
 from attnscope.pages import PageText, page_of
 from tests.conftest import write_tiny
-from tests.page_helpers import VIEWS, Opened, blues, pixels
+from tests.page_helpers import VIEWS, blues, pixels
 from tests.record_helpers import map_of, record_of, tokens_of
 
 START = "one two three four five six seven eight nine ten eleven twelve thirteen "
@@ -30,9 +28,6 @@ def spread_out(n=130):
 def large(layers=30, heads=9):
     """Many layers and heads of a short text."""
     return record_of(map_of(tokens_of(["a", "b", "c", "d"]), layers=layers, heads=heads, seed=5))
-
-
-Pages = Callable[..., Opened]
 
 
 @pytest.fixture
@@ -88,18 +83,6 @@ def test_the_text_is_shaded_by_the_scale(pages):
             assert f"{top:.4f}".rstrip("0").rstrip(".") in opened.text(".view.text .scale")
 
 
-def test_a_legend_shows_what_colours_mean(pages):
-    opened = pages(FIRST)
-    for view, scheme in product(("grid", "matrix", "text", "compare"), ("light", "dark")):
-        opened.show(v=view, h="1.1", q=3, d=scheme)
-        assert opened.text(f".view.{view} .scale").removeprefix("weight ").startswith("0 1")
-        ends = opened.page.eval_on_selector(
-            f".view.{view} .scale i", "e => getComputedStyle(e).backgroundImage.match(/rgb\\([^)]*\\)/g)"
-        )
-        none, most = ([int(part) for part in end[4:-1].split(",")] for end in (ends[0], ends[-1]))
-        assert (sum(none) > sum(most)) == (scheme == "light"), "more is darker on light ground, lighter on dark"
-
-
 def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages):
     opened = pages(spread_out())
     opened.show(v="matrix", h="0.0", d="light")
@@ -150,14 +133,6 @@ def test_a_view_that_keys_turned_to_takes_keys(pages):
         opened.settle(view)
         opened.press(key)
         assert says in opened.text("#readout")
-
-
-def test_a_click_on_a_tab_leaves_the_focus_where_it_is(pages):
-    opened = pages(FIRST)
-    opened.show(v="grid", h="0.0")
-    opened.page.click("#tab-matrix")
-    opened.settle("matrix")
-    assert opened.page.evaluate("document.activeElement.id") == "tab-matrix"
 
 
 def test_tab_reaches_everything(pages):
@@ -285,18 +260,3 @@ def test_what_two_texts_do_not_share_is_told_in_full(pages):
     assert ["wide" in caption for caption in captions] == [False, True, False]
     saved = opened.saved("svg").decode()
     assert saved.count(">tired / wide</text>") == 2, "beside the rows, and above the columns"
-
-
-def test_files_are_named_by_what_they_hold(pages):
-    names = {
-        "grid": "attnscope-grid-of-text-2",
-        "matrix": "attnscope-matrix-L1H2-of-text-2",
-        "links": "attnscope-links-L1H2-of-text-2",
-        "text": "attnscope-text-L1H2-of-text-2",
-        "compare": "attnscope-compare-L1H2-mean-of-all-heads-of-text-2",
-    }
-    opened = pages(FIRST, SECOND)
-    for view, name in names.items():
-        opened.show(v=view, h="1.2", t=1)
-        for kind in ("csv", "svg", "png"):
-            assert opened.download(kind).suggested_filename == f"{name}.{kind}"

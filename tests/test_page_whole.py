@@ -1,6 +1,5 @@
 """Pages in headless Chromium: what all views have: addresses, files, keys, colours."""
 
-import base64
 import xml.etree.ElementTree as ET
 from io import BytesIO
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.page_helpers import SEEN, VIEWS, blues, number, pixels
+from tests.page_helpers import SEEN, VIEWS, number, pixels
 from tests.page_records import BOTH, SECOND, W, _opened, page_file
 
 __all__ = ["_opened", "page_file"]
@@ -85,14 +84,6 @@ def test_what_is_seen_is_saved(opened, view):
         assert "L1H1" in said
         assert "cat" in said
     assert len(opened.table()) > 3
-
-
-def test_a_saved_matrix_has_the_figures_colours(opened):
-    opened.show(v="matrix", h="0.2", d="light")
-    drawing = ET.fromstring(opened.saved("svg"))
-    image = next(drawing.iter("{http://www.w3.org/2000/svg}image"))
-    picture = Image.open(BytesIO(base64.b64decode(image.attrib["href"].split(",")[1]))).convert("RGB")
-    assert np.abs(np.array(picture).astype(int) - blues(W[0, 2])).max() <= 4
 
 
 def test_light_and_dark(opened):

@@ -164,9 +164,6 @@ def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
     assert len(pages(sound(1500), require_fit_for_print(3.3, 6.5), width="column")) == 3
 
 
-# A head alone --------------------------------------------------------------------------------------------------------
-
-
 # Pixels --------------------------------------------------------------------------------------------------------------
 
 

@@ -180,17 +180,6 @@ def test_what_is_no_photo_is_one_line(tmp_path, monkeypatch):
 # Models that see no pictures, and pictures without models -------------------------------------------------------------
 
 
-def test_windows_are_refused(tmp_path):
-    from transformers import SwinConfig, SwinModel
-
-    config = SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
-    SwinModel(config).save_pretrained(tmp_path)
-    write_vision(tmp_path / "other")
-    (tmp_path / "other" / "preprocessor_config.json").rename(tmp_path / "preprocessor_config.json")
-    with pytest.raises(AttnscopeError):
-        attnscope.picture_heatmap(attnscope.load(tmp_path), photo())
-
-
 def test_models_in_memory(folders):
     from transformers import AutoImageProcessor, AutoModel
 

@@ -12,7 +12,6 @@ from attnscope import models
 from attnscope.core.attention.calls import WeightsBesideFullWidth
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
-from attnscope.models.own.plain import _erf
 from attnscope.studies.inputs.options import NUMPY_TOKENS, LoadOptions
 from attnscope.studies.inputs.reading import Prompt
 from tests.conftest import write_tiny
@@ -56,13 +55,6 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy():
     found, expected = plain.look(tokens, range(6)), native_maps(native, tokens)
     for layer in range(6):
         np.testing.assert_allclose(found.weights[layer], expected.maps["encoder"][layer][0].numpy(), **CLOSE)
-
-
-def test_the_error_function():
-    x = np.linspace(-6, 6, 10_001)
-    exact = torch.erf(torch.as_tensor(x)).numpy()
-    rounding = 6 * 2.0**-24  # of six operations on numbers near 1
-    np.testing.assert_allclose(_erf(x.astype(np.float32)), exact, rtol=0, atol=1.5e-7 + rounding)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ before training; and without these heads more is lost than without as many other
 import os
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,21 +24,6 @@ REACHED = 0.9
 """Share of questions on pictures never seen that is answered rightly; a guess among the three things gives a third."""
 NEEDED = 0.2
 """Of these so many more are lost without the heads that point."""
-
-
-def test_things_lie_apart_in_their_boxes():
-    for scene in islice(pointing.scenes(3), 30):
-        outside = np.ones((pointing.SIDE, pointing.SIDE), bool)
-        assert len({thing.shape for thing in scene.things}) == len({one.colour for one in scene.things}) == 3
-        for thing in scene.things:
-            left, top, right, bottom = thing.box
-            assert min(left, top) >= 0 and max(right, bottom) <= pointing.SIDE
-            inside = np.s_[int(top) : int(np.ceil(bottom)), int(left) : int(np.ceil(right))]
-            assert outside[inside].all()
-            outside[inside] = False
-            middle = scene.pixels[round(thing.y) - 2 : round(thing.y) + 3, round(thing.x) - 2 : round(thing.x) + 3]
-            np.testing.assert_allclose(middle.mean((0, 1)), pointing.COLOURS[thing.colour], atol=6)
-        assert scene.pixels[outside].std() < 8  # one ground, with its grain
 
 
 def test_lessons_are_what_the_processor_makes_of_pictures_and_questions():

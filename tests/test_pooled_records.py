@@ -5,16 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from attnscope import load_record
-from attnscope.drawing.cells import log_share
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import strongest_links
-from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
-from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
+from attnscope.questions.pooled import PooledHeatmap, PooledMap
+from tests.record_helpers import RUN, map_of, record_of, require_lossless, shares, stems, tokens_of
 
 
 def pooled_map(n=50, cell=4, *, layers=2, heads=3, kind="decoder"):
@@ -62,13 +60,6 @@ def test_a_record_survives_its_file(tmp_path):
     assert not lacking.exists(1, 2) and lacking.exists(1, 1)
 
 
-def test_the_text_around_a_token():
-    tokens = tokens_of(["[CLS]", "one", "two", "three"], [0])
-    assert around(tokens, 2) == "[CLS] one ⟦two⟧ three"
-    assert around(tokens, 0) == "⟦[CLS]⟧"
-    assert around(tokens, 3, characters=2) == "o ⟦three⟧"
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -88,33 +79,10 @@ def test_a_damaged_record_is_refused(damage, tmp_path):
         load_record(path)
 
 
-def test_the_scale_is_logarithmic():
-    values = np.array([0, 1e-5, 1e-4, 1e-3, 0.1, 1.0], np.float32)
-    np.testing.assert_allclose(log_share(values, 1.0), [0, 0, 0, 0.25, 0.75, 1], atol=1e-6)
-    np.testing.assert_allclose(log_share(values * 0.5, 0.5), log_share(values, 1.0), atol=1e-6)
-
-
 def test_sheets_are_an_overview_and_one_a_layer_or_one_a_picked_head():
     record = pooled_record()
     assert stems(record) == ["overview", "L00", "L01"]
     assert stems(record.only([(1, 2), (0, 0)])) == ["L01H02", "L00H00"]
-
-
-def test_a_figure_shows_the_cells_where_they_are(tmp_path):
-    attention = pooled_map(40, 4, layers=1, heads=1)
-    attention.cells[:] = 0
-    attention.cells[0, 0, 7, 2] = 1
-    (path,) = PooledHeatmap(text="x", maps=(attention,), run=RUN).draw(tmp_path, ["png"])
-    with Image.open(path) as picture:
-        pixels = np.asarray(picture.convert("RGB")).astype(int)
-    dark = (abs(pixels - [8, 48, 107]) < 3).all(-1)  # the darkest of Blues
-    page = page_of(PooledHeatmap(text="x", maps=(attention,), run=RUN), "L00H00")
-    (x, y), cell = page.corners[0], page.places.cell[0]
-    left, top = round(x + 2 * cell), round(y + 7 * cell)
-    inside = dark[top + 2 : top + round(cell) - 2, left + 2 : left + round(cell) - 2]
-    assert inside.mean() > 0.98
-    dark[top : top + round(cell), left : left + round(cell)] = False
-    assert not dark[: page.places.bottom].any()
 
 
 @pytest.mark.parametrize("picked", [None, ((1, 0),)])

@@ -51,39 +51,3 @@ def test_kept_weights_hold_no_graph_and_leave_gradients_alone():
     assert kept.device.type == "cpu"
     assert call.value.grad is not None
     assert (call.value.grad != 0).all()
-
-
-@pytest.mark.parametrize("heads", [None, [2, 0]])
-def test_an_engine_may_bring_its_own_weights(heads):
-    weights = attention_weights(make_call()).to(torch.bfloat16)
-    probe = Weights(layers=[3], heads=heads)
-    probe.keep("encoder", 2, weights)
-    assert probe.maps == {}
-    probe.keep("encoder", 3, weights)
-    kept = probe.maps["encoder"][3]
-    assert kept.dtype == torch.float32
-    assert torch.equal(kept, (weights if heads is None else weights[:, heads]).float())
-
-
-def test_a_layer_that_comes_twice_is_an_engines_bug():
-    probe = Weights(layers=[0])
-    call = make_call()
-    probe(call)
-    probe(dataclasses.replace(call, kind="decoder"))
-    with pytest.raises(RuntimeError, match="encoder layer 0.*twice"):
-        probe(call)
-    with pytest.raises(RuntimeError, match="encoder layer 0.*twice"):
-        probe.keep("encoder", 0, attention_weights(call))
-    probe.maps.clear()
-    probe(call)
-    assert list(probe.maps) == ["encoder"]
-
-
-def test_a_head_beyond_the_last_is_refused_with_their_number():
-    probe = Weights(layers=[0], heads=[0, 3])
-    with pytest.raises(ValueError, match="encoder layer 0 has 3 heads, 0 to 2; there is no head 3"):
-        probe(make_call())
-    with pytest.raises(ValueError, match="has 2 heads"):
-        probe.keep("encoder", 0, torch.zeros(1, 2, 3, 3))
-    probe(dataclasses.replace(make_call(), layer=1))
-    assert probe.maps == {}

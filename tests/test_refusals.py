@@ -190,11 +190,6 @@ def test_the_studies_take_embeddings_that_come_with_a_scale():
             "or merge patches: 1 of 64 queries on 1 keys",
         ),
         (
-            "pvt",
-            {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
-            "or merge patches: 1 of 64 queries on 1 keys",
-        ),
-        (
             "hiera",
             {"embed_dim": 8, "image_size": [64, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8]},
             r"has the shape \(1, 1, 4, 64, 64\), not",

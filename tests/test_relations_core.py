@@ -161,20 +161,3 @@ def test_the_probe_is_what_plain_loops_give(seed, n_texts, length, causal, eleme
     torch.testing.assert_close(output, attend(call), **EXACT)
     require(probe.sums[call.kind][0], expected)
     require(links_of_weights(attention_weights(call), facts), expected)
-
-
-def test_memory_does_not_grow_with_the_square_of_the_length(monkeypatch):
-    n, step = 400, 16
-    units = [[*range(n - 1), 7]]
-    facts = facts_of(units, [(0, [unit], [(unit + 5) % (n - 1)], 0) for unit in range(n - 1)])
-    sizes = []
-    add = core_relations._add_rows
-
-    def added(*arguments):
-        sizes.append(arguments[-1].numel())
-        add(*arguments)
-
-    monkeypatch.setattr(core_relations, "WEIGHTS_AT_ONCE", 4 * n * step)
-    monkeypatch.setattr(core_relations, "_add_rows", added)
-    Links(facts)(made_call(0, units, causal=False))
-    assert len(sizes) == -(-(n - 1) // step) and max(sizes) <= 4 * n * (step + 1)

@@ -5,14 +5,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-import attnscope
 from attnscope.errors import AttnscopeError
 from attnscope.questions import ablate
 from attnscope.results import kinds
 from attnscope.results.kinds import Kind
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Table, count, number, share, text
-from attnscope.results.tokens import tokens_of, tokens_table
 
 
 class Effects(Result):
@@ -114,17 +112,3 @@ def test_damage_is_refused(tmp_path, changes, says):
     path = change(effects(), **changes).save(tmp_path / "effects.npz")
     with pytest.raises(AttnscopeError, match=says):
         Effects.load(path)
-
-
-@pytest.mark.parametrize("pair", [None, "It slept."])
-def test_tokens_survive_as_a_table(pair):
-    tokens = attnscope.load("minilm").tokenizer.encode("The xylophonist sat.", pair)
-    again = tokens_of(tokens_table(tokens), tokens.text, tokens.pair)
-    assert (again.text, again.pair, again.labels, again.n_given) == (
-        tokens.text,
-        tokens.pair,
-        tokens.labels,
-        tokens.n_given,
-    )
-    for name in ("ids", "offsets", "special", "words", "segments"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(tokens, name))

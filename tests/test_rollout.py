@@ -11,7 +11,7 @@ from attnscope import heatmap, load, rollout
 from attnscope.questions.heatmap import Rollout
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
 from tests.conftest import write_tiny_t5
-from tests.record_helpers import RUN, map_of, page_of, record_of, require_lossless, shares, stems, tokens_of
+from tests.record_helpers import RUN, map_of, page_of, record_of, shares, stems, tokens_of
 
 __all__ = ["elsewhere", "loaded_once"]
 
@@ -52,10 +52,6 @@ def test_of_an_encoder_decoder_it_is_the_encoder(tmp_path):
     whole = heatmap(model, "the cat", target="a")
     np.testing.assert_allclose(found.mean, whole.maps[0].weights.mean(1, dtype=np.float64), atol=1e-7)
     assert any(note.startswith("rollout is the encoder's") for note in found.run["notes"])
-
-
-def test_a_record_comes_back_without_loss(tmp_path):
-    require_lossless(made(), tmp_path)
 
 
 def test_figures_hold_the_shares_beside_the_mean_attention():

@@ -8,7 +8,6 @@ import pytest
 import attnscope
 from attnscope import output
 from attnscope.questions.maps import choose_heads
-from tests.findings_helpers import fake_findings
 from tests.record_helpers import map_of, record_of, tokens_of
 
 
@@ -18,13 +17,6 @@ def test_what_was_drawn_is_shown_again_from_its_folder(run):
     status, out, err = run("show", "drawn", "--pick", "L0H1")
     assert status == 0 and "L0H1" in out, err
     assert attnscope.load_record("drawn").of(0, 1).sum(-1) == pytest.approx(1)
-
-
-def test_figures_named_by_format_are_all_that_is_written(run, tmp_path):
-    assert run("heatmap", "the cat", "-m", "own", "-L", "0", "-f", "png", "-o", "drawn", "-q")[1].split() == [
-        "drawn/L00.png"
-    ]
-    assert [path.name for path in (tmp_path / "drawn").iterdir()] == ["L00.png"]
 
 
 def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(run, tmp_path, monkeypatch):
@@ -72,13 +64,6 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
 def test_heads_that_a_record_lacks_are_refused(run, drawn, choice, status, said):
     found = run("show", drawn, *choice)
     assert (found[0], found[1]) == (status, "") and said in found[2]
-
-
-def test_records_about_heads_are_shown_by_layers_too():
-    findings, weights = fake_findings(2, 3), attnscope.weights(attnscope.load("own"))
-    assert choose_heads(findings, None, (1,), (0, 2)).head_names == ["L1H0", "L1H2"]
-    chosen = choose_heads(weights, None, None, (3,))
-    assert [chosen.head_names[row] for row in chosen.options["picked"]] == ["L0H3", "L1H3"]
 
 
 def test_pooled_maps_are_shown_by_layers_too():

@@ -1,8 +1,5 @@
 """The same queries, keys and values in more and fewer heads."""
 
-import dataclasses
-import io
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,19 +8,13 @@ from hypothesis import strategies as st
 import attnscope
 from attnscope.core import splitting
 from attnscope.errors import AttnscopeError
-from attnscope.questions.split import Split, SplitOptions
-from attnscope.report.figures import pages
-from attnscope.report.plain_text import open_console
-from attnscope.report.terminal import show
-from attnscope.results.table import Table
+from attnscope.questions.split import SplitOptions
 from attnscope.studies.split import split, split_example
 from tests import oracle
 from tests.core_helpers import EXACT, few_examples
-from tests.record_helpers import require_lossless
 from tests.rounding import require_no_worse
 from tests.test_trace import tiny
 
-FOUR = {"atol": 5.1e-5, "rtol": 0}
 TEXT = "The cat sat on the mat."
 
 
@@ -97,48 +88,3 @@ def test_heads_that_cannot_be_cut_otherwise_are_refused(family, says):
     prompt = Prompt("5 3 9", target="4 7" if family == "t5" else None)
     with pytest.raises(AttnscopeError, match=says):
         split(tiny(family), prompt, 0)
-
-
-# Records and figures
-
-
-def test_a_saved_split_is_the_split(tmp_path):
-    record = split_example(SplitOptions(drop=(1,)))
-    require_lossless(record, tmp_path)
-    with pytest.raises(AttnscopeError, match="it has 1, 2, 4"):
-        record.of(3)
-
-
-def of_tokens(n, counts=(1, 2, 4)):
-    """A record of n tokens, with uniform weights."""
-    record = split_example(SplitOptions(counts))
-    n_heads, n_counts = len(record["heads"]), len(record["counts"])
-    labels = Table.of_arrays(Split.TABLES["queries"], token=[f"token{i}$_" for i in range(n)])
-    grids = {
-        "weights": np.full((n_heads, n, n), 1 / n),
-        "mean_weights": np.full((n_counts, n, n), 1 / n),
-        "output": np.zeros((n_counts, n, 4)),
-        "disagreement_nats": np.zeros((n_counts, n)),
-    }
-    made = dataclasses.replace(record, tables={**record.tables, "queries": labels, "keys": labels}, grids=grids)
-    made.require_whole()
-    return made
-
-
-@pytest.mark.parametrize("n", [1, 5, 40, 400])
-def test_figures_hold_their_maps(n):
-    ((stem, canvas),) = pages(of_tokens(n))
-    assert stem == "split" and len(canvas.axes.images) == 1 + 2 + 1 + 4 + 1 + 1  # heads, means, and the colour bar
-    pixels = canvas.pixels()
-    assert pixels.shape[1] <= 3000 and pixels.min() < 128
-    for artist in canvas.axes.images:
-        left, right, bottom, top = artist.get_extent()
-        assert 0 <= left < right <= canvas.width_px and 0 <= top < bottom <= canvas.height_px
-
-
-def test_the_answer_is_what_a_single_head_compromises_about():
-    file = io.StringIO()
-    open_console(file=file, width=80).print(show(split_example(), open_console(file=file, width=80)))
-    first = " ".join(" ".join(file.getvalue().splitlines()[:3]).split())
-    assert "2 heads differ most about cat: head 0 The and sat (0.3664); head 1 The and on (0.2711)" in first
-    assert "A single head compromises: The 0.4026, sat 0.2442, on 0.1481" in first

@@ -8,7 +8,7 @@ import attnscope
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import OutputWatch, hooks, linear_maps
-from attnscope.models.inside.stream import measure_norm, stream_of
+from attnscope.models.inside.stream import stream_of
 from attnscope.models.model import Batch
 from tests.conftest import write_tiny
 
@@ -146,32 +146,6 @@ def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place():
     value = stream.attentions[0].value
     assert value is not None
     torch.testing.assert_close(value.weight.reshape(8, 24), attention.v_proj.weight)
-
-
-class _Scale(torch.nn.Module):
-    """Has a weight as a norm has, and divides by no length."""
-
-    def __init__(self, dtype):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(13, dtype=dtype))
-
-    def forward(self, x):
-        return x * self.weight
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_is_known_by_what_it_does(dtype):
-    layer_norm = torch.nn.LayerNorm(13, dtype=dtype)
-    rms = torch.nn.RMSNorm(13, dtype=dtype)
-    with torch.no_grad():
-        for parameter in (*layer_norm.parameters(), *rms.parameters()):
-            parameter.normal_()
-        for module, centres in ((layer_norm, True), (rms, False)):
-            found = measure_norm(module)
-            assert found is not None and found.centres is centres
-            allowed = 8 * torch.finfo(dtype).eps
-            torch.testing.assert_close(found.gain, module.weight.float(), rtol=allowed, atol=allowed)
-        assert measure_norm(_Scale(dtype)) is None
 
 
 def test_what_is_not_one_stack_at_the_seam_is_refused_in_a_line(tmp_path):

@@ -58,10 +58,6 @@ def require_whole(table, width):
     assert len(shown) + len(dropped) == len(table._columns)
 
 
-def letters_apart(text):
-    return " ".join(text.split())
-
-
 @pytest.mark.parametrize("path", RECORDS, ids=[path.name for path in RECORDS])
 def test_no_record_loses_data_at_any_width(path, monkeypatch):
     tables = []
@@ -113,33 +109,3 @@ def test_no_table_loses_data(columns, rows, width):
     # What is dropped first has the largest number.
     least_dropped = min((column.drop for column in named if column.name in dropped), default=99)
     assert all(column.drop < least_dropped for column in named if column.name in shown)
-
-
-ROWS = [("P previous token", "L0H2", "0.91", "L F"), ("L local", "L1H11", "0.80", "P")]
-
-
-def roles(**more):
-    columns = [
-        TextColumn("role", lambda row: row[0], wraps=True, least=10),
-        TextColumn("head", lambda row: row[1]),
-        TextColumn("value", lambda row: row[2], right=True, drop=1),
-        TextColumn("also", lambda row: row[3], wraps=True, least=4, drop=2),
-    ]
-    return TextTable(columns, ROWS, **more)
-
-
-def test_columns_wrap_then_go_by_their_priority_then_break():
-    assert [line.rstrip() for line in printed(roles(), 40)] == [
-        "role              head   value  also",
-        "P previous token  L0H2    0.91  L F",
-        "L local           L1H11   0.80  P",
-    ]
-    lines = [line.rstrip() for line in printed(roles(), 30)]
-    assert lines[1:3] == ["P previous  L0H2    0.91  L F", "token"]
-    lines = printed(roles(), 25)
-    assert roles().fit(25) == (["role", "head", "value"], ["also"])
-    assert letters_apart(" ".join(lines)).endswith(
-        "not shown in 25 columns: also; a wider terminal or --json shows all"
-    )
-    assert roles().fit(18) == (["role", "head"], ["value", "also"])
-    assert letters("".join(line[:6] for line in printed(roles(), 9)[:-4])).startswith("role")

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally, pair_hits
+from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, pair_hits
 
 
 def plain_hits(ids, causal, context):
@@ -29,22 +29,3 @@ def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens, causal):
     expected = plain_hits(ids, causal, context)
     np.testing.assert_array_equal(hits, expected[0])
     np.testing.assert_array_equal(counts, expected[1])
-
-
-def filled(seed, n=7):
-    """A tally of random texts."""
-    chance = np.random.default_rng(seed)
-    tally = Tally.empty("encoder", (0, 2), 3, ("a", "b_active"))
-    for part in (tally.measures, tally.uniform, tally.pairs):
-        part.add(chance.normal(size=(n, *part.shape)), chance.random((n, *part.shape)))
-    return tally
-
-
-def test_merging_is_adding_in_any_order():
-    a, b, c = (filled(seed, n) for seed, n in ((1, 1), (2, 5), (3, 2)))
-    one, other = a.merge(b).merge(c), c.merge(a.merge(b))
-    for part in ("measures", "uniform", "pairs", "lengths"):
-        ours, theirs = getattr(one, part), getattr(other, part)
-        np.testing.assert_allclose(ours.moments, theirs.moments, rtol=1e-12, atol=1e-14)
-        assert ours.n_texts == theirs.n_texts
-    assert one.n_texts == 8

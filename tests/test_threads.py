@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -83,28 +82,6 @@ def test_studies_in_four_threads_give_what_each_gives_alone(name, tmp_path):
             _require_same(found, alone[study], study)
     _require_same(STUDIES["heatmap"](model, tmp_path), alone["heatmap"], "afterwards")
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()[0].modules())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_every_pair_of_studies_for_three_seconds_gives_what_each_gives_alone(name, tmp_path):
-    model, n_calls = _model(name, tmp_path), 0
-    alone = {study: STUDIES[study](model, tmp_path) for study in STUDIES}
-
-    def repeat(study, other, until):
-        n = 0
-        while not n or time.monotonic() < until:
-            _require_same(STUDIES[study](model, tmp_path), alone[study], f"{study} beside {other}")
-            n += 1
-        return n
-
-    for one, other in itertools.combinations_with_replacement(alone, 2):
-        until = time.monotonic() + 3
-        with ThreadPoolExecutor(2) as pool:
-            calls = [pool.submit(repeat, *pair, until) for pair in ((one, other), (other, one))]
-            n_calls += sum(call.result() for call in calls)
-    print(f"{name}: {n_calls} calls of {len(alone)} studies")
 
 
 def _is_free(model):

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from attnscope.core.attention import tiles as tiles_module
 from attnscope.core.attention.seam import attend_with_weights
-from attnscope.core.attention.tiles import attend_in_tiles, attend_lean, blocks
+from attnscope.core.attention.tiles import blocks
 from tests.core_helpers import calls, few_examples, make_call, oracle, read_tiles
-from tests.measure_helpers import LargestTensor
-from tests.rounding import in_float64, require_output
+from tests.rounding import in_float64
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -115,29 +114,3 @@ def test_blocks_cover_every_query_once_and_skip_hidden_keys():
     assert len(short) == 1
     assert short[0].shape == (9, 25, 20)
     assert short[0].may is None
-
-
-BY_KEY = torch.arange(2049) % 5 > 0
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"mask": BY_KEY.expand(1, 1, 1, -1)},
-        {"mask": BY_KEY, "is_causal": True},
-        {"d_value": 23, "is_causal": True},
-        {"window": 100},
-    ],
-    ids=str,
-)
-def test_no_array_of_queries_by_keys(monkeypatch, fields):
-    monkeypatch.setattr(tiles_module, "TILE_ELEMENTS", 200_000)
-    n = 2049
-    sizes = {"batch": 1, "n_kv_heads": 1, "group": 3, "n_queries": n, "n_keys": n, "dtype": torch.float32}
-    call = make_call(**(sizes | {"d_value": 11} | fields))
-    for way in (attend_lean, attend_in_tiles):
-        with LargestTensor() as seen:
-            output = way(call)
-        assert seen.elements < n * n / 8
-        require_output(output, call)

@@ -1,8 +1,6 @@
 """A training says of each checkpoint what `heads` and `ablate` say of it, and loses none for the sake of another."""
 
-import csv
 import gc
-import io
 import json
 import shutil
 import weakref
@@ -254,40 +252,8 @@ def test_since_when_a_head_has_had_a_role():
         found.since("sink")
 
 
-def test_the_table_has_a_row_for_each_checkpoint_and_head():
-    rows = list(csv.DictReader(io.StringIO(small_training().to_csv())))
-    assert len(rows) == 16
-    names = ("name", "step", "kind", "layer", "head", "has_role_induction")
-    assert [rows[11][name] for name in names] == ["run/checkpoint-20", "20", "decoder", "1", "1", "2"]
-    values = [float(rows[11][f"value{part}_induction"]) for part in ("", "_low", "_high")]
-    assert values == pytest.approx((0.8, 0.75, 0.85))
-
-
 def test_steps_ascend_and_are_steps():
     with pytest.raises(ValueError, match="ascend"):
         small_training(steps=(0, 10, 10, 20)).require_whole()
     with pytest.raises(ValueError, match="not between"):
         small_training(steps=(-1, 10, 11, 20)).require_whole()
-
-
-# The views -------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_shown_without_the_model(run, tmp_path):
-    path = small_training().save(tmp_path / "training.npz")
-    status, out, err = run("show", path)
-    assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == ["induction: L1H1 since 20", "4 checkpoints, steps 0 to 40"]
-    assert "3 texts, 27 tokens" in out
-
-
-@pytest.mark.parametrize(
-    ("steps", "style"),
-    [((3,), {}), ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512), {"width": "column", "caption": False})],
-)
-def test_it_is_drawn(steps, style, tmp_path):
-    record = small_training(steps=steps, n_heads=13)
-    (path,) = record.draw(tmp_path, ["svg"], **style)
-    text = path.read_text("utf-8")
-    assert path.name == "training.svg" and "induction" in text
-    assert record.draw(tmp_path / "again", ["svg"], **style)[0].read_bytes() == path.read_bytes()

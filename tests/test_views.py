@@ -5,10 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from attnscope.drawing.canvas import Canvas
-from attnscope.drawing.files import distinct, write_pages
-from attnscope.drawing.lettering import lettering_for
-from attnscope.errors import UsageError
+from attnscope.drawing.files import distinct
 from attnscope.questions import heatmap_figures as figures
 from attnscope.questions import heatmap_terminal as terminal
 from attnscope.questions.places import Picture, Sound
@@ -65,38 +62,11 @@ def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind, 
     figures.require_query(record, None)
 
 
-def test_one_function_prints_every_kind_of_map():
-    assert "keys; figures show" in printed(RECORDS["pooled"]())
-    assert "2 × 3" not in printed(simple(4)) and "patches" in printed(picture())
-    assert "what “t1” (token 1) attends to" in printed(simple(4), query="t1")
-
-
 @pytest.mark.parametrize("kind", RECORDS)
 def test_nothing_is_printed_that_was_not_asked_for(kind):
     assert printed(RECORDS[kind](), drawn=False) == ""
     alone = printed(RECORDS["text"](), drawn=False, query="t1")
     assert "attends to" in alone and "strongest links" not in alone
-
-
-def page(text):
-    canvas = Canvas(60, 40, lettering_for([text]))
-    canvas.write(5, 20, text, 12)
-    canvas.set_cells(canvas.image((30, 10, 20, 20)), np.eye(2, dtype=np.float32))
-    return canvas
-
-
-def test_vectors_have_rectangles_for_cells_and_pixels_stay_as_they_were():
-    canvas = page("one")
-    before = canvas.pixels()
-    assert b"<image" not in canvas.vector("svg")
-    np.testing.assert_array_equal(canvas.pixels(), before)
-
-
-def test_an_unknown_format_is_refused_before_anything_is_drawn(tmp_path):
-    drawn = (pytest.fail("drawn") for _ in range(1))
-    with pytest.raises(UsageError, match="figures are not drawn as 'gif'"):
-        write_pages(drawn, tmp_path / "out", ["png", "gif"])
-    assert not (tmp_path / "out").exists()
 
 
 def test_files_of_one_name_are_told_apart():

@@ -172,20 +172,10 @@ def test_what_random_directions_have_is_what_they_have_drawn():
     assert drawn.mean() == pytest.approx(float(record.expected[0, 0, 0]), rel=0.02)
 
 
-def _random(seed):
-    return found(random_model("llama"), seed)
-
-
-def test_factors_keep_norms_and_singular_values():
+def test_singular_directions_are_those_of_the_whole_matrix():
     chance = torch.Generator().manual_seed(3)
     left, right = torch.randn(2, 11, 3, generator=chance), torch.randn(2, 3, 11, generator=chance)
     whole = left.double() @ right.double()
-    torch.testing.assert_close(
-        torch.linalg.svdvals(core.sender(left, right)), torch.linalg.svdvals(whole)[:, :3], rtol=1e-5, atol=1e-6
-    )
-    torch.testing.assert_close(
-        torch.linalg.svdvals(core.receiver(left, right)), torch.linalg.svdvals(whole)[:, :3], rtol=1e-5, atol=1e-6
-    )
     given, read, share = core.singular_directions(left[0], right[0], 2)
     u, s, vh = torch.linalg.svd(whole[0])
     torch.testing.assert_close((given @ u[:, :2]).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6)

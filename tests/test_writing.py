@@ -97,14 +97,6 @@ def test_a_page_goes_into_a_pipe(run, saved, tmp_path):
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("out", ["/dev/null", "/dev/full"])
-def test_a_page_over_a_device_is_refused(run, saved, out):
-    status, printed, err = run("page", "--record", saved, "-o", out)
-    assert (status, printed) == (1, "")
-    assert err.startswith(f"error: cannot write {out}: it is a device")
-    assert not Path(out).is_file()
-
-
 # Batches ---------------------------------------------------------------------------------------------------------
 
 
