@@ -19,13 +19,17 @@ def test_the_name_that_comes_once_is_right():
     every = indirect_objects.sentences().tolist()
     assert len(every) == 2 * 20 * 19 == len(set(map(tuple, every)))
     for *words, answer in every[::37]:
-        assert Counter(words)[answer] == 1 and max(Counter(words).values()) == 2
+        assert Counter(words)[answer] == 1
+        assert max(Counter(words).values()) == 2
     for question in ("again", "names"):
         for pair in indirect_objects.pairs(question, 5):
-            clean, corrupt = pair["clean"].split(), pair["corrupt"].split()
+            clean = pair["clean"].split()
+            corrupt = pair["corrupt"].split()
             differ = [at for at in range(5) if clean[at] != corrupt[at]]
-            counts, others = Counter(clean), Counter(corrupt)
-            assert (counts[pair["right"]], others[pair["wrong"]]) == (1, 1)
+            counts = Counter(clean)
+            others = Counter(corrupt)
+            assert counts[pair["right"]] == 1
+            assert others[pair["wrong"]] == 1
             assert differ == [3] if question == "again" else len(differ) == 1 and counts[pair["wrong"]] == 0
 
 
@@ -53,7 +57,8 @@ def test_one_layer_has_a_contrastive_head():
         assert (names["effect_low"][names["share"] > 0.1] > 0).all()
         first, second = sorted(shares.tolist())
         contrastive += first[2] < 0.05 and first[1] > -0.05 and second[1] > 0.95
-    assert len(learned) >= 4 and contrastive >= len(learned) / 2
+    assert len(learned) >= 4
+    assert contrastive >= len(learned) / 2
 
 
 @pytest.mark.slow
@@ -63,12 +68,14 @@ def test_two_layers_act_through_queries():
     learned = [found for seed in SEEDS if (found := study((2, 1), seed))]
     by_queries = 0
     for found in learned:
-        again, names = shares_of(found["again"]), shares_of(found["names"])
+        again = shares_of(found["again"])
+        names = shares_of(found["names"])
         assert again["L1H0", "logits", ""][1] > 0.7
         through = {by: again["L0H0", "L1H0", by] for by in ("query", "key", "value")}
         by_queries += through["query"][1] > 0.7 and max(through[by][2] for by in ("key", "value")) < 0.35
         assert names["L0H0", "L1H0", "value"][1] > 0.5, "names go through values"
-    assert len(learned) >= 6 and by_queries >= len(learned) / 2
+    assert len(learned) >= 6
+    assert by_queries >= len(learned) / 2
 
 
 def shares_of(found):

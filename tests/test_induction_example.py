@@ -35,7 +35,8 @@ def test_the_least_loss_is_that_of_the_bayesian_prediction():
     """On four words by hand; counting words alone does worse."""
     ids = torch.tensor([[2, 5, 2, 5]])
     share = induction.CONCENTRATION
-    first, again = 1 / induction.WORDS, (1 + share) / (1 + induction.WORDS * share)
+    first = 1 / induction.WORDS
+    again = (1 + share) / (1 + induction.WORDS * share)
     assert induction.bigram_loss(ids) == pytest.approx(-(2 * np.log(first) + np.log(again)) / 3, rel=1e-5)
     assert induction.unigram_loss(ids) == pytest.approx(-np.mean(np.log([1 / 9, 2 / 10, 2 / 11])), rel=1e-5)
     held_out = induction.held_out()
@@ -64,7 +65,8 @@ def trained(tmp_path_factory):
     runs = [induction.Run(n, seed, home / f"{n}-{seed}", last) for seed in SEEDS for n in (1, 2)]
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         folders = list(pool.map(induction.Run.train, runs))
-    ids, made = induction.held_out(), []
+    ids = induction.held_out()
+    made = []
     for one, two in zip(folders[::2], folders[1::2], strict=True):
         models = [attnscope.load(folder / f"checkpoint-{induction.STEPS}") for folder in (one, two)]
         with torch.inference_mode():
@@ -97,7 +99,8 @@ def test_without_either_head_the_loss_is_back_up(trained):
     """Both heads of layer 1 often look for induction, so that one alone is part of what is lost."""
     texts = induction.texts_of(induction.held_out()[:80])
     for one in trained:
-        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        previous = one.best(0, "previous_token")[0]
+        looking = one.best(1, "induction")[0]
         found = attnscope.ablate(one.two, texts, attnscope.AblateOptions(modes=("zero",)))
         low = dict(zip(found.head_names, found["heads"]["zero_loss_low"].tolist(), strict=True))
         print(dict(zip(found.head_names, found["heads"]["zero_loss"].tolist(), strict=True)), previous, looking)
@@ -109,7 +112,8 @@ def test_without_either_head_the_loss_is_back_up(trained):
 def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained):
     """Shares of norm above those of random directions (Elhage et al. 2021). Both heads of layer 1 may look for it."""
     for one in trained:
-        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        previous = one.best(0, "previous_token")[0]
+        looking = one.best(1, "induction")[0]
         found = attnscope.weights(one.two)
         names = found.head_names
         excess = found.excess[1]  # of K, (sender, receiver)
@@ -124,7 +128,8 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
 def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(trained):
     """Over ten sequences it adds most of all parts at the key that the head attends to most, embeddings included."""
     for one in trained:
-        previous, looking = one.best(0, "previous_token")[0], one.best(1, "induction")[0]
+        previous = one.best(0, "previous_token")[0]
+        looking = one.best(1, "induction")[0]
         records = [
             attnscope.why(one.two, text, 1, looking, induction.LENGTH - 1)
             for text in induction.texts_of(induction.held_out()[:10])

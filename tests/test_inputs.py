@@ -59,7 +59,8 @@ def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name)
     with pytest.raises(AttnscopeError):
         attnscope.load(model.eval())  # type: ignore[arg-type]
     loaded = load(model, inputs)
-    assert loaded.info.checked and loaded.info.n_layers == (2,)
+    assert loaded.info.checked
+    assert loaded.info.n_layers == (2,)
     ours = maps_of(loaded)
     shape = ours[0].shape
     theirs = [weights.reshape(shape) for weights in own_maps(model, inputs) if weights.numel() == shape.numel()]
@@ -118,7 +119,8 @@ def test_maps_of_any_module_are_softmax_weights_of_what_it_passes():
     query, key, _ = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in module.qkv(X).chunk(3, -1))
     scores = (0.3 * query @ key.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
     torch.testing.assert_close(maps_of(loaded)[0], scores.softmax(-1).detach())
-    assert loaded.info.kinds == ("decoder",) and loaded.info.engine == "torch"
+    assert loaded.info.kinds == ("decoder",)
+    assert loaded.info.engine == "torch"
     assert loaded.tokenizer.encode("1").labels == ("0,0", "0,1", "0,2", "1,0", "1,1", "1,2")
 
 
@@ -130,7 +132,9 @@ def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_
     hidden = torch.zeros(5, 6, dtype=torch.bool)
     hidden[:, 5] = True
     loaded = load(module, {"src": x, "src_key_padding_mask": hidden})
-    assert module.training and not module.layers[0]._forward_hooks and all(p.requires_grad for p in module.parameters())
+    assert module.training
+    assert not module.layers[0]._forward_hooks
+    assert all(p.requires_grad for p in module.parameters())
     assert loaded.paths == {0: "layers.0.self_attn", 1: "layers.1.self_attn"}
     first = module.eval().layers[0].self_attn
     with torch.no_grad():
@@ -197,7 +201,8 @@ def test_sequences_are_told_apart_and_named_alone():
 def test_what_cannot_be_shown_is_refused_with_the_reason(module, inputs, labels, reason):
     with pytest.raises(AttnscopeError) as refused:
         load(module, inputs, labels)
-    assert reason in str(refused.value) and "\n" not in str(refused.value)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["diffusion", "encoder", "patchtst"])
@@ -205,4 +210,5 @@ def test_examples_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     written = capsys.readouterr().out.split()
-    assert written and all(Path(path).stat().st_size > 1000 for path in written)
+    assert written
+    assert all(Path(path).stat().st_size > 1000 for path in written)

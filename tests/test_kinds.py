@@ -63,7 +63,8 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
         if "shown" in parameters:
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.drawn_with} <= {*parameters}
-        assert {*kind.usual} <= {*kind.formats} and LOSSLESS in kind.data
+        assert {*kind.usual} <= {*kind.formats}
+        assert LOSSLESS in kind.data
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -80,20 +81,25 @@ def asked():
 
 @pytest.mark.parametrize(("name", "wanted"), [*asked()])
 def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(name, wanted, made, run, tmp_path):
-    kind, formats = kind_of(name), wanted.split(",")
+    kind = kind_of(name)
+    formats = wanted.split(",")
     # One page of a measure is as all others are.
     how = {"measures": "entropy_nats"} if name == "heads" and {*formats} <= {*FIGURE_FORMATS} else {}
     named = [part for option, value in how.items() for part in (f"--{option}", value)]
     status, out, err = run("show", made / FILES[name], "-f", wanted, "-o", tmp_path / "out", *named)
     if not {*formats} <= {*kind.formats} or wanted == "py":
-        assert (status, out) == (2, "") and err.startswith("error: ")
+        assert status == 2
+        assert out == ""
+        assert err.startswith("error: ")
         assert not (tmp_path / "out").exists()
         told = run("show", made / FILES[name], "-f", wanted)
         assert told[0] == (0 if wanted == "text" else 2)
         return
-    assert (status, err.count("error")) == (0, 0), err
+    assert status == 0, err
+    assert err.count("error") == 0
     paths = [Path(line) for line in out.splitlines() if line.startswith(str(tmp_path))]
-    assert paths and sorted(paths) == sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert paths
+    assert sorted(paths) == sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert {path.suffix for path in paths} == {f".{name}" for name in formats}
     assert all(path.stat().st_size for path in paths)
     assert run("show", made / FILES[name], "-f", wanted)[0] == 2, "without a folder there is nothing to write"
@@ -109,7 +115,8 @@ def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(name, w
 def test_show_prints_what_the_command_printed(name, made, run):
     printed = [line for line in (made / f"{name}.txt").read_text("utf-8").splitlines() if f"{name}.out/" not in line]
     status, out, err = run("show", made / name)
-    assert (status, out.splitlines()) == (0, printed), err
+    assert status == 0, err
+    assert out.splitlines() == printed
 
 
 @pytest.mark.parametrize(("name", "option"), [*product(FILES, OPTIONS)])

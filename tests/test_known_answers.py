@@ -32,7 +32,8 @@ def held_out(gpt2):
 
 def test_planted_heads_do_what_was_planted(gpt2, held_out):
     masses = verify(gpt2, held_out)
-    assert set(masses) == set(gpt2.heads) and min(masses.values()) >= 0.5
+    assert set(masses) == set(gpt2.heads)
+    assert min(masses.values()) >= 0.5
     assert len(gpt2.heads) == 16
 
 
@@ -45,7 +46,8 @@ def test_a_mutated_truth_is_caught(gpt2, held_out):
 
 
 def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2):
-    again, other = plant("gpt2", 0), plant("gpt2", 1)
+    again = plant("gpt2", 0)
+    other = plant("gpt2", 1)
     assert again.texts == gpt2.texts != other.texts
     assert [truth.rules for truth in again.heads.values()] != [truth.rules for truth in other.heads.values()]
     words = [[rule.words for rule in truth.rules] for truth in gpt2.heads.values()]
@@ -55,7 +57,8 @@ def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2):
 
 
 def test_planted_scores_are_softmax_of_their_tables():
-    tokens, places = np.zeros((3, 3)), np.zeros(7)
+    tokens = np.zeros((3, 3))
+    places = np.zeros(7)
     tokens[1, 2], places[2] = 1.0, 2.0  # the token before
     weights = Scores(tokens, np.zeros((3, 3)), places).of([1, 2, 1], causal=True)
     np.testing.assert_allclose(weights[2], np.exp([0, 3, 0]) / (np.exp([0, 3, 0]).sum()))
@@ -102,12 +105,14 @@ def test_right_and_wrong_answers_get_full_and_no_marks(gpt2, held_out):
     wrong = Answer("two before", (offset_keys(-2),), roles=frozenset({"rare", "previous_token"}))
     (good,) = scores.score_tool(_Fixed(right), known, [], held_out, 0)
     assert [good.values[name] for name in ("first", "named", "precise", "role_recall", "role_precision")] == [1] * 5
-    assert good.values["explained"] == pytest.approx(0, abs=1e-6) and np.isnan(good.values["silent"])
+    assert good.values["explained"] == pytest.approx(0, abs=1e-6)
+    assert np.isnan(good.values["silent"])
     (bad,) = scores.score_tool(_Fixed(wrong), known, [], held_out, 0)
     assert [bad.values[name] for name in ("first", "named", "precise")] == [0] * 3
     far = replace(gpt2, heads={(0, 0): Truth((offset(-9),), True, "planted", "")})
     (said,) = scores.score_tool(_Fixed(wrong), far, [], held_out, 0)
-    assert said.values["silent"] == 0 and np.isnan(said.values["first"])
+    assert said.values["silent"] == 0
+    assert np.isnan(said.values["first"])
     (silent,) = scores.score_tool(_Fixed(Answer("", undescribed=True)), far, [], held_out, 0)
     assert silent.values["silent"] == 1
 
@@ -117,7 +122,8 @@ def test_a_perfect_prediction_explains_all(gpt2, held_out):
     known = replace(gpt2, heads={(0, 0): gpt2.heads[0, 0]})
     (one,) = scores.score_tool(_Fixed(Answer("", predict=lambda text: maps[text])), known, [], held_out, 0)
     assert one.values["explained"] == pytest.approx(1, abs=1e-6)
-    assert one.values["iou"] == 1 and one.values["auc"] == 1
+    assert one.values["iou"] == 1
+    assert one.values["auc"] == 1
 
 
 # The run ----------------------------------------------------------------------------------------------------------
@@ -146,5 +152,6 @@ def test_heads_of_the_real_model_do_what_is_known_of_them():
 
 def test_the_page_is_of_a_run_with_enough_heads():
     summary = json.loads((DOCS / "known-answers.json").read_text("utf-8"))
-    assert summary["n_heads"]["planted"] >= 500 and summary["n_models"]["grown"] >= 4
+    assert summary["n_heads"]["planted"] >= 500
+    assert summary["n_models"]["grown"] >= 4
     assert page.render(summary) == (DOCS / "known-answers.md").read_text("utf-8")

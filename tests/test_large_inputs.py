@@ -85,9 +85,11 @@ def test_a_pair_is_cut_as_its_whole_texts_are(sizes, monkeypatch):
     text, pair = ("the cat sat on the mat " * n for n in sizes)
     beginning, tokens, note = encode_within(24, tokenizer.encode, text, pair)
     whole, said = truncate(tokenizer.encode(text, pair), 24)
-    assert len(beginning) < 1000 and tokens.labels == whole.labels
+    assert len(beginning) < 1000
+    assert tokens.labels == whole.labels
     np.testing.assert_array_equal(tokens.segments, whole.segments)
-    assert note.startswith("the text has more than ") and not said.startswith("the text has more than")
+    assert note.startswith("the text has more than ")
+    assert not said.startswith("the text has more than")
 
 
 def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch):
@@ -102,8 +104,10 @@ def test_the_tokenizer_gets_a_little_of_a_text_of_50_megabytes(monkeypatch):
     text = "The cat sat on the mat. " * (50_000_000 // 24)
     with pytest.warns(UserWarning, match="the text has more than .* the rest is left out"):
         record = attnscope.heatmap(attnscope.load("minilm"), text, pick=[(0, 0)])
-    assert lengths and max(lengths) < 100_000
-    assert len(record.maps[0].queries) == 512 and len(record.text) < 100_000
+    assert lengths
+    assert max(lengths) < 100_000
+    assert len(record.maps[0].queries) == 512
+    assert len(record.text) < 100_000
 
 
 def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run, tmp_path):
@@ -111,10 +115,8 @@ def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run, tmp_path):
     corpus = Corpus([tmp_path / "a.txt"])
     assert [len(text.text or "") for text in corpus] == [2**22, 5]
     (problem,) = corpus.problems
-    assert (problem.line, problem.reason) == (
-        1,
-        "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out",
-    )
+    assert problem.line == 1
+    assert problem.reason == "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out"
     short = Corpus([tmp_path / "a.txt"], most_characters=8)
     assert [text.text for text in short] == ["the cat ", "a dog"]
 
@@ -137,7 +139,9 @@ def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path, 
     with pytest.raises(AttnscopeError, match="what describes it has 36,0.* bytes, more than"):
         attnscope.load_record(path)
     status, out, err = run("show", path)
-    assert (status, out) == (1, "") and len(err.splitlines()) <= 2
+    assert status == 1
+    assert out == ""
+    assert len(err.splitlines()) <= 2
 
 
 # Waits -------------------------------------------------------------------------------------------------------------
@@ -154,7 +158,9 @@ def test_a_small_record_that_unpacks_to_millions_of_values_is_refused(tmp_path, 
 def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(run, tmp_path, command):
     os.mkfifo(tmp_path / "pipe")
     status, out, err = run(*command)
-    assert (status, out) == (1, "") and "pipe is a pipe, and a" in err
+    assert status == 1
+    assert out == ""
+    assert "pipe is a pipe, and a" in err
 
 
 ENDLESS = [
@@ -168,7 +174,9 @@ ENDLESS = [
 @pytest.mark.parametrize("command", ENDLESS)
 def test_a_device_without_end_is_not_read(run, command):
     status, out, err = run(*command)
-    assert (status, out) == (1, "") and "/dev/zero is a device, and a" in err
+    assert status == 1
+    assert out == ""
+    assert "/dev/zero is a device, and a" in err
 
 
 def test_a_pipe_that_is_written_late_is_read(run, tmp_path):

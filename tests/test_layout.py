@@ -23,7 +23,8 @@ def overlap(a, b):
 def require_apart(boxes, width, height):
     """No two boxes overlap and all are on the page."""
     for x0, y0, x1, y1 in boxes:
-        assert 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height
+        assert 0 <= x0 < x1 <= width
+        assert 0 <= y0 < y1 <= height
     # Boxes come row by row; those far apart in the list are far apart on the page, and all pairs would be slow.
     for a, b in itertools.combinations(sorted(boxes, key=lambda box: (box[1], box[0])), 2):
         assert not overlap(a, b), (a, b)

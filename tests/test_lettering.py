@@ -110,14 +110,17 @@ def cat(tmp_path):
 
 def test_a_font_file_is_taken_first_and_its_characters_are_drawn(cat, only_dejavu, tmp_path):
     found = lettering_for(["你好 a猫"], Paper(font=str(cat)))
-    assert found.families == ("Little Cat", BASE_FAMILY) and found.missing == {"猫"}
+    assert found.families == ("Little Cat", BASE_FAMILY)
+    assert found.missing == {"猫"}
     assert found.spell("你a猫") == "你aU+732B"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         record = record_of(map_of(tokens_of(["你", "好"]), layers=1, heads=1), text="你好")
         svg, pdf = record.draw(tmp_path / "out", ["svg", "pdf"], font=str(cat), width="column")
     drawn = svg.read_text("utf-8")
-    assert ">你</text>" in drawn and ">U+" not in drawn and "font-family: 'Little Cat'; font-weight: 400" in drawn
+    assert ">你</text>" in drawn
+    assert ">U+" not in drawn
+    assert "font-family: 'Little Cat'; font-weight: 400" in drawn
     assert b"LittleCat" in pdf.read_bytes()
 
 
@@ -131,7 +134,8 @@ def test_a_file_that_is_no_font_is_refused(tmp_path):
 def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu, run, tmp_path):
     record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "heatmap.npz")
     status, _, err = run("show", record, "-o", tmp_path / "out", "-f", "png,svg")
-    assert status == 0 and err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
+    assert status == 0
+    assert err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
     for quiet in (["-q", "-o", tmp_path / "out"], ["-f", "text"], ["-f", "npz", "-o", tmp_path / "data"]):
         assert "no installed font" not in run("show", record, *quiet)[2]
 

@@ -25,8 +25,10 @@ def test_mass_by_offset(first):
 def test_lifts_are_means_over_texts_with_their_intervals():
     chance = np.random.default_rng(0)
     n_texts = 7
-    masses, even = chance.random((n_texts, 2)) * 4, chance.random((n_texts, 2))
-    counts, most = chance.integers(1, 9, (n_texts, 2)).astype(float), chance.random((n_texts, 2)) * 40
+    masses = chance.random((n_texts, 2)) * 4
+    even = chance.random((n_texts, 2))
+    counts = chance.integers(1, 9, (n_texts, 2)).astype(float)
+    most = chance.random((n_texts, 2)) * 40
     sums = ItemSums(5, 2)
     second = slice(1, 2)
     for n in range(n_texts):
@@ -42,8 +44,10 @@ def test_lifts_are_means_over_texts_with_their_intervals():
         )
         assert found.mass[item, 1] == pytest.approx((masses[:, number] / counts[:, number]).mean())
         assert found.counts[item, 1] == counts[:, number].sum()
-    assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts] and not found.n_texts[:, 0].any()
-    assert found.lift[0, 1] == 2 and np.isnan(found.low[0, 1])
+    assert found.n_texts[:, 1].tolist() == [1, 0, n_texts, 0, n_texts]
+    assert not found.n_texts[:, 0].any()
+    assert found.lift[0, 1] == 2
+    assert np.isnan(found.low[0, 1])
     assert np.isnan(found.lift[3]).all()  # an even share of it is nothing
 
 

@@ -22,7 +22,8 @@ CHINESE = "我们喜欢北京"
     ],
 )
 def test_chinese_characters_are_merged_into_the_words_of_a_list(minilm, words, labels):
-    record, apart = attnscope.heatmap(minilm, CHINESE, words=words), attnscope.heatmap(minilm, CHINESE)
+    record = attnscope.heatmap(minilm, CHINESE, words=words)
+    apart = attnscope.heatmap(minilm, CHINESE)
     assert record.maps[0].keys.labels == labels
     # Summed over keys, averaged over queries: the last word is the end of the text.
     n = len(labels[-2])
@@ -33,9 +34,11 @@ def test_chinese_characters_are_merged_into_the_words_of_a_list(minilm, words, l
 def test_a_pre_segmented_text_as_the_file_of_words_and_what_was_merged(run):
     Path("words.txt").write_text("我们 喜欢\n北京\n", "utf-8")
     done = run("heatmap", CHINESE, "--words-from", "words.txt", "-f", "json", "-o", "out")
-    assert done.status == 0 and "6 tokens are merged into 3 words: 我们, 喜欢, 北京" in done.err
+    assert done.status == 0
+    assert "6 tokens are merged into 3 words: 我们, 喜欢, 北京" in done.err
     done = run("heatmap", CHINESE, "--words-from", "none.txt")
-    assert done.status == 1 and "none.txt" in done.err
+    assert done.status == 1
+    assert "none.txt" in done.err
 
 
 def test_the_rows_of_what_a_model_wrote_are_answered_first():

@@ -17,18 +17,23 @@ def test_a_long_text_is_pooled_of_itself_and_drawn_again(run, tmp_path):
     assert out.split()[-3:] == ["a/L01.png", "a/pooled.npz", "a/pooled.json"]
     record = load_record("a/pooled.npz")
     n = len(record.maps[0].queries)
-    assert n > 400 and record.maps[0].cells.shape == (1, 3, -(-n // 2), -(-n // 2))
+    assert n > 400
+    assert record.maps[0].cells.shape == (1, 3, -(-n // 2), -(-n // 2))
     copy = json.loads(Path("a/pooled.json").read_text())
     np.testing.assert_allclose(np.array(copy["cells"]), record.maps[0].cells[0], atol=1e-6)
     status, out, _ = run("show", "a", "--pick", "L1H2", "-o", "b")
-    assert (status, out.split()) == (0, ["b/L01H02.png"])
+    assert status == 0
+    assert out.split() == ["b/L01H02.png"]
     status, out, _ = run("show", "a")
-    assert status == 0 and "strongest links" in out
+    assert status == 0
+    assert "strongest links" in out
     status, out, _ = run("show", "a/pooled.npz", "--json")
     document = json.loads(out)
-    assert document["schema"] == "attnscope.pooled/2" and len(document["links"]) == 30
+    assert document["schema"] == "attnscope.pooled/2"
+    assert len(document["links"]) == 30
     status, out, err = run("show", "a", "--query", "one")
-    assert status == 2 and "has no --query" in err
+    assert status == 2
+    assert "has no --query" in err
 
 
 def test_short_texts_are_pooled_where_that_is_asked_for(run):
@@ -46,12 +51,14 @@ def test_long_texts_stay_whole_where_that_is_asked_for(run):
         assert status == 0, asked
     record = load_record("whole/heatmap.npz")
     assert record.weights.shape[2:] == (4, 8)
-    assert record.maps[0].part is not None and record.maps[0].part[:2] == (400, 0)
+    assert record.maps[0].part is not None
+    assert record.maps[0].part[:2] == (400, 0)
 
 
 def test_a_part_is_drawn(run):
     status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
-    assert (status, out.split()[-2:]) == (0, ["a/L00H01.png", "a/heatmap.npz"])
+    assert status == 0
+    assert out.split()[-2:] == ["a/L00H01.png", "a/heatmap.npz"]
     assert "queries 400 to 409 and keys 0 to 11" in err
 
 
@@ -75,13 +82,17 @@ def test_a_part_is_drawn(run):
 )
 def test_wrong_usage_is_one_line_and_a_hint(wrong, run, tmp_path):
     status, out, err = run("heatmap", "one two three", *wrong)
-    assert status == 2 and out == ""
+    assert status == 2
+    assert out == ""
     lines = err.splitlines()
-    assert lines[0].startswith("error: ") and lines[1].startswith("hint: ") and len(lines) == 2
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("hint: ")
+    assert len(lines) == 2
     assert not list(tmp_path.iterdir())
 
 
 def test_texts_over_the_limit_say_the_limit(run):
     status, _, err = run("heatmap", LONG * 3, "-L", "0", "-H", "0", "-f", "npz", "-o", "a")
     assert status == 0
-    assert "the model takes 512" in err and len(err.splitlines()) == 1
+    assert "the model takes 512" in err
+    assert len(err.splitlines()) == 1

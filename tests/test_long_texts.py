@@ -106,12 +106,15 @@ def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type, mo
 
 @pytest.mark.parametrize(("model_type", "more"), WINDOWED[:3], ids=[name for name, _ in WINDOWED[:3]])
 def test_pooled_maps_are_the_exact_map_pooled(model_type, more):
-    model, n = model_of(model_type, **more), 61
+    model = model_of(model_type, **more)
+    n = 61
     exact = heatmap(model, text_of(n)).maps[0].weights.astype(np.float64)
     record = pooled_heatmap(model, text_of(n), cells=16)
     attention = record.maps[0]
     cell, rows = 4, np.arange(0, n, 4)  # ceil(61 / 16)
-    assert (attention.query_cell, attention.key_cell, attention.far_tokens) == (cell, cell, 32)
+    assert attention.query_cell == cell
+    assert attention.key_cell == cell
+    assert attention.far_tokens == 32
     summed = np.add.reduceat(np.add.reduceat(exact, rows, 3), rows, 2)
     wanted = summed / np.diff([*rows, n])[:, None]
     np.testing.assert_allclose(attention.cells, wanted, atol=2e-6)
@@ -134,7 +137,8 @@ def test_special_tokens_are_no_ends_of_links(minilm_folder):
     special = record.maps[0].queries.special
     assert special.any()
     places = record.maps[0].link_places.reshape(-1, 2)
-    assert (places >= 0).all() and not special[places].any()
+    assert (places >= 0).all()
+    assert not special[places].any()
 
 
 def test_a_part_is_cut_out_of_the_exact_map():
@@ -143,7 +147,8 @@ def test_a_part_is_cut_out_of_the_exact_map():
     part = heatmap(model, text_of(40), rows=(10, 23), cols=slice(8, None), pick=[(0, 3), (1, 1)])
     first = part.maps[0]
     assert first.part == (10, 8, 40, 40)
-    assert (len(first.queries), len(first.keys)) == (13, 32)
+    assert len(first.queries) == 13
+    assert len(first.keys) == 32
     assert first.queries.labels == whole.tokens[10:23]
     for pair in ((0, 3), (1, 1)):
         np.testing.assert_allclose(part.of(*pair), whole.of(*pair)[10:23, 8:], atol=2e-6)
@@ -171,7 +176,9 @@ def test_all_three_kinds_of_an_encoder_decoder_are_pooled():
     record = pooled_heatmap(model, text_of(50), target=text_of(20), cells=8)
     assert [m.kind for m in record.maps] == ["encoder", "decoder", "cross"]
     cross = record.map("cross")
-    assert (cross.query_cell, cross.key_cell, cross.far_tokens) == (3, 7, -1)
+    assert cross.query_cell == 3
+    assert cross.key_cell == 7
+    assert cross.far_tokens == -1
     exact = heatmap(model, text_of(50), target=text_of(20)).of(0, 2, "cross")
     np.testing.assert_allclose(cross.received[0, 2], exact.sum(0), atol=1e-5)
     with pytest.raises(AttnscopeError, match="3 kinds of attention"):
@@ -231,7 +238,8 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(model_type, more, run, monkey
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
     monkeypatch.setattr(measures, "KEPT_PAIRS", 1)
-    model, n = model_of(model_type, **more), 640
+    model = model_of(model_type, **more)
+    n = 640
     run(model, n)  # what is made once and kept
     with Largest() as largest:
         run(model, n)
@@ -240,7 +248,8 @@ def test_nothing_of_the_size_of_a_map_is_ever_made(model_type, more, run, monkey
 
 
 def test_the_count_of_allocations_sees_a_map():
-    model, n = model_of("llama"), 300
+    model = model_of("llama")
+    n = 300
     with Largest() as largest:
         heatmap(model, text_of(n), layers=0, heads=0)
     assert largest.n_bytes >= n * n * 4

@@ -128,7 +128,8 @@ def test_the_mask_can_be_told_from_the_weights():
     call = make_call(n_queries=7, n_keys=7, mask=facts.real[:, None, None], is_causal=True)
     weights = attention_weights(call)
     causal = torch.ones(7, 7, dtype=torch.bool).tril() & facts.real[:, None, None]
-    told, guessed = measures_of_weights(weights, facts, allowed=causal), measures_of_weights(weights, facts)
+    told = measures_of_weights(weights, facts, allowed=causal)
+    guessed = measures_of_weights(weights, facts)
     np.testing.assert_array_equal(told.sum, guessed.sum)
     np.testing.assert_array_equal(told.count, guessed.count)
     np.testing.assert_array_equal(told.uniform_sum, guessed.uniform_sum)

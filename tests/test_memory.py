@@ -55,14 +55,16 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(name, ti
     whole = STUDIES[name](model)
     small = Small(monkeypatch, tokens=30)
     found = STUDIES[name](model)
-    assert max(small.tried) > 30 and len([n for n in small.tried if n <= 30]) > 1
+    assert max(small.tried) > 30
+    assert len([n for n in small.tried if n <= 30]) > 1
     ours, theirs = (numbers_of({k: v for k, v in vars(one).items() if k != "run"}) for one in (whole, found))
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
         # Ends of intervals over few texts magnify what float32 rounds.
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
     (note,) = set(found.run["notes"]) - set(whole.run["notes"])
-    assert "halved" in note and [n for n in found.run["notes"] if n == note] == [note]
+    assert "halved" in note
+    assert [n for n in found.run["notes"] if n == note] == [note]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -93,4 +95,7 @@ def test_one_text_that_does_not_fit_is_one_clear_line(name, tiny_bert, monkeypat
 def test_the_command_line_says_it_once_or_fails_in_one_line(command, tiny_bert, run, monkeypatch):
     Small(monkeypatch, tokens=3)
     status, _, err = run(*command, "the cat", "-m", tiny_bert, "-o", "o")
-    assert status == 1 and "memory" in err and "hint: " in err and "Traceback" not in err
+    assert status == 1
+    assert "memory" in err
+    assert "hint: " in err
+    assert "Traceback" not in err

@@ -40,7 +40,8 @@ def text(n, seed=0):
 
 def padded(lengths, *, left=False):
     width = max(lengths)
-    ids, mask = torch.full((len(lengths), width), 7), torch.zeros(len(lengths), width, dtype=torch.bool)
+    ids = torch.full((len(lengths), width), 7)
+    mask = torch.zeros(len(lengths), width, dtype=torch.bool)
     for row, n in enumerate(lengths):
         part = slice(width - n, None) if left else slice(n)
         ids[row, part], mask[row, part] = text(n)[0], True
@@ -49,7 +50,8 @@ def padded(lengths, *, left=False):
 
 @pytest.mark.parametrize("make", [phi3, llama_dynamic])
 def test_what_padding_would_change_is_refused(make):
-    model, mixed = make(), padded([9, 40])
+    model = make()
+    mixed = padded([9, 40])
     for run, probe in ((model.run, attend), (model.run, Weights()), (model.outputs, attend)):
         with pytest.raises(MixedLengthsError, match="padding a text of 9 tokens to 40"):
             run(mixed, probe)
@@ -61,7 +63,8 @@ def test_what_padding_would_change_is_refused(make):
 
 
 def test_texts_of_one_kind_are_padded_together():
-    longrope, dynamic = phi3().base.config, llama_dynamic().base.config
+    longrope = phi3().base.config
+    dynamic = llama_dynamic().base.config
     plain = attnscope.load(tiny("llama")).base.config  # type: ignore[attr-defined]
     for lengths, in_longrope, in_dynamic in (
         ([3, 16], False, False),

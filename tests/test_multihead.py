@@ -12,7 +12,11 @@ from tests.core_helpers import EXACT, SIZES, WORKED, few_examples
 from tests.oracle import Projection, multi_head
 
 # d_model 15 = 3 heads of 5.
-D_MODEL, N_HEADS, N_QUERIES, N_KEYS, BATCH = 15, 3, 13, 9, 2
+D_MODEL = 15
+N_HEADS = 3
+N_QUERIES = 13
+N_KEYS = 9
+BATCH = 2
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -113,8 +117,10 @@ def _projection(module):
 @few_examples
 def test_equals_the_oracle(data):
     n_queries, n_keys = data.draw(st.permutations(SIZES))[:2]
-    num_heads, d_head = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    embed_dim, batch = num_heads * d_head, data.draw(st.integers(1, 2))
+    num_heads = data.draw(st.integers(1, 4))
+    d_head = data.draw(st.integers(1, 3))
+    embed_dim = num_heads * d_head
+    batch = data.draw(st.integers(1, 2))
     identity = data.draw(st.booleans())
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
     module = MultiHeadAttention(

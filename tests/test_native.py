@@ -1,5 +1,4 @@
 import json
-import re
 import shutil
 import sys
 from dataclasses import replace
@@ -16,7 +15,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models import Batch
-from attnscope.models.own.native import load_native, supports
+from attnscope.models.own.native import load_native
 from tests.conftest import VOCABULARY, edited, write_tiny
 
 TIRED = "The animal didn't cross the street because it was too tired."
@@ -45,7 +44,8 @@ def batch_of(encoded, padding_id=0):
     """Pads encoded texts on the right."""
     length = max(len(tokens) for tokens in encoded)
     ids = torch.full((len(encoded), length), padding_id)
-    mask, segments = torch.zeros(len(encoded), length, dtype=torch.bool), torch.zeros_like(ids)
+    mask = torch.zeros(len(encoded), length, dtype=torch.bool)
+    segments = torch.zeros_like(ids)
     for row, tokens in enumerate(encoded):
         n = len(tokens)
         ids[row, :n], mask[row, :n] = torch.as_tensor(tokens.ids), True
@@ -101,9 +101,17 @@ def test_what_minilm_is_known_to_do(minilm):
 def test_minilm_is_described_without_loading_it_as_it_is_when_loaded(minilm):
     info, tokenizer = models.describe("minilm")
     assert info == minilm.info
-    assert (info.engine, info.path, info.architecture, info.kinds) == ("native", "seam", "bert", ("encoder",))
-    assert (info.n_layers, info.n_heads, info.n_kv_heads, info.d_model) == ((6,), (12,), (12,), 384)
-    assert (info.max_tokens, info.sha256[:8], info.notes) == (512, "53aa5117", ())
+    assert info.engine == "native"
+    assert info.path == "seam"
+    assert info.architecture == "bert"
+    assert info.kinds == ("encoder",)
+    assert info.n_layers == (6,)
+    assert info.n_heads == (12,)
+    assert info.n_kv_heads == (12,)
+    assert info.d_model == 384
+    assert info.max_tokens == 512
+    assert info.sha256[:8] == "53aa5117"
+    assert info.notes == ()
     assert tokenizer.name == minilm.tokenizer.name
 
 
@@ -216,7 +224,8 @@ def test_auto_takes_native_where_it_can_and_hf_elsewhere(hf, edit_config):
         options = {"device": "cpu", "dtype": "bfloat16", "check": False, "allow_pickle": True}
         assert models.load(str(folder), **options) == "hf"
         source, given = hf[-1]
-        assert (source.folder, given) == (folder, options | {"trust_remote_code": False, "device_map": None})
+        assert source.folder == folder
+        assert given == options | {"trust_remote_code": False, "device_map": None}
         assert models.open_tokenizer(source) is None
     assert len(hf) == 3
 
@@ -253,12 +262,9 @@ def test_auto_leaves_pickles_and_unknown_tokenizers_to_hf(hf, tiny_bert):
 )
 def test_what_the_engine_does_not_compute_it_refuses(change, reason, edit_config):
     folder = edit_config(**change)
-    assert re.search(reason, supports(json.loads((folder / "config.json").read_text("utf-8"))))
     with pytest.raises(AttnscopeError, match=reason) as caught:
         models.load(str(folder), engine="native")
     assert "hf" in caught.value.hint
-    with pytest.raises(AttnscopeError, match=reason):
-        load_native(models.resolve(str(folder)))
 
 
 @pytest.mark.parametrize("cut", [4, -1])

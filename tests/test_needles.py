@@ -47,7 +47,8 @@ def test_answers_are_where_the_probe_says_and_nowhere_else():
     made = list(needle_probe(hay, 7, (0.0, 0.3, 1.0), 60, 3))
     assert [needle.depth for needle in made] == [0.0, 0.3, 1.0, 0.0, 0.3, 1.0, 0.0]
     for needle in made:
-        assert len(needle) == 60 and needle.ids[0] == 7
+        assert len(needle) == 60
+        assert needle.ids[0] == 7
         np.testing.assert_array_equal(needle.ids[needle.places], needle.answer)
         assert len(set(needle.answer.tolist())) == 8
         assert np.isin(needle.ids, needle.answer).sum() == 16  # hidden once, given once at the end
@@ -112,13 +113,12 @@ def test_nothing_of_the_size_of_a_map_is_made(model_type, monkeypatch):
     """Neither as heads are looked at, nor as they are taken out; what is done for long texts, on one of 640 tokens."""
     monkeypatch.setattr("attnscope.models.hf.model.LIGHT_FROM", 64)
     monkeypatch.setattr(tiles, "TILE_ELEMENTS", 1)
-    model, n = writer(model_type), 640
-    batch, probes = (
-        Batch(torch.randint(1, 50, (1, n))),
-        (
-            lambda: strongest_of(slice(n - 8, n)),
-            lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
-        ),
+    model = writer(model_type)
+    n = 640
+    batch = Batch(torch.randint(1, 50, (1, n)))
+    probes = (
+        lambda: strongest_of(slice(n - 8, n)),
+        lambda: Gate({("decoder", 1): torch.tensor([1.0, 0, 1, 1])}, compute=attend_lean),
     )
     for probe in probes:
         model.outputs(batch, probe(), last=8)  # what is made once and kept
@@ -135,8 +135,12 @@ def test_the_planted_head_is_found_and_no_other(found):
     named = {(head.layer, head.head): [role.name for role in head.roles] for head in heads_in(found)}
     assert {at for at, roles in named.items() if roles} == {RETRIEVAL}
     (role,) = next(head.roles for head in heads_in(found) if head.roles)
-    assert (role.name, role.value, role.baseline, role.tentative) == ("retrieval", 1, pytest.approx(0.02, abs=0.02), 0)
-    assert role.low > 0.8 and role.q < 0.001
+    assert role.name == "retrieval"
+    assert role.value == 1
+    assert role.baseline == pytest.approx(0.02, abs=0.02)
+    assert role.tentative == 0
+    assert role.low > 0.8
+    assert role.q < 0.001
     assert scores(found)["L{}H{}".format(*PREVIOUS)] == 0
     assert scores(found, "decoy")["L{}H{}".format(*RETRIEVAL)] == 0
 
@@ -150,7 +154,8 @@ def test_a_head_that_looks_so_many_tokens_back_has_no_role(depths):
     likely = max(set(offsets), key=offsets.count)
     found = retrieval_heads(wrap(planted_decoder(offset=likely)), options=options)
     roles = {(head.layer, head.head) for head in heads_in(found) if head.roles}
-    assert roles == {RETRIEVAL} and 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
+    assert roles == {RETRIEVAL}
+    assert 0 < scores(found)["L{}H{}".format(*OFFSET)] < 0.3
 
 
 def test_scores_are_told_by_depth(found):
@@ -158,12 +163,15 @@ def test_scores_are_told_by_depth(found):
     assert found.measure_names == ["retrieval", "decoy", *names]
     for name in names:
         one = next(head for head in heads_in(found) if (head.layer, head.head) == RETRIEVAL).measures[name]
-        assert one.value == 1 and one.count == 5 * 6
+        assert one.value == 1
+        assert one.count == 5 * 6
     written = found["written"]
-    assert written["length"].tolist()[:3] == [0, 48, 48] and written["depth"].tolist()[1:3] == [0.0, 0.25]
+    assert written["length"].tolist()[:3] == [0, 48, 48]
+    assert written["depth"].tolist()[1:3] == [0.0, 0.25]
     assert written.part("copied", "count").tolist()[1:3] == [15, 15]
     # Five tokens of each needle, as twenty words have room for no more.
-    assert found.options["n_answer"] == 5 and found.corpus["n_texts"] == 30
+    assert found.options["n_answer"] == 5
+    assert found.corpus["n_texts"] == 30
 
 
 def test_scores_are_those_of_plain_loops():
@@ -175,7 +183,9 @@ def test_scores_are_those_of_plain_loops():
     options = NeedleOptions(lengths=(50,), n=40, depths=(0.5, 1.0), answer=4)
     found = retrieval_heads(model, options=options)
     hay = Hay(np.array(model.tokenizer.ordinary_ids()))
-    counted, copied, total = np.zeros((2, 3, 2)), 0, 0
+    counted = np.zeros((2, 3, 2))
+    copied = 0
+    total = 0
     for needle in needle_probe(hay, 40, (0.5, 1.0), 50, 0, answer=4):
         probe = Weights()
         logits = model.outputs(Batch(torch.from_numpy(needle.ids[:-1])[None]), probe).logits[0]
@@ -189,7 +199,8 @@ def test_scores_are_those_of_plain_loops():
                 for head in range(3):
                     key = int(probe.maps["decoder"][layer][0, head, query].argmax())
                     counted[layer, head] += key == needle.places[number], key == needle.decoys[number]
-    assert 0 < copied < total and found["written"]["copied"][0] == pytest.approx(copied / total)
+    assert 0 < copied < total
+    assert found["written"]["copied"][0] == pytest.approx(copied / total)
     np.testing.assert_allclose(found["heads"].grid("retrieval", "decoder"), counted[..., 0] / total)
     np.testing.assert_allclose(found["heads"].grid("decoy", "decoder"), counted[..., 1] / total)
 
@@ -222,7 +233,8 @@ def test_an_interruption_keeps_what_was_done(monkeypatch):
 
 def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch):
     model = planted_model()
-    whole, calls = model.outputs, []
+    whole = model.outputs
+    calls = []
 
     def broken(*args, **how):
         found = whole(*args, **how)
@@ -233,9 +245,11 @@ def test_a_model_that_computes_nan_on_a_needle_loses_that_one(monkeypatch):
 
     monkeypatch.setattr(model, "outputs", broken)
     found = retrieval_heads(model, options=SMALL)
-    assert found.corpus["n_texts"] == 14 and found["written"]["copied"][0] == 1
+    assert found.corpus["n_texts"] == 14
+    assert found["written"]["copied"][0] == 1
     (problem,) = found.corpus["problems"]
-    assert problem["source"] == "needle 2" and "NaN" in problem["reason"]
+    assert problem["source"] == "needle 2"
+    assert "NaN" in problem["reason"]
 
 
 # The command line --------------------------------------------------------------------------------------------------
@@ -252,13 +266,17 @@ def test_the_command_prints_and_writes_it(tmp_path, run):
     command = ["heads", "--probe", "needle", "-m", "planted", "--lengths", "48", "--needles", "15"]
     status, out, err = run(*command, "--measures", "decoy")
     assert status == 0, err
-    assert "retrieval" in out and "L1H0" in out
+    assert "retrieval" in out
+    assert "L1H0" in out
     assert "15 needles" in out
     status, out, err = run(*command, "-f", "npz,csv,json,png", "-o", tmp_path / "out")
     assert status == 0, err
     loaded = attnscope.load_record(tmp_path / "out" / "heads.npz")
     assert loaded["roles"]["role"].tolist() == ["retrieval"]
     lines = (tmp_path / "out" / "heads.csv").read_text().splitlines()
-    assert "retrieval,retrieval_low" in lines[0] and len(lines) == 5
+    assert "retrieval,retrieval_low" in lines[0]
+    assert len(lines) == 5
     status, shown, err = run("show", tmp_path / "out" / "heads.npz", "--pick", "L1H0")
-    assert status == 0 and "L1H0" in shown and "L0H1" not in shown, err
+    assert status == 0, err
+    assert "L1H0" in shown
+    assert "L0H1" not in shown

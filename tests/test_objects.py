@@ -113,9 +113,12 @@ def test_figures_of_queries(folders, run):
     Image.fromarray(noise(90, 120)).save("a.png")
     picture = ("heatmap", "--image", "a.png", "-m", str(folders["detr"]))
     code, out, err = run(*picture, "-o", "out", "-f", "png,npz")
-    assert code == 0 and "out/query-00-q0" in out and "the encoder itself is not shown" in err
+    assert code == 0
+    assert "out/query-00-q0" in out
+    assert "the encoder itself is not shown" in err
     code, _, err = run(*picture, "what is this ?")
-    assert code == 1 and "reads and writes no words" in err
+    assert code == 1
+    assert "reads and writes no words" in err
 
 
 def test_deformable_attention_is_refused():

@@ -57,8 +57,10 @@ def write_jsonl(chance):
         written.options["pair_field"] = second
     indent = 2 if chance.random() < 0.1 else None
     for number in range(N_TEXTS):
-        one, two = f"one{number}x", f"two{number}x"
-        a, b = sentence(chance, one), sentence(chance, two)
+        one = f"one{number}x"
+        two = f"two{number}x"
+        a = sentence(chance, one)
+        b = sentence(chance, two)
         question = {"role": "user", "content": a}
         answer = {"role": "assistant", "content": b}
         entries = [
@@ -181,7 +183,8 @@ def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path, seed):
     try:
         texts = list(corpus)
     except AttnscopeError as error:
-        assert "\n" not in error.message and corpus.problems
+        assert "\n" not in error.message
+        assert corpus.problems
         return
     read = "\n".join(text.written for text in texts).replace("\ufeff", "")
     last = max(text.line for text in texts)

@@ -64,23 +64,31 @@ def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass()
 
 
 def test_help_shows_the_first_sentence_of_what_is_needed_and_help_all_everything(run):
-    short, whole = run("heads", "--help")[1], run("heads", "--help-all")[1]
-    assert "--help-all" in short and "--device" not in short and "WAV files" in short and "transcript" not in short
-    assert "--device" in whole and "--trust-remote-code" in whole and "transcript" in whole
+    short = run("heads", "--help")[1]
+    whole = run("heads", "--help-all")[1]
+    assert "--help-all" in short
+    assert "--device" not in short
+    assert "WAV files" in short
+    assert "transcript" not in short
+    assert "--device" in whole
+    assert "--trust-remote-code" in whole
+    assert "transcript" in whole
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_fits_a_screen(name, monkeypatch, run):
     monkeypatch.setenv("COLUMNS", "80")
     lines = run(*name.split(), "--help")[1].splitlines()
-    assert 10 < len(lines) <= 45 and max(map(len, lines)) <= 80
+    assert 10 < len(lines) <= 45
+    assert max(map(len, lines)) <= 80
     shown = [one for one in COMMANDS[name].params if one.param_type_name == "option" and not one.hidden]
     assert len(shown) <= 20
 
 
 def test_python_and_the_command_line_have_the_same_defaults():
     order = HeadsOrder()
-    assert order.describing.apply(order.heads) == HeadsOptions() and HeadsOptions().describe is not None
+    assert order.describing.apply(order.heads) == HeadsOptions()
+    assert HeadsOptions().describe is not None
 
 
 def test_there_are_at_most_ninety_options():
@@ -119,7 +127,9 @@ def test_what_cannot_be_given_beside_an_option_is_named(groups, others, named):
 def test_a_file_that_is_no_text_is_recognised(run, tmp_path, command_line, start, says):
     (tmp_path / "notes.x").write_bytes(start + b"\n\x00\xff" * 20)
     status, out, err = run(*command_line.split(), "notes.x")
-    assert status and not out and any(line.startswith(says) for line in err.splitlines()), err
+    assert status, err
+    assert not out
+    assert any(line.startswith(says) for line in err.splitlines())
 
 
 @pytest.mark.parametrize("command_line", ["heatmap", "learn trace", "learn split -L 0", "heads", "ablate"])
@@ -127,7 +137,9 @@ def test_a_second_text_is_answered_with_where_several_go(run, tmp_path, command_
     status, out, err = run(*command_line.split(), "the cat", "the dog", "a bird")
     one = command_line.split()[0] in ("heatmap", "learn")
     several = "for several: attnscope page, or batch" if one else "several come from a file: --file"
-    assert (status, out) == (2, "") and not [*tmp_path.iterdir()]
+    assert status == 2
+    assert out == ""
+    assert not [*tmp_path.iterdir()]
     assert err == (
         f"error: Got unexpected extra argument(s) (the dog a bird)\nhint: quote a text of several words; {several}\n"
     )

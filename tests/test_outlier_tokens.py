@@ -60,7 +60,9 @@ def test_the_mass_on_outlying_tokens():
         ids[3 + number % 3] = LOUD
         texts.append(attnscope.corpus.CorpusText(number, "ids", number + 1, ids=tuple(ids)))
     found = heads(model, texts)
-    sums, counts, active = np.zeros((2, 6)), 0, np.zeros((2, 6))
+    sums = np.zeros((2, 6))
+    counts = 0
+    active = np.zeros((2, 6))
     for text in texts:
         probe = Weights()
         with torch.no_grad():

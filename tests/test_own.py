@@ -88,7 +88,8 @@ def assert_every_head_looks_right(name, ids, attention):
     for layer, heads in enumerate(HEADS[name]):
         may = np.tri(n, dtype=bool) if LOOKS_BACK[name][layer] else np.ones((n, n), bool)
         for number, head in enumerate(heads):
-            where, rows = f"{name} L{layer}H{number} ({head})", attention[layer, number]
+            where = f"{name} L{layer}H{number} ({head})"
+            rows = attention[layer, number]
             if head == "uniform":
                 np.testing.assert_allclose(rows, may / may.sum(1, keepdims=True), rtol=1e-5, err_msg=where)
             else:
@@ -248,7 +249,8 @@ def test_case_and_composition_make_no_difference_but_punctuation_does():
 
 def test_the_catalogue_knows_it_and_models_load_it():
     source = models.resolve("own")
-    assert (source.name, source.folder) == ("own", None)
+    assert source.name == "own"
+    assert source.folder is None
     assert models.open_tokenizer(source) is None
     loaded = models.load("own")
     assert isinstance(loaded, own.OwnModel)

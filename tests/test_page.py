@@ -53,7 +53,8 @@ def test_pointing_at_a_cell_reads_it_out(opened, row, column):
     assert abs(number(opened.text("#readout .value")) - value) <= SEEN
     words = opened.text("#readout .faint").split()
     assert words[::2] == ["rank", "of"]
-    above, near = (W[1, 1, row] > value + SEEN).sum(), (np.abs(W[1, 1, row] - value) <= 2 * SEEN).sum()
+    above = (W[1, 1, row] > value + SEEN).sum()
+    near = (np.abs(W[1, 1, row] - value) <= 2 * SEEN).sum()
     assert above + 1 <= int(words[1]) <= above + near
     assert words[3] == "12"
 
@@ -88,7 +89,8 @@ def test_zooming_and_dragging_keep_the_cell_under_the_pointer(open_page):
     opened.frame()
     assert (opened.place()[3], opened.place()[4]) != start
     _, _, cell, x, y, _ = opened.place()
-    row, column = int((y + 150) / cell), int((x + 150) / cell)
+    row = int((y + 150) / cell)
+    column = int((x + 150) / cell)
     opened.hover(row, column)
     assert opened.text("#readout .pair") == f"w{row} attends to w{column}"
     assert abs(number(opened.text("#readout .value")) - long.weights[0, 0, row, column]) <= SEEN
@@ -188,7 +190,8 @@ def test_the_least_weight_that_is_drawn(opened):
     drawn = opened.table()
     assert len(drawn) - 1 == (W[1, 1] >= 0.25).sum()
     for _, row, query, column, key, value in drawn[1:]:
-        assert (LABELS[int(row)], LABELS[int(column)]) == (query, key)
+        assert LABELS[int(row)] == query
+        assert LABELS[int(column)] == key
         assert abs(float(value) - W[1, 1, int(row), int(column)]) <= SEEN
 
 

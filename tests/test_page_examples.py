@@ -73,7 +73,8 @@ def test_the_command_draws_what_is_chosen(opened):
         opened.show(v="head", head="L1H1", ex=number, q=query)
         labels = example(4, number).labels
         program, command, text, *options = shlex.split(opened.text(".headcard pre"))
-        assert (program, command) == ("attnscope", "heatmap")
+        assert program == "attnscope"
+        assert command == "heatmap"
         assert text.split() == list(labels[1:18]), "the run around the query in whole words: the last may go on"
         assert options == ["-m", "minilm", "--pick", "L1H1", "--query", labels[query]]
     assert "20 of the 60 tokens" in opened.text(".headcard")
@@ -83,5 +84,6 @@ def test_a_saved_card_shows_how_far_a_head_looks(opened):
     opened.show(v="head", head="L1H1")
     drawn = opened.saved("svg").decode()
     said = [" ".join(text.split()) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawn)]
-    assert said[0] == "L1H1" and "100%" in said
+    assert said[0] == "L1H1"
+    assert "100%" in said
     assert opened.saved("png").startswith(b"\x89PNG")

@@ -17,7 +17,8 @@ SHOWN = 0.0005 - 0.00005  # the page writes four decimals, which takes the rest
 
 def unpacked(attention, step):
     """Codes, (query, key), and row scales of each head, read in plain loops as the format says."""
-    n_queries, n_keys = len(attention.queries), len(attention.keys)
+    n_queries = len(attention.queries)
+    n_keys = len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
     for chunk in pack(held, attention.keys, attention.keys.special, step):
@@ -96,15 +97,6 @@ def test_weights_without_special_tokens_are_as_near(attention):
         sure = (np.abs(left[:, 0] - 0.01) > 1e-4) if special.any() else np.ones(len(left), bool)
         true = np.where(left >= 0.01, kept / left, 0) if special.any() else kept
         assert np.abs(values - true)[sure].max(initial=0) <= SHOWN + 1e-4
-
-
-@given(maps())
-def test_sums_over_the_pieces_of_words_are_as_near(attention):
-    groups = attention.keys.word_groups()
-    for head, values in enumerate(decoded(attention, hidden=False)):
-        true = attention.weights[head // 3, head % 3]
-        for group in groups:
-            assert np.abs(values[:, group].sum(1) - true[:, group].sum(1)).max() <= SHOWN + 1e-4
 
 
 @pytest.mark.parametrize("step", [STEP, FINE_STEP])

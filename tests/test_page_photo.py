@@ -173,7 +173,8 @@ def test_a_photo_is_embedded_once(opened):
 
 def test_words_before_the_pictures_may_be_merged():
     merged = looking_record(opening=("<", "s", ">")).merge_words()
-    assert merged.maps[0].part == (11, 0, 16, 16) and merged.tokens[1] == "0:0,0"
+    assert merged.maps[0].part == (11, 0, 16, 16)
+    assert merged.tokens[1] == "0:0,0"
     html = page_of([PageText(merged)]).html
     assert re.findall(r'"first":(\d+)', html) == ["3"]  # after <s>, the photo and the marks in it
 
@@ -204,13 +205,20 @@ def test_the_command_asks_about_a_photo(run, tmp_path):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 90, 3), np.uint8)).save("a.png")
     asked = ("page", "--image", "a.png", "-q", "-o", "p.html")
     status, out, err = run(*asked, "what is it ?", "a cat", "-m", "./qwen", "--generate", "3")
-    assert (status, out, err) == (0, "p.html\n", "")
+    assert status == 0
+    assert out == "p.html\n"
+    assert err == ""
     html = Path("p.html").read_text("utf-8")
-    assert html.count('"looking":') == 2 and '"scale":"head"' in html
+    assert html.count('"looking":') == 2
+    assert '"scale":"head"' in html
     status, out, err = run(*asked, "-m", "./vit")
-    assert (status, out) == (0, "p.html\n"), err
+    assert status == 0, err
+    assert out == "p.html\n"
     html = Path("p.html").read_text("utf-8")
-    assert '"photos":' in html and '"looking":' not in html
+    assert '"photos":' in html
+    assert '"looking":' not in html
     status, _, err = run(*asked, "-m", "./vit", "--generate", "3")
-    assert status == 1 and "vit reads no pictures among words" in err and "leave out --generate" in err
+    assert status == 1
+    assert "vit reads no pictures among words" in err
+    assert "leave out --generate" in err
     assert run(*asked, "what is it ?", "-m", "./qwen", "--pair", "x")[0] == 2

@@ -85,12 +85,17 @@ def require_fit_for_print(inches, points):
 
     def check(drawing):
         assert drawing.figure.get_size_inches()[0] == pytest.approx(inches, abs=1e-9)
-        renderer, boxes, said = drawing.agg.get_renderer(), [], []
+        renderer = drawing.agg.get_renderer()
+        boxes = []
+        said = []
         width, height = drawing.figure.get_size_inches() * drawing.figure.dpi
         for text in texts_on(drawing):
             assert text.get_fontsize() >= points - 1e-6, text.get_text()
             box = text.get_window_extent(renderer)
-            assert box.x0 >= -1 and box.x1 <= width + 1 and box.y0 >= -1 and box.y1 <= height + 1, text.get_text()
+            assert box.x0 >= -1, text.get_text()
+            assert box.x1 <= width + 1
+            assert box.y0 >= -1
+            assert box.y1 <= height + 1
             boxes.append(box.extents)
             said.append(text.get_text())
         x0, y0, x1, y1 = np.array(boxes).T
@@ -123,7 +128,8 @@ def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead
     labels = [text for text in texts_on(page) if text.get_text() in WORDS]
     assert {round(text.get_fontsize(), 6) for text in labels} == {points}
     every = 16 * 2 // len(labels)
-    assert (every == 1) is (points == 5) and len(labels) == 2 * -(-len(WORDS) // every)
+    assert (every == 1) is (points == 5)
+    assert len(labels) == 2 * -(-len(WORDS) // every)
     said = " ".join(text.get_text() for text in texts_on(page))
     assert ("one label for" in said) is (every > 1)
 
@@ -131,15 +137,18 @@ def test_letters_have_the_size_that_is_asked_for_and_labels_are_left_out_instead
 @pytest.mark.parametrize("name", [*DRAWN, *RECORDS])
 def test_without_a_caption_a_figure_is_the_same_but_shorter(name, made, pages):
     record = RECORDS[name]() if name in RECORDS else load(made / name)
-    sizes, said = [], []
+    sizes = []
+    said = []
     for caption in (True, False):
         drawn = pages(record, lambda drawing: None, caption=caption)
         sizes.append([tuple(page.figure.get_size_inches()) for page in drawn])
         said.append([{text.get_text() for text in texts_on(page)} for page in drawn])
     for (wide, tall), (width, height), full, left in zip(*sizes, *said, strict=True):
-        assert width == wide and 0.2 < tall - height < 3
+        assert width == wide
+        assert 0.2 < tall - height < 3
         whole = " ".join(full)
-        assert all(text in whole for text in left) and len(full - left) >= 1
+        assert all(text in whole for text in left)
+        assert len(full - left) >= 1
 
 
 @pytest.mark.parametrize("layout", ["1x2", "2x1"])
@@ -149,7 +158,8 @@ def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_th
     look = require_fit_for_print(3.3, 6.5)
     page, _ = pages(record, look, width="column", layout=layout, caption=False, query="it")
     labels = [text.get_text() for text in texts_on(page) if text.get_text() in WORDS]
-    assert labels.count("it") >= 1 and labels.count("animal") >= 1
+    assert labels.count("it") >= 1
+    assert labels.count("animal") >= 1
     rows = [text.get_text() for text in texts_on(page) if text.get_ha() == "right" and text.get_text() in WORDS]
     columns = [text for text in texts_on(page) if text.get_rotation() == 90]
     assert rows.count("it") == (2 if layout == "2x1" else 1)
@@ -168,7 +178,8 @@ def test_a_recording_with_more_frames_than_the_page_has_pixels_is_drawn(
 
 
 def chunks(content):
-    found, at = {}, 8
+    found = {}
+    at = 8
     while at < len(content):
         (length,) = struct.unpack(">I", content[at : at + 4])
         found[content[at + 4 : at + 8]] = content[at + 8 : at + 8 + length]
@@ -203,7 +214,8 @@ def svg_of(record, folder, **how):
 def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path):
     drawn = svg_of(simple(4, layers=1, heads=1), tmp_path)
     written = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
-    assert {"[CLS]", "t1", "t2", "[SEP]"} <= set(written) and any(re.fullmatch(r"0\.\d\d", text) for text in written)
+    assert {"[CLS]", "t1", "t2", "[SEP]"} <= set(written)
+    assert any(re.fullmatch(r"0\.\d\d", text) for text in written)
     faces = re.findall(r"@font-face \{ font-family: '([^']+)'; font-weight: (\d+);.*?base64,([\w+/=]+)\)", drawn)
     assert {(family, weight) for family, weight, _ in faces} == {("DejaVu Sans", "400"), ("DejaVu Sans", "700")}
     assert max(len(data) for *_, data in faces) < 40_000, "the letters that are used alone"
@@ -245,9 +257,11 @@ def test_rectangles_cover_each_cell_in_its_colour():
 def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path, width, inches):
     (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width=width, font_size=6)
     content = path.read_bytes()
-    assert b"/FontFile2" in content and b"/Type3" not in content
+    assert b"/FontFile2" in content
+    assert b"/Type3" not in content
     box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+) ?\]", content)
-    assert box is not None and float(box[1]) == pytest.approx(inches * 72)
+    assert box is not None
+    assert float(box[1]) == pytest.approx(inches * 72)
 
 
 # What is asked wrongly ----------------------------------------------------------------------------------------------
@@ -274,7 +288,9 @@ def test_sizes_and_fonts_that_make_no_sense_are_refused(given, said):
 @pytest.mark.parametrize("command_line", ["heatmap a", "heads a", "heatmap a --rollout", "batch f -o out"])
 def test_every_command_that_draws_refuses_them_before_it_begins(run, tmp_path, command_line):
     status, out, err = run(*command_line.split(), "--width", "sheet")
-    assert (status, out) == (2, "") and err.startswith(
+    assert status == 2
+    assert out == ""
+    assert err.startswith(
         "error: 'sheet' is no width\nhint: give inches, a length such as 85mm or 8.5cm, or one of column"
     )
     assert not list(tmp_path.iterdir())

@@ -104,7 +104,9 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path
     write_processor(folder)
     model = attnscope.load(folder)
     kind = "decoder" if model_type == "clip" else "encoder"
-    assert (model.info.kinds, model.info.n_layers, model.info.n_heads) == ((kind,), (2,), (3,))
+    assert model.info.kinds == (kind,)
+    assert model.info.n_layers == (2,)
+    assert model.info.n_heads == (3,)
     assert any("--image" in note for note in model.info.notes)
     read = attnscope.heatmap(model, "the cat")
     ids = torch.from_numpy(read.maps[0].queries.ids)[None]
@@ -114,7 +116,8 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path
     assert len(attnscope.heads(model, ["the cat sat", "a cat"])["heads"]) == 6
 
     seen = attnscope.picture_heatmap(model, photo())
-    assert (model.eyes.model.info.n_layers, model.eyes.model.info.n_heads) == ((3,), (2,))
+    assert model.eyes.model.info.n_layers == (3,)
+    assert model.eyes.model.info.n_heads == (2,)
     inputs = {
         name: x
         for name, x in model.eyes.model._forward_inputs(model.eyes.see(_photo()).inputs).items()
@@ -132,7 +135,8 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path
     Image.fromarray(photo()).save(tmp_path / "photo.png")
     for arguments in (("the cat",), ("--image", tmp_path / "photo.png")):
         status, out, err = run("heatmap", *arguments, "-m", folder, "-f", "npz", "-o", tmp_path / "out")
-        assert status == 0 and (tmp_path / "out" / "heatmap.npz").is_file(), err
+        assert status == 0, err
+        assert (tmp_path / "out" / "heatmap.npz").is_file()
         (tmp_path / "out" / "heatmap.npz").unlink()
 
 
@@ -149,7 +153,8 @@ def test_dinov3_sees_its_registers_and_patches(tmp_path):
     write_processor(tmp_path, "DINOv3ViTImageProcessor")
     model = attnscope.load(tmp_path)
     record = attnscope.picture_heatmap(model, photo())
-    assert record.tokens[:4] == ("CLS", "REG0", "REG1", "0,0") and len(record.tokens) == 3 + 16
+    assert record.tokens[:4] == ("CLS", "REG0", "REG1", "0,0")
+    assert len(record.tokens) == 3 + 16
     pixels = model.eyes.see(_photo()).inputs["pixel_values"]
     np.testing.assert_allclose(record.weights, eager(made, pixel_values=pixels), atol=2e-5)
 
@@ -193,12 +198,14 @@ def test_encoders_of_sound_over_time(model_type, tmp_path):
     record = attnscope.sound_heatmap(model, (speech(0.3), 16000))
     heard = model.ears.hear(attnscope.senses.recordings.read_recording((speech(0.3), 16000)))
     expected = eager(made, **{name: torch.as_tensor(x) for name, x in heard.inputs.items()})
-    assert record.weights.shape == expected.shape and record.maps[0].kind == "encoder"
+    assert record.weights.shape == expected.shape
+    assert record.maps[0].kind == "encoder"
     assert float(np.ptp(expected)) > 0.05
     np.testing.assert_allclose(record.weights, expected, atol=2e-5)
     assert record.sound is not None
     assert record.sound.seconds_per_frame == 80 / 16000
-    assert record.tokens[:2] == ("0.000s", "0.005s") and len(record.tokens) == 60
+    assert record.tokens[:2] == ("0.000s", "0.005s")
+    assert len(record.tokens) == 60
     assert [path.name for path in record.draw(tmp_path / "figures")] == ["overview.png", "L00.png", "L01.png"]
     back = attnscope.load_record(record.save(tmp_path / "heatmap.npz"))
     np.testing.assert_array_equal(back.weights, record.weights)

@@ -29,7 +29,8 @@ from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
 
-N_LAYERS, VOCABULARY = 2, 53
+N_LAYERS = 2
+VOCABULARY = 53
 WITHIN = {"rtol": 1e-4, "atol": 1e-4}
 
 
@@ -200,13 +201,16 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
     model = wrap(gpt2().double(), name="tiny", check=False)
     read, _ = read_pairs(model, attnscope.Pairs(entries(3)))
     (batch,) = batches_of(model, read, range(3))
-    runs, own, step = PairRuns(model, batch, "noise"), Activations(), 1e-5
+    runs = PairRuns(model, batch, "noise")
+    own = Activations()
+    step = 1e-5
     model.outputs(batch.clean, own)
     estimates = runs.attribution(by)
 
     class Between(Activations):
         def values(self, by, place, heads):
-            there, here = runs.source.values(by, place, heads), own.values(by, place, heads)
+            there = runs.source.values(by, place, heads)
+            here = own.values(by, place, heads)
             return here + step * (there - here)
 
     for unit in runs.units(by)[::5]:
@@ -238,7 +242,8 @@ def test_bad_pairs_are_named_and_the_others_run(grouped):
     }
     found = attnscope.patch(grouped, [*good, *bad.values()])
     whole = attnscope.patch(grouped, good)
-    assert found.corpus["n_texts"] == 4 and np.array_equal(found["by_pair"], whole["by_pair"])
+    assert found.corpus["n_texts"] == 4
+    assert np.array_equal(found["by_pair"], whole["by_pair"])
     problems = sorted(found.corpus["problems"], key=lambda problem: problem["line"])
     assert [problem["line"] for problem in problems] == [5, 6, 7, 8, 9, 10, 11]
     for problem, reason in zip(problems, bad, strict=True):
@@ -257,7 +262,8 @@ def test_a_pair_and_its_mirror_image_are_one_observation(grouped):
     ]
     found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=0, paths=2))
     by_pair = found["by_pair"].astype(np.float64)
-    assert by_pair.shape[1] == 7 and found.corpus["n_texts"] == 7
+    assert by_pair.shape[1] == 7
+    assert found.corpus["n_texts"] == 7
     averages = by_pair[:, :4].copy()
     averages[:, :3] = (averages[:, :3] + by_pair[:, 4:]) / 2
     expected = np.stack(pair_means(averages.T)[:3], 1)
@@ -275,9 +281,11 @@ def test_a_masked_model_answers_at_its_mask(tmp_path):
         for a, b in ("ab", "cd", "ef")
     ]
     found = attnscope.patch(model, [*pairs, {**pairs[0], "clean": "the x cat", "corrupt": "a x cat"}])
-    assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("the", "a, b")
+    assert found["pairs"]["right"][0] == "the"
+    assert found["pairs"]["wrong"][0] == "a, b"
     assert "0 mask tokens" in found.corpus["problems"][0]["reason"]
-    network, tokens = model.model, model.tokenizer.encode(pairs[0]["clean"])
+    network = model.model
+    tokens = model.tokenizer.encode(pairs[0]["clean"])
     place = tokens.ids.tolist().index(model.tokenizer.mask_id)
     logits = network(torch.from_numpy(tokens.ids)[None]).logits[0, place].double()
     the, a, b = (model.tokenizer.encode(word).ids[1] for word in ("the", "a", "b"))
@@ -296,7 +304,8 @@ def test_answers_of_a_classifier_are_its_classes(tmp_path, classifier):
     found = attnscope.patch(model, texts, attnscope.PatchOptions(answer="good"))
     named = attnscope.patch(model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts])
     assert np.array_equal(found["by_pair"], named["by_pair"])
-    assert (found["pairs"]["right"][0], found["pairs"]["wrong"][0]) == ("good", "bad, fine")
+    assert found["pairs"]["right"][0] == "good"
+    assert found["pairs"]["wrong"][0] == "bad, fine"
     tokens = model.tokenizer.encode(texts[0]["clean"])
     logits = model.model(torch.from_numpy(tokens.ids)[None]).logits[0].double()
     if classifier is BertForTokenClassification:
@@ -326,10 +335,12 @@ def test_exact_effects_of_the_best_by_attribution(grouped):
 @pytest.mark.parametrize("build", [gpt2, llama])
 def test_paths_are_those_of_plain_hooks(build):
     """The sender's z from the clean run, all other heads' z as in the corrupt one; then what the receiver reads."""
-    network, pairs = build(), entries()
+    network = build()
+    pairs = entries()
     found = attnscope.patch(wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(paths=50))
     corrupt_ids, clean_ids = (ids(pairs, which) for which in ("corrupt", "clean"))
-    corrupt, z = score(network(corrupt_ids).logits[:, -1], pairs), []
+    corrupt = score(network(corrupt_ids).logits[:, -1], pairs)
+    z = []
     n_heads, head, group = (4, 1, 1) if build is gpt2 else (6, 4, 3)
     width = 20 // 4 if build is gpt2 else 4
     outputs = [modules(network, layer, "z")[0] for layer in range(N_LAYERS)]
@@ -338,7 +349,8 @@ def test_paths_are_those_of_plain_hooks(build):
             for module in outputs:
                 stack.enter_context(changed(module, lambda x: z.append(x) or x, before=True))
             network(given)
-    frozen, mine = z[:N_LAYERS], slice(head * width, (head + 1) * width)
+    frozen = z[:N_LAYERS]
+    mine = slice(head * width, (head + 1) * width)
     frozen[0] = frozen[0].clone()
     frozen[0][..., mine] = z[N_LAYERS][..., mine]
     seen = {}
@@ -378,7 +390,8 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped):
         raise KeyboardInterrupt
 
     found = attnscope.patch(grouped, pairs, report=stop)
-    assert found.corpus["n_texts"] == 3 and found.corpus["complete"] is False
+    assert found.corpus["n_texts"] == 3
+    assert found.corpus["complete"] is False
 
 
 def test_a_record_comes_back_and_is_drawn(tmp_path):
@@ -392,7 +405,8 @@ def test_a_record_comes_back_and_is_drawn(tmp_path):
     names = [path.stem for path in found.draw(tmp_path / "figures", ["png"])]
     assert names == ["paths", "positions", "effect", "attribution"]
     document = json.loads(found.to_json())
-    assert document["schema"] == "attnscope.patch/2" and len(document["by_pair"]) == len(document["heads"])
+    assert document["schema"] == "attnscope.patch/2"
+    assert len(document["by_pair"]) == len(document["heads"])
 
 
 def test_the_command_prints_and_writes(run, tmp_path):
@@ -407,13 +421,14 @@ def test_the_command_prints_and_writes(run, tmp_path):
     lines = [json.dumps(pair) + "\n" for pair in [*pairs, {"clean": "1"}]]
     (tmp_path / "pairs.jsonl").write_text("".join(lines), "utf-8")
     status, out, err = run("patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "0", "-o", "out")
-    assert (status, err.splitlines()[-3:]) == (
-        1,
+    assert status == 1
+    assert err.splitlines()[-3:] == (
         [
             "skipped: pairs.jsonl, line 3: it has no field 'corrupt'",
             "error: 1 pair could not be read",
             "hint: all the rest was studied, and is in the result",
-        ],
+        ]
     )
-    assert "L0H0+L0H1+L0H2" in out and "when the corrupt run gets the head's key of the clean run" in out
+    assert "L0H0+L0H1+L0H2" in out
+    assert "when the corrupt run gets the head's key of the clean run" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}

@@ -13,7 +13,9 @@ from tests.test_patch import entries, gpt2, shown_by, strong
 @pytest.mark.parametrize("seed", range(4))
 def test_a_planted_head_alone_has_the_effect(seed):
     """One head's output is all that the model adds to embeddings, so it has all of the effect and others have none."""
-    network, layer, head = strong(gpt2(), seed), seed % 2, (3 * seed + 1) % 4
+    network = strong(gpt2(), seed)
+    layer = seed % 2
+    head = (3 * seed + 1) % 4
     with torch.no_grad():
         for number, block in enumerate(network.transformer.h):
             block.mlp.c_proj.weight.zero_()
@@ -23,7 +25,8 @@ def test_a_planted_head_alone_has_the_effect(seed):
                 block.attn.c_proj.weight[head * 5 : (head + 1) * 5] = kept
     pairs = shown_by(network, entries(1000, seed=seed))
     found = attnscope.patch(wrap(network, name="planted", check=False), pairs)
-    heads, is_planted = found.table("heads"), np.array(found.head_names) == f"L{layer}H{head}"
+    heads = found.table("heads")
+    is_planted = np.array(found.head_names) == f"L{layer}H{head}"
     assert np.array_equal(heads["effect_low"] > 0, is_planted)
     assert heads["share"][is_planted] == pytest.approx(1, abs=1e-3)
     assert not heads["effect"][~is_planted].any()
@@ -38,7 +41,8 @@ def two_places(n, seed):
         words = chance.choice(others, 14)
         one, other = chance.permutation(np.arange(1, 12, 2))[:2].tolist()
         if words[one + 1] != words[other + 1]:
-            clean, corrupt = words.tolist(), words.tolist()
+            clean = words.tolist()
+            corrupt = words.tolist()
             clean[one], clean[other] = corrupt[other], corrupt[one] = first, second
             texts = {"clean": [*clean, first], "corrupt": [*corrupt, first]}
             answers = {"right": int(words[one + 1]), "wrong": int(words[other + 1])}
@@ -66,10 +70,12 @@ def test_patching_finds_the_induction_circuit(tmp_path):
     held = []
     for seed in range(20):
         folder = induction.Run(2, seed, tmp_path / str(seed), (induction.STEPS,)).train()
-        model, pairs = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}"), two_places(100, seed)
+        model = attnscope.load(f"{folder}/checkpoint-{induction.STEPS}")
+        pairs = two_places(100, seed)
         found = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=4))
         circuit = induction_circuit(model, pairs[:40])
-        paths, names = found.table("paths"), np.array(found.head_names)
+        paths = found.table("paths")
+        names = np.array(found.head_names)
         paths = paths.select((paths["receiver"] != "logits") & (paths["share"] > 0.1))
         held.append(
             {*names[found["heads"]["effect_low"] > 0].tolist()} == circuit

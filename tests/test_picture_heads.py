@@ -60,7 +60,8 @@ def defined(weights, grid):
         add("entropy_nats", -sum(w * math.log(w) for w in row if w > 0), 1)
         add("self_patch", row[q], mass)
         for k in range(rows * columns):
-            dy, dx = abs((q - first) // columns - k // columns), abs((q - first) % columns - k % columns)
+            dy = abs((q - first) // columns - k // columns)
+            dx = abs((q - first) % columns - k % columns)
             w = row[first + k]
             add("distance_patches", w * math.sqrt(dy * dy + dx * dx), w)
             add("near_patches", w if max(dy, dx) == 1 else 0, w)
@@ -109,18 +110,24 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run, folders):
     model = str(folders["registers"])
     code, out, err = run("heads", "--image", "photos/*.png", "-m", model, "-o", "out", "-f", "npz,csv,png")
     assert code == 1
-    assert "skipped: photos/b.png: cannot be read as a picture" in err and "error: 1 picture could not be read" in err
-    assert "2 pictures, 50 patches: photos/a.png" in out and "distance_patches" in out and "uniform" in out
+    assert "skipped: photos/b.png: cannot be read as a picture" in err
+    assert "error: 1 picture could not be read" in err
+    assert "2 pictures, 50 patches: photos/a.png" in out
+    assert "distance_patches" in out
+    assert "uniform" in out
     assert "[" in next(line for line in out.splitlines() if line.startswith("near_patches"))
     files = out.splitlines()[-3:]
     assert files == ["out/heads.npz", "out/heads.csv", "out/measures.png"]
     assert not Path("out/roles.png").exists()
     found = attnscope.load_record("out/heads.npz")
-    assert found.corpus["of"] == "pictures" and found.corpus["grids"] == [[5, 5]] and len(found.corpus["problems"]) == 1
+    assert found.corpus["of"] == "pictures"
+    assert found.corpus["grids"] == [[5, 5]]
+    assert len(found.corpus["problems"]) == 1
     assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,role")
     assert scale_of(found["heads"], "self_patch").baseline_text == "0.040"
     code, again, _ = run("show", "out", "--measures", "near_patches", "-o", "again", "-f", "json")
-    assert code == 0 and again.splitlines()[:3] == out.splitlines()[:3]
+    assert code == 0
+    assert again.splitlines()[:3] == out.splitlines()[:3]
     assert json.loads(Path("again/heads.json").read_text("utf-8"))["corpus"]["of"] == "pictures"
 
 
@@ -141,6 +148,9 @@ def test_what_cannot_be_is_refused_in_one_line(run, folders):
         (("photos/a.png", "-m", vit, "--measures", "induction"), 2, "there is no measure 'induction'"),
     ):
         found, out, err = run("heads", "--image", *arguments)
-        assert (found, out) == (code, "") and told in err and "Traceback" not in err
+        assert found == code
+        assert out == ""
+        assert told in err
+        assert "Traceback" not in err
     with pytest.raises(AttnscopeError, match="no picture to study"):
         attnscope.picture_heads(attnscope.load(vit), [])

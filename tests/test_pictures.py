@@ -68,7 +68,9 @@ def test_the_picture_is_what_the_model_saw(record, vit):
     assert record.picture is not None
     expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(record.picture.pixels.astype(int) - expected).max() <= 1
-    assert (record.picture.grid, record.picture.patch, record.picture.size) == ((3, 3), (8, 8), (60, 40))
+    assert record.picture.grid == (3, 3)
+    assert record.picture.patch == (8, 8)
+    assert record.picture.size == (60, 40)
     seen = vit.eyes.see(read_photo(photo())).inputs["pixel_values"].numpy()[0].transpose(1, 2, 0)
     again = (record.picture.pixels / 255 - [0.5, 0.4, 0.6]) / [0.5, 0.25, 0.2]
     np.testing.assert_allclose(seen, again, atol=0.5 / 255 / 0.2 + 1e-5)
@@ -91,7 +93,8 @@ def test_a_record_whose_picture_does_not_fit_is_refused(record, tmp_path):
 
 
 def test_a_patch_is_a_square_of_its_colour_shaded_by_the_photo(record):
-    picture, cmap = record.picture, mpl.colormaps["Blues"]
+    picture = record.picture
+    cmap = mpl.colormaps["Blues"]
     assert picture is not None
     patches = np.arange(9.0).reshape(3, 3)
     made = overlay(picture.pixels, patches, cmap, 8.0)
@@ -198,7 +201,8 @@ def test_models_in_memory(folders):
 def test_heatmap_draws_and_show_draws_again(run, folders, tmp_path):
     folder = str(folders["vit"])
     status, out, err = run("heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err == ""
     stems = ["overview-CLS", "L00-CLS", "L01-CLS"]
     assert out.split()[-5:] == [*(f"a/{stem}.png" for stem in stems), "a/heatmap.npz", "a/heatmap.json"]
     status, out, _ = run("show", "a", "-o", "b")
@@ -206,7 +210,9 @@ def test_heatmap_draws_and_show_draws_again(run, folders, tmp_path):
     for stem in stems:
         assert (tmp_path / "a" / f"{stem}.png").read_bytes() == (tmp_path / "b" / f"{stem}.png").read_bytes()
     status, out, _ = run("show", "a", "--query", "1,2", "--pick", "L1H0")
-    assert status == 0 and "what patch 1,2 attends to" in " ".join(out.split()) and "3 × 3 patches" in out
+    assert status == 0
+    assert "what patch 1,2 attends to" in " ".join(out.split())
+    assert "3 × 3 patches" in out
     status, out, _ = run("heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1")
     document = json.loads(out)
     assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40], "area": None}
@@ -220,4 +226,5 @@ def test_rollout_follows_patches_through_layers(run, folders, record):
     found = attnscope.load_record("r/rollout.npz")
     first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
-    assert found.picture is not None and found.picture.grid == (3, 3)
+    assert found.picture is not None
+    assert found.picture.grid == (3, 3)

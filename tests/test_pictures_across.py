@@ -56,7 +56,8 @@ def test_weights_are_those_of_eager_attention(name, models):
     reader = models[name].viewer.model
     seen = models[name].viewer.view([read_photo(photo) for photo in photos_for(name)], QUESTION, 4)
     true = eager_weights(reader, dict(seen.inputs))
-    assert tuple(m.kind for m in made.maps) == KINDS[name] and len(made.pictures) == len(photos_for(name))
+    assert tuple(m.kind for m in made.maps) == KINDS[name]
+    assert len(made.pictures) == len(photos_for(name))
     for attention in made.maps:
         first = 0 if attention.part is None else attention.part[0]
         for place, layer in enumerate(attention.layers):
@@ -79,8 +80,10 @@ def test_weights_are_those_of_eager_attention(name, models):
 def test_no_word_attends_to_what_a_tile_is_filled_up_with(models):
     made = attnscope.picture_heatmap(models["mllama"], noise(40, 40), QUESTION)
     filling = np.array([label == "filling" for label in made.maps[0].keys.labels])
-    assert filling.sum() == 3 * 26 and not made.weights[..., filling].any()
-    assert made.maps[0].keys.labels[0] == "CLS" and made.pictures[0].cells[0, 0] == 1
+    assert filling.sum() == 3 * 26
+    assert not made.weights[..., filling].any()
+    assert made.maps[0].keys.labels[0] == "CLS"
+    assert made.pictures[0].cells[0, 0] == 1
     np.testing.assert_allclose(made.weights.sum(-1), 1, atol=1e-5)
 
 
@@ -89,7 +92,8 @@ def test_figures_lie_over_the_photo_and_the_words_have_theirs(models, tmp_path):
     assert stems(record, "Q2") == ["queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"]
     assert record.page() is not None
     alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
-    assert [m.kind for m in alone.maps] == ["cross"] and alone.page() is not None
+    assert [m.kind for m in alone.maps] == ["cross"]
+    assert alone.page() is not None
     assert "text-L03H01.svg" in [path.name for path in alone.draw(tmp_path, ["svg"], query="table")]
     with pytest.raises(AttnscopeError, match="has no cross-attention in the layers and heads that are chosen"):
         attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(0, 1)])
@@ -99,7 +103,8 @@ def test_in_a_page_a_word_has_the_same_row_in_all_maps(models):
     record = attnscope.picture_heatmap(models["mllama"], [noise(150, 230), noise(40, 40, 1)], QUESTION)
     across, words = record.with_pictures_as_one().make_square().maps
     first = record.maps[0].part[0]
-    assert across.queries.labels == words.queries.labels and not across.weights[:, :, :first].any()
+    assert across.queries.labels == words.queries.labels
+    assert not across.weights[:, :, :first].any()
     assert across.keys.labels == ("elsewhere", *(picture.source for picture in record.pictures))
     for at, picture in enumerate(record.pictures):
         given = record.weights[..., picture.cells.ravel()].sum(-1)
@@ -134,16 +139,21 @@ def test_captioners_write_without_a_text(models, run, folders):
         with pytest.warns(UserWarning, match="no text was given"):
             made = attnscope.picture_heatmap(models[name], noise(90, 120), generate=4)
         assert made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1  # the token that it starts with
-        assert made.text and "<" not in made.text and made.text in made.run["notes"][-1]
+        assert made.text
+        assert "<" not in made.text
+        assert made.text in made.run["notes"][-1]
         assert 0 < len(made.maps[0].queries) - 1 <= 4
         with pytest.warns(UserWarning, match="no text was given"):
             empty = attnscope.picture_heatmap(models[name], noise(90, 120), "", generate=4)
         np.testing.assert_array_equal(empty.weights, made.weights)
     one = ("--image", "a.png", "--generate", "4")
     code, out, err = run("heatmap", *one, "-m", str(folders["trocr"]), "-o", "out", "-f", "npz")
-    assert code == 0 and "out/heatmap.npz" in out and "no text was given" in err
+    assert code == 0
+    assert "out/heatmap.npz" in out
+    assert "no text was given" in err
     code, _, err = run("page", *one, "-m", str(folders["blip"]), "-o", "page.html")
-    assert code == 0 and "no text was given" in err
+    assert code == 0
+    assert "no text was given" in err
     with pytest.warns(UserWarning, match="no text was given"):
         assert attnscope.picture_heatmap(models["blip"], noise(90, 120)).maps[0].kind == "cross"
     for name in ("mllama", "blip-2"):

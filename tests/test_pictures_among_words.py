@@ -47,7 +47,8 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
         output = eager(**seen.inputs, output_attentions=True)
     first = int(max(picture.cells.max() for picture in made.pictures)) + 1
     true = torch.stack([weights[0, :, first:] for weights in output.attentions]).numpy()
-    assert made.weights.shape == true.shape and made.maps[0].part == (first, 0, true.shape[-1], true.shape[-1])
+    assert made.weights.shape == true.shape
+    assert made.maps[0].part == (first, 0, true.shape[-1], true.shape[-1])
     assert float(np.ptp(made.weights)) > 0.1  # flat maps would agree with anything
     np.testing.assert_allclose(made.weights, true, atol=2e-5)
     # What was written token by token is what one forward pass over all of it says.
@@ -115,20 +116,24 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name
     mine = mine or [picture for picture in seen.pictures if picture.size == (width, height)]
     # Of the cells those whose middle lies in the photo: some processors fill up what they give.
     left, top, right, bottom = mine[0].area
-    across, down = right - left, bottom - top
+    across = right - left
+    down = bottom - top
     rows, columns = mine[0].grid
     assert rows * columns >= 8
     middles_y = top + (np.arange(rows) + 0.5) * down / rows
     middles_x = left + (np.arange(columns) + 0.5) * across / columns
-    edge_y, edge_x = down / rows / 4, across / columns / 4
+    edge_y = down / rows / 4
+    edge_x = across / columns / 4
     inside_y = np.flatnonzero((middles_y > edge_y) & (middles_y < height - edge_y))
     inside_x = np.flatnonzero((middles_x > edge_x) & (middles_x < width - edge_x))
     corners = [(inside_y[0], inside_x[0]), (inside_y[0], inside_x[-1]), (inside_y[-1], inside_x[0])]
     drawn = np.random.default_rng(1)
     for row, column in [*corners, *((drawn.choice(inside_y), drawn.choice(inside_x)) for _ in range(2))]:
-        y, x = middles_y[row], middles_x[column]
+        y = middles_y[row]
+        x = middles_x[column]
         changed = photo.copy()
-        half_y, half_x = max(1, round(down / rows / 8)), max(1, round(across / columns / 8))
+        half_y = max(1, round(down / rows / 8))
+        half_x = max(1, round(across / columns / 8))
         spot = changed[int(y) - half_y : int(y) + half_y + 1, int(x) - half_x : int(x) + half_x + 1]
         spot[:] = 255 - spot
         spot[..., 0] = 255 * (spot[..., 0] < 128)
@@ -140,7 +145,8 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name
         expected = {int(mine[0].cells[row, column])}
         for small in mine[1:]:
             reach = 0.15  # of a cell: what lies so close to an edge may touch the cell beyond
-            at_y, at_x = (y - top) / down * small.grid[0], (x - left) / across * small.grid[1]
+            at_y = (y - top) / down * small.grid[0]
+            at_x = (x - left) / across * small.grid[1]
             near = [
                 (int(at_y + dy), int(at_x + dx))
                 for dy in (-reach, 0, reach)
@@ -189,7 +195,8 @@ def test_records_are_read_back_without_loss(record, tmp_path):
 
 
 def test_a_weight_is_laid_over_the_cell_of_its_token(record):
-    attention, picture = record.maps[0], record.pictures[0]
+    attention = record.maps[0]
+    picture = record.pictures[0]
     row = record.of(1, 2)[-1]
     for (i, j), place in np.ndenumerate(picture.cells):
         assert picture.over(row)[i, j] == row[place]
@@ -205,7 +212,8 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record):
 
 
 def test_words_are_merged_and_pictures_fold_into_one_key(record):
-    merged, folded = record.merge_words(), record.with_pictures_as_one()
+    merged = record.merge_words()
+    folded = record.with_pictures_as_one()
     for picture, moved in zip(record.pictures, merged.pictures, strict=True):
         np.testing.assert_allclose(moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6)
     held = np.concatenate([picture.cells.ravel() for picture in record.pictures])
@@ -232,9 +240,13 @@ def test_the_command_line(run, folders):
     model = ("-m", str(folders["qwen3_vl"]))
     photos = ("--image", "a.png", "--image", "b.png")
     code, out, err = run("heatmap", *photos, QUESTION, *model, "--query", "table", "-o", "out", "-f", "png,npz,text")
-    assert code == 0 and "a.png, 120 × 90" in out and "out/word-00-table-2.png" in out and not err
+    assert code == 0
+    assert "a.png, 120 × 90" in out
+    assert "out/word-00-table-2.png" in out
+    assert not err
     code, again, _ = run("show", "out", "-o", "again", "--query", "table")
-    assert code == 0 and "again/words-2.png" in again
+    assert code == 0
+    assert "again/words-2.png" in again
     assert (Path("again") / "words.png").read_bytes() == (Path("out") / "words.png").read_bytes()
     for arguments, told in (
         (("--image", "a.png", *model), "give a text"),
@@ -243,7 +255,8 @@ def test_the_command_line(run, folders):
         (("--image", "a.png", QUESTION, *model, "--pool", "64"), "has no --pool"),
     ):
         code, _, err = run("heatmap", *arguments)
-        assert code in (1, 2) and told in err, arguments
+        assert code in (1, 2), arguments
+        assert told in err
 
 
 def test_a_family_that_is_not_known_is_one_line(models, monkeypatch):
@@ -253,9 +266,11 @@ def test_a_family_that_is_not_known_is_one_line(models, monkeypatch):
 
 
 def test_a_page_has_each_photo_as_one_key(record, models):
-    squared, folded = record.make_square().maps[0], record.with_pictures_as_one().maps[0]
+    squared = record.make_square().maps[0]
+    folded = record.with_pictures_as_one().maps[0]
     first = len(squared.keys) - len(record.maps[0].queries)
-    assert squared.part is None and squared.weights.shape[2:] == (len(folded.keys),) * 2
+    assert squared.part is None
+    assert squared.weights.shape[2:] == (len(folded.keys),) * 2
     np.testing.assert_array_equal(squared.weights[:, :, first:], folded.weights)
     assert not squared.weights[:, :, :first].any()
     assert squared.keys.labels[first:] == record.maps[0].queries.labels
@@ -263,6 +278,7 @@ def test_a_page_has_each_photo_as_one_key(record, models):
     part = attnscope.heatmap(models["internvl"], QUESTION, rows=(2, 4))
     whole = part.make_square().maps[0].weights
     np.testing.assert_allclose(whole[:, :, 2:4], text.weights[:, :, 2:4], atol=1e-6)
-    assert not whole[:, :, 4:].any() and part.page() is not None
+    assert not whole[:, :, 4:].any()
+    assert part.page() is not None
     with pytest.raises(AttnscopeError, match="a part of a map"):
         attnscope.heatmap(models["internvl"], QUESTION, rows=(2, 4), cols=(1, 3)).page()

@@ -69,7 +69,8 @@ def test_a_head_that_spreads_over_what_is_left_is_not_local():
 
 @pytest.mark.parametrize("window", [4, None])
 def test_a_window_of_a_few_tokens_makes_no_sink(window):
-    weights, hidden = [], []
+    weights = []
+    hidden = []
     for n in range(20, 45):
         may = causal(n) if window is None else causal(n).triu(1 - window)
         rows = torch.where(may.any(-1, keepdim=True), may.double() / may.sum(-1, keepdim=True), 0)
@@ -106,14 +107,17 @@ def test_the_first_token_is_never_the_rarest(monkeypatch):
     assert facts.rarest.tolist() == [[False, False, True, True, False, True]]
 
 
-VOCABULARY, LONGEST = 40, 48
-SINK, MATCH = 7.0, 6.2
+VOCABULARY = 40
+LONGEST = 48
+SINK = 7.0
+MATCH = 6.2
 """Scores of the first token, and of what followed the query's token before; all other keys have 0."""
 
 
 def planted_llama():
     """A Llama of two layers: its first looks at the token before, the heads of its second rest or repeat."""
-    nothing, nowhere = np.zeros((VOCABULARY, VOCABULARY)), np.zeros(2 * LONGEST - 1)
+    nothing = np.zeros((VOCABULARY, VOCABULARY))
+    nowhere = np.zeros(2 * LONGEST - 1)
     rests = nothing.copy()
     rests[:, 0] = SINK
     repeats = Scores(rests, MATCH * np.eye(VOCABULARY), nowhere)

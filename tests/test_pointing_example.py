@@ -27,7 +27,8 @@ NEEDED = 0.2
 
 
 def test_lessons_are_what_the_processor_makes_of_pictures_and_questions():
-    processor, scene = pointing.processor_of(), next(pointing.scenes(7))
+    processor = pointing.processor_of()
+    scene = next(pointing.scenes(7))
     pixels, ids, answers = next(pointing.lessons(2, 7))
     made = processor(text=["<s><image>"], images=[Image.fromarray(scene.pixels)], return_tensors="pt")
     torch.testing.assert_close(pixels[0], made["pixel_values"][0], atol=1e-5, rtol=0)
@@ -67,7 +68,8 @@ def test_a_head_points_if_its_interval_lies_above_the_margin(monkeypatch):
     monkeypatch.setattr(pointing, "inside_boxes", lambda *_: values)
     assert pointing.heads_that_point(None, [], "shape") == [(1, 2)]
     mean, low, high = pointing.interval(values)
-    assert (low < mean).all() and (mean < high).all()
+    assert (low < mean).all()
+    assert (mean < high).all()
 
 
 @pytest.mark.slow
@@ -84,10 +86,13 @@ def test_heads_that_point_are_found_confirmed_and_needed(trained, names):
         others = exam.right(pointing.drawn_beside(found, pointing.PICTURES)).mean()
         print(names, found, whole, without, others)
         assert whole > REACHED
-        assert found and {*found} <= {*again}
-        assert without < whole - NEEDED and without < others
+        assert found
+        assert {*found} <= {*again}
+        assert without < whole - NEEDED
+        assert without < others
         question = pointing.QUESTIONS[names].format("…")
-        assert question in told and all(f"L{layer}H{head} points" in told for layer, head in found)
+        assert question in told
+        assert all(f"L{layer}H{head} points" in told for layer, head in found)
 
 
 @pytest.mark.slow

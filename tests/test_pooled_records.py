@@ -57,7 +57,8 @@ def test_a_record_survives_its_file(tmp_path):
         PooledHeatmap(text=lacking.keys.text, maps=(lacking, cross), run=RUN, picked=((0, 1), (1, 0))),
         tmp_path,
     )
-    assert not lacking.exists(1, 2) and lacking.exists(1, 1)
+    assert not lacking.exists(1, 2)
+    assert lacking.exists(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,8 @@ def test_the_terminal_shows_marginals_and_links(picked):
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "over more than 32 tokens" in " ".join(shown.split())
     link = record.links(1, 0)[0]
-    assert f"@{link.query}" in shown and f"{link.weight:.2f}" in shown
+    assert f"@{link.query}" in shown
+    assert f"{link.weight:.2f}" in shown
     assert ("⟦" in shown) == (picked is not None)
 
 

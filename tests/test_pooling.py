@@ -20,9 +20,12 @@ from tests.core_helpers import EXACT, calls, make_call, read_tiles
 def loops(weights, grid):
     """Cells, received mass, entropies and links of one head, by their definitions."""
     n_queries, n_keys = weights.shape
-    rows, columns = -(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell)
-    cells, counted = np.zeros((rows, columns)), np.zeros(rows)
-    received, entropies = np.zeros(n_keys), np.zeros(n_queries)
+    rows = -(-n_queries // grid.query_cell)
+    columns = -(-n_keys // grid.key_cell)
+    cells = np.zeros((rows, columns))
+    counted = np.zeros(rows)
+    received = np.zeros(n_keys)
+    entropies = np.zeros(n_queries)
     links = []
     for q in range(n_queries):
         counted[q // grid.query_cell] += weights[q].sum() > 0
@@ -79,7 +82,8 @@ def test_pooling_is_what_its_definition_says_of_any_call(data, call, rows, windo
             np.testing.assert_allclose(found.link_weights[b, h].numpy(), wanted, atol=1e-9)
             for (q, k), weight in zip(found.link_places[b, h].tolist(), wanted, strict=True):
                 if weight == 0:
-                    assert (q, k) == (-1, -1)
+                    assert q == -1
+                    assert k == -1
                 else:
                     assert float(dense[b, h, q, k]) == pytest.approx(weight, abs=1e-9)
 

@@ -22,7 +22,8 @@ def without(pick, out, kind=None, target=None):
 
 
 def _pruned(tmp_path, name, pick, kind=None, **more):
-    source, out = save_tiny(tmp_path / name, name, **more), tmp_path / "out"
+    source = save_tiny(tmp_path / name, name, **more)
+    out = tmp_path / "out"
     prune(str(source), [EXAMPLE], without(pick, out, kind, target="a cat" if kind else None))
     return source, out
 
@@ -52,7 +53,8 @@ def test_transformers_loads_it_and_computes_what_the_gated_model_does(tmp_path, 
     if batch.target_ids is not None:
         given["decoder_input_ids"] = batch.target_ids
     with torch.no_grad():
-        ours, found = model.outputs(batch, Gate(gate)).logits, theirs(**given).logits
+        ours = model.outputs(batch, Gate(gate)).logits
+        found = theirs(**given).logits
     assert ours is not None
     torch.testing.assert_close(found, ours, rtol=1e-6, atol=1e-6 * float(ours.abs().max()))
 

@@ -12,7 +12,8 @@ from benchmarks.patch_intervals import simulate
 def test_a_mean_has_the_interval_and_p_of_its_definition(n):
     values = np.random.default_rng(n).normal(0.4, 1, (n, 3))
     mean, low, high, p = pair_means(values)
-    nu, error = max(1, (n - 1) / 3), values.std(0, ddof=1) / n**0.5
+    nu = max(1, (n - 1) / 3)
+    error = values.std(0, ddof=1) / n**0.5
     assert degrees_of_freedom(n) == nu
     np.testing.assert_allclose(mean, values.mean(0))
     np.testing.assert_allclose(high - mean, t.ppf(0.975, nu) * error)
@@ -23,10 +24,12 @@ def test_a_mean_has_the_interval_and_p_of_its_definition(n):
 
 def test_one_pair_and_pairs_that_agree():
     mean, low, high, p = pair_means(np.array([[2.0]]))
-    assert mean == 2 and np.isnan([low, high, p]).all()
+    assert mean == 2
+    assert np.isnan([low, high, p]).all()
     assert np.isnan(shares_of_total(np.array([[2.0]]), np.array([[3.0]]))).all()
     mean, low, high, p = pair_means(np.array([[2.0, 0.0]] * 3))
-    assert mean.tolist() == low.tolist() == high.tolist() == [2, 0] and p.tolist() == [0, 1]
+    assert mean.tolist() == low.tolist() == high.tolist() == [2, 0]
+    assert p.tolist() == [0, 1]
     for total in (np.full((3, 1), 4.0), np.array([[1.0], [2.0], [3.0]]) * 1e-9 + 4):
         share, low, high = shares_of_total(total / 2, total)
         np.testing.assert_allclose([share, low, high], 0.5)
@@ -36,12 +39,14 @@ def test_one_pair_and_pairs_that_agree():
 @pytest.mark.parametrize("mean", [1.5, 2.0, 5.0, -5.0])
 def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean):
     """At the ends, |mean(d)| is k · se(d) for d = value - rho · total."""
-    n, chance = 50, np.random.default_rng(3)
+    n = 50
+    chance = np.random.default_rng(3)
     total = chance.normal(mean, 1, (n, 1))
     values = 0.4 * total + chance.normal(0.2, 0.7, (n, 2))
     share, low, high = shares_of_total(values, total)
     np.testing.assert_allclose(share, values.mean(0) / total.mean())
-    nu, strength = (n - 1) / 3, abs(total.mean()) / (total.std(ddof=1) / n**0.5)
+    nu = (n - 1) / 3
+    strength = abs(total.mean()) / (total.std(ddof=1) / n**0.5)
     widest = t.isf(RARE, nu)
     assert weakest_total(n) == pytest.approx(MARGIN * widest)
     k = max(t.isf(0.025, nu), widest * (3 - strength / (MARGIN * widest)) / 2)
@@ -49,7 +54,8 @@ def test_a_share_is_within_its_ends_where_the_pairs_do_not_refute_it(mean):
     for end in (low, high):
         d = values - end * total
         np.testing.assert_allclose(np.abs(d.mean(0)), k * d.std(0, ddof=1) / n**0.5)
-    assert (low < share).all() and (share < high).all()
+    assert (low < share).all()
+    assert (share < high).all()
 
 
 @pytest.mark.parametrize("n", [5, 10, 20, 50])

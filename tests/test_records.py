@@ -24,7 +24,8 @@ from tests.record_helpers import RUN, simple, tokens_of
 
 def same_tokens(a, b):
     for field in fields(Tokens):
-        one, other = getattr(a, field.name), getattr(b, field.name)
+        one = getattr(a, field.name)
+        other = getattr(b, field.name)
         if field.name == "n_given":  # -1 = all
             assert (one if one >= 0 else len(a)) == (other if other >= 0 else len(b))
         elif isinstance(one, np.ndarray):
@@ -35,7 +36,10 @@ def same_tokens(a, b):
 
 
 def same_record(a, b):
-    assert (a.text, dict(a.run), a.picked, a.changes) == (b.text, dict(b.run), b.picked, b.changes)
+    assert a.text == b.text
+    assert dict(a.run) == dict(b.run)
+    assert a.picked == b.picked
+    assert a.changes == b.changes
     assert len(a.maps) == len(b.maps)
     for one, other in zip(a.maps, b.maps, strict=True):
         for field in fields(AttentionMap):
@@ -221,7 +225,8 @@ def test_damaged_json_is_refused(tmp_path, content):
 
 
 def test_every_byte_of_an_npz_may_be_damaged(tmp_path):
-    whole, path = npz(), tmp_path / "heatmap.npz"
+    whole = npz()
+    path = tmp_path / "heatmap.npz"
     for place in range(0, len(whole), 41):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
         try:
@@ -253,7 +258,8 @@ class _FullDisk(io.BytesIO):
 
 @pytest.mark.parametrize("before", [None, b"what was there before"])
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
-    path, real = tmp_path / "file", Path.open
+    path = tmp_path / "file"
+    real = Path.open
     if before is not None:
         path.write_bytes(before)
 

@@ -28,7 +28,8 @@ def test_two_keys_by_hand():
 
 
 def test_mask_causality_bias_softcap_and_sink_by_hand():
-    zeros, value = np.zeros((3, 1)), np.eye(3)
+    zeros = np.zeros((3, 1))
+    value = np.eye(3)
     mask = np.array([[True, True, True], [False, True, True], [False, False, False]])
     _, weights = attention(zeros, zeros, value, mask=mask)
     np.testing.assert_allclose(weights, [[1 / 3, 1 / 3, 1 / 3], [0, 0.5, 0.5], [0, 0, 0]])

@@ -57,17 +57,21 @@ def letters(n, seed, n_letters=14, n_links=3):
 
 def test_a_verdict_needs_examples_texts_and_ten_points():
     (one,) = every_relation(judged(part_of([([2], 2)] * 40, first_rule=0.5)))
-    assert (one.n, one.n_scored, one.baseline) == (80, 40, 0.5)
+    assert one.n == 80
+    assert one.n_scored == 40
+    assert one.baseline == 0.5
     assert one.found.all()
     assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
     assert one.low[0, 0] < 1 == one.high[0, 0]
     (few,) = every_relation(judged(part_of([([1], 1)] * 19)))
-    assert few.no_verdict == "fewer than 20 examples" and np.isnan(few.p[0, 0])
+    assert few.no_verdict == "fewer than 20 examples"
+    assert np.isnan(few.p[0, 0])
     (texts,) = every_relation(judged(part_of([([5], 5)] * 18)))
     assert texts.no_verdict == "fewer than 10 texts to score on"
     # 75% against 70%: above it at 5%, but not by ten points.
     (near,) = every_relation(judged(part_of([([3], 4)] * 500, first_rule=0.7)))
-    assert near.q[0, 0] < 0.01 and not near.found.any()
+    assert near.q[0, 0] < 0.01
+    assert not near.found.any()
     (nothing,) = every_relation(judged(part_of([([2], 2)] * 40, first_rule=1)))
     assert not nothing.found.any()
 
@@ -90,10 +94,12 @@ def test_other_heads_and_little_weight_are_told():
     strong = judged(part_of(texts))
     (one,) = every_relation(strong)
     assert one.best == (0, 0)
-    assert expressed_by(strong) == ["yes; also L0H1, L0H2"] and strong.verdicts == ["yes"]
+    assert expressed_by(strong) == ["yes; also L0H1, L0H2"]
+    assert strong.verdicts == ["yes"]
     weak = judged(part_of(texts, mass=0.01))
     assert weak.verdicts == ["weakly"]
-    assert (one.low >= 0).all() and (one.high <= 1).all()
+    assert (one.low >= 0).all()
+    assert (one.high <= 1).all()
 
 
 # Copies ----------------------------------------------------------------------------------------------------------
@@ -104,9 +110,11 @@ def test_copies_of_a_text_are_one(sharp):
     few = letters(12, 2, 6, 1)
     copies = [replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few]
     model = sharp(2)
-    once, often = relations(model, few), relations(model, copies)
+    once = relations(model, few)
+    often = relations(model, copies)
     assert once.to_csv() == often.to_csv()
-    assert (often.corpus["n_texts"], often.corpus["n_copies"]) == (240, 228)
+    assert often.corpus["n_texts"] == 240
+    assert often.corpus["n_copies"] == 228
     assert Relation(often, "any→any").left_out == {"texts that were there before": 228}
     assert any("228 texts are copies of others" in note for note in often.run["notes"])
 
@@ -114,7 +122,8 @@ def test_copies_of_a_text_are_one(sharp):
 def test_links_of_one_text_may_be_on_several_lines(own):
     texts = followers(30)
     apart = [replace(text, links=(link,)) for text in texts for link in text.links]
-    one, other = relations(own, texts), relations(own, apart)
+    one = relations(own, texts)
+    other = relations(own, apart)
     assert other.to_csv() == one.to_csv()
     assert other.corpus["n_copies"] == 30
     (both,) = merge_equal([texts[0], texts[0]])
@@ -127,7 +136,10 @@ def test_links_of_one_text_may_be_on_several_lines(own):
 def test_a_source_is_in_one_half(own):
     texts = [replace(text, document=f"file {n // 5}") for n, text in enumerate(followers(60))]
     found = Relation(relations(own, texts), "again→next")
-    assert (found.halves, found.n_sources, found.n_texts, found.n_texts_scored) == ("sources", 12, 60, 30)
+    assert found.halves == "sources"
+    assert found.n_sources == 12
+    assert found.n_texts == 60
+    assert found.n_texts_scored == 30
     lots = Lots()
     halves = [lots.deal(text.document) for text in texts]
     for first in range(0, 60, 5):
@@ -142,10 +154,12 @@ def test_chunks_of_a_file_are_in_one_half(own, tmp_path):
         (tmp_path / f"{number}.py").write_text(source, "utf-8")
     options = RelationsOptions(chunk=64)
     found = Relation(relations(own, AnnotatedCorpus([str(tmp_path / "*.py")]), options), "closing→opening")
-    assert (found.halves, found.n_sources) == ("sources", 6)
+    assert found.halves == "sources"
+    assert found.n_sources == 6
     assert found.n_texts > 30
     one = relations(own, str(tmp_path / "0.py"), options)
-    assert (Relation(one, "closing→opening").halves, Relation(one, "closing→opening").n_sources) == ("texts", 1)
+    assert Relation(one, "closing→opening").halves == "texts"
+    assert Relation(one, "closing→opening").n_sources == 1
     is_told = any("Too few sources" in note for note in one.run["notes"])
     assert is_told == any(not relation.no_verdict for relation in every_relation(one))
 
@@ -181,9 +195,11 @@ def test_a_text_with_nan_is_left_out_and_told(own, dense):
     found = relations(model, texts)  # type: ignore[arg-type]
     again = Relation(found, "again→next")
     assert again.n == 60 - len(bad) > 10
-    assert np.isfinite(again.accuracy).all() and again.accuracy[induction_head()] == 1
+    assert np.isfinite(again.accuracy).all()
+    assert again.accuracy[induction_head()] == 1
     problem = found.corpus["problems"][0]
-    assert (problem["source"], problem["line"]) == ("made up", bad[0].line)
+    assert problem["source"] == "made up"
+    assert problem["line"] == bad[0].line
     assert "layer 1 computes NaN or infinity in float32" in problem["reason"]
     assert found.corpus["n_not_finite"] == len(bad)
     with pytest.raises(AttnscopeError, match="layer 1 computes NaN or infinity in float32"):

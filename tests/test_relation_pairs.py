@@ -120,7 +120,8 @@ def pairs(n, seed=0):
         size = int(chance.integers(5, 11))
         meant = chance.permutation(len(ENGLISH))[:size]
         order = chance.permutation(size)
-        text, target = " ".join(ENGLISH[w] for w in meant), " ".join(FRENCH[meant[place]] for place in order)
+        text = " ".join(ENGLISH[w] for w in meant)
+        target = " ".join(FRENCH[meant[place]] for place in order)
         links = [Link("aligned", (own,), (int(place),)) for own, place in enumerate(order)]
         links += [Link("random", (own,), (int(chance.integers(size)),)) for own in range(size)]
         texts.append(
@@ -141,9 +142,12 @@ def test_the_aligning_head_is_found(marian):
     found = relations(marian, pairs(40))
     assert found.table("heads")["kind"][0] == "cross"
     aligned = Relation(found, "aligned")
-    assert aligned.best == (0, 1) and aligned.best_found
-    assert aligned.accuracy[0, 1] > 0.95 and aligned.mass[0, 1] > 0.8
-    assert aligned.accuracy.shape == (2, 2) and aligned.found.sum() == 1
+    assert aligned.best == (0, 1)
+    assert aligned.best_found
+    assert aligned.accuracy[0, 1] > 0.95
+    assert aligned.mass[0, 1] > 0.8
+    assert aligned.accuracy.shape == (2, 2)
+    assert aligned.found.sum() == 1
     assert not Relation(found, "random").found.any()
     assert "diagonal" in " ".join(found.report().guide)
 
@@ -154,7 +158,8 @@ def test_numbers_are_those_of_dense_weights(marian):
     found = relations(marian, texts)
     np.testing.assert_allclose(relations(Eager(marian), texts)["mass"], found["mass"], atol=1e-6)  # type: ignore[arg-type]
     lots = Lots()
-    mass, n_links = np.zeros((2, 2)), 0
+    mass = np.zeros((2, 2))
+    n_links = 0
     for text in texts:
         maps = {}
 
@@ -209,7 +214,8 @@ def test_the_probe_across_is_what_plain_loops_give():
 
 
 def test_rules_counted_by_hand():
-    text, target = "a b c d e f", "x C y"
+    text = "a b c d e f"
+    target = "x C y"
     links = [Link("r", (0,), (1,)), Link("r", (1,), (2,)), Link("r", (2,), (0,)), Link("r", (0, 1), (1, 5))]
     given = replace(text_of(text), target=target, target_words=tuple(word_spans(target)))
     hits = dict(zip(RULES, right_rules(given, links).sum(0).tolist(), strict=True))
@@ -233,7 +239,8 @@ def test_the_format():
         "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}, {"from": [8, 15], "to": [[8, 13], [4, 7]]}],
     }
     text = spans.parse(json.dumps(entry), "a", 1)
-    assert text is not None and text.target == "Le chat dormait."
+    assert text is not None
+    assert text.target == "Le chat dormait."
     assert [text.target[a:b] for a, b in text.target_words] == ["Le", "chat", "dormait", "."]
     assert text.links == (Link("aligned", (1,), (1,)), Link("link", (2,), (1, 2)))
     for wrong in ({"target": 3}, {"target": " "}, {"links": [{"from": [3, 17], "to": [4, 7]}]}):

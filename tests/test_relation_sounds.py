@@ -54,11 +54,13 @@ def plant(monkeypatch, timed, misses=0.1, *, rival=False):
 
     def run_probe(model, reading, probe):
         number = next(passes) % len(every)  # a second pass, to time the words, sees the same attention
-        words, n = every[number], round(reading.sound.window_seconds / FRAME_S)
+        words = every[number]
+        n = round(reading.sound.window_seconds / FRAME_S)
         chance = np.random.default_rng(number)
         maps = chance.gamma(0.3, size=(2, 3, len(reading.target), n)) + 1e-9
         for row, word in enumerate(words):  # the first token is <|startoftranscript|>: a word's row is before it
-            first, last = round(word["start"] / FRAME_S), round(word["end"] / FRAME_S)
+            first = round(word["start"] / FRAME_S)
+            last = round(word["end"] / FRAME_S)
             if chance.random() > misses:
                 maps[1, 2, row, first:last] += 50
             if rival and evidence._half(number) == 0:
@@ -75,10 +77,16 @@ def test_a_planted_head_is_found_among_random_ones(folder, timed, tmp_path, monk
     plant(monkeypatch, timed)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     one = Relation(found, NAME)
-    assert (found["heads"]["kind"][0], found.corpus["of"], found.corpus["n_texts"]) == ("cross", "recordings", 26)
-    assert one.best == (1, 2) and one.best_found and one.found.sum() == 1
-    assert 0.8 < one.accuracy[1, 2] < 1 and one.mass[1, 2] > 0.8
-    assert one.rule.startswith("diagonal") and 0.2 < one.baseline < 0.7
+    assert found["heads"]["kind"][0] == "cross"
+    assert found.corpus["of"] == "recordings"
+    assert found.corpus["n_texts"] == 26
+    assert one.best == (1, 2)
+    assert one.best_found
+    assert one.found.sum() == 1
+    assert 0.8 < one.accuracy[1, 2] < 1
+    assert one.mass[1, 2] > 0.8
+    assert one.rule.startswith("diagonal")
+    assert 0.2 < one.baseline < 0.7
     assert one.accuracy[0].max() < one.baseline
     assert found.alignment_heads == found.as_json()["alignment_heads"] == [[1, 2]]
     saved = found.save(tmp_path / "relations.npz")
@@ -102,7 +110,8 @@ def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(folder,
     # Every path begins with the recording: its first word is not scored.
     assert found.options["word_times"] == {"n_recordings": 26, "n_words": Relation(found, NAME).n - 26}
     best, upper = range(2)
-    assert times["median"][best] < 1e-9 and times["mean"][best] < 0.25 * FRAME_S < times["mean"][upper]
+    assert times["median"][best] < 1e-9
+    assert times["mean"][best] < 0.25 * FRAME_S < times["mean"][upper]
     assert times["change"][best] <= 0 == times["change"][upper]
 
 
@@ -110,7 +119,8 @@ def test_no_recording_is_timed_by_heads_that_it_chose(folder, timed, monkeypatch
     plant(monkeypatch, timed, rival=True)
     times = sound_relations(attnscope.load(folder, check=False), [str(timed)]).table("word_times")
     # One half chooses the rival, which knows nothing of the other half; timed where it was chosen it would be exact.
-    assert times["by"][0] == "best" and times["mean"][0] > 0.05
+    assert times["by"][0] == "best"
+    assert times["mean"][0] > 0.05
 
 
 def test_copies_of_recordings_count_once(folder, timed, run):
@@ -124,7 +134,8 @@ def test_copies_of_recordings_count_once(folder, timed, run):
         copied += [line, json.dumps(entry | {"audio": name}), json.dumps(entry | {"words": entry["words"][:2]})]
     timed.write_text("\n".join(copied))
     told = json.loads(run("relations", "timed.jsonl", "-m", str(folder), "--no-check", "--json").out)
-    assert (told["corpus"]["n_texts"], told["corpus"]["n_copies"]) == (6, 3)
+    assert told["corpus"]["n_texts"] == 6
+    assert told["corpus"]["n_copies"] == 3
 
 
 def test_random_heads_and_other_lines(folder, timed, run):
@@ -149,12 +160,15 @@ def test_random_heads_and_other_lines(folder, timed, run):
     assert status == 1  # not all could be read
     told = json.loads(out)
     (one,) = told["relations"]
-    assert one["relation"] == NAME and not np.array(told["found"]).any()
+    assert one["relation"] == NAME
+    assert not np.array(told["found"]).any()
     assert told["alignment_heads"] == []
     (left_out,) = told["left_out"]
-    assert (left_out["reason"], left_out["n"]) == ("words that the recording or the transcript does not reach", 1)
+    assert left_out["reason"] == "words that the recording or the transcript does not reach"
+    assert left_out["n"] == 1
     assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
     assert run("relations", "timed.jsonl", "-m", str(folder), "--no-check").out.startswith("No head follows the words")
     assert run("relations", "timed.jsonl", "-m", str(folder), "--only", "obj")[0] == 2
     status, _, err = run("relations", "timed.jsonl", "-m", "own")
-    assert status == 1 and "takes texts, not recordings" in err
+    assert status == 1
+    assert "takes texts, not recordings" in err

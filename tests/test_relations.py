@@ -57,9 +57,12 @@ def test_a_head_that_is_made_for_a_relation_is_found(own, tmp_path):
     found = relations(own, followers(60))
     again = Relation(found, "again→next")
     induction = induction_head()
-    assert again.best == induction and again.best_found
-    assert again.accuracy[induction] == 1 and again.mass[induction] > 0.99
-    assert (again.n, again.n_scored) == (60, 30)
+    assert again.best == induction
+    assert again.best_found
+    assert again.accuracy[induction] == 1
+    assert again.mass[induction] > 0.99
+    assert again.n == 60
+    assert again.n_scored == 30
     assert not Relation(found, "any→any").found.any()
     require_lossless(found, tmp_path)
     assert len(found.to_csv().splitlines()) == 1 + 2 * 14
@@ -69,12 +72,15 @@ def test_a_simple_rule_takes_its_part(own):
     """Heads that look at the token before, or at the same token, express nothing that a rule does not."""
     texts = []
     for text in followers(40):
-        first, again = text.links[0].targets[0] - 1, text.links[0].source[0]
+        first = text.links[0].targets[0] - 1
+        again = text.links[0].source[0]
         texts.append(replace(text, links=(Link("back", (again,), (again - 1,)), Link("same", (again,), (first,)))))
     found = relations(own, texts)
     for name, rule in (("back", "offset −1"), ("same", "same word before")):
         one = Relation(found, name)
-        assert (one.rule, one.baseline, one.accuracy[one.best]) == (rule, 1.0, 1)
+        assert one.rule == rule
+        assert one.baseline == 1.0
+        assert one.accuracy[one.best] == 1
         assert not one.found.any()
 
 
@@ -191,7 +197,8 @@ def test_long_texts_are_cut_and_links_beyond_are_counted(tmp_path):
     assert near.left_out == {"source and target in different chunks": 4}
     assert [one.relation for one in every_relation(found)] == ["near"]
     notes = " ".join(found.run["notes"])
-    assert "different chunks" in notes and "cut into chunks" in notes
+    assert "different chunks" in notes
+    assert "cut into chunks" in notes
     assert Relation(relations(model, [text], RelationsOptions(stride=20)), "near").n == 58
 
 

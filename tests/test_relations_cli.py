@@ -27,7 +27,8 @@ def study(run):
 def test_a_table_and_the_files(study, tmp_path):
     status, out, err = study(TREES, "-o", "out", "-f", "npz,csv,json,png", "--only", "det,case")
     assert status == 0, err
-    assert "det→parent" in out and "nsubj" not in out
+    assert "det→parent" in out
+    assert "nsubj" not in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"relations.{ending}" for ending in ("npz", "csv", "json", "png")
     }
@@ -49,7 +50,8 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study, tmp_path):
     assert "4 parts of the texts could not be read" in err
     assert (tmp_path / "out/relations.npz").is_file()
     status, out, err = study("b.py")
-    assert (status, out) == (1, "")
+    assert status == 1
+    assert out == ""
     assert "line 1: not Python" in err
 
 
@@ -59,7 +61,8 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study, tmp_path):
 def made_up(n, shape=(2, 3), *, hostile=""):
     """n relations: the first expressed by the best head, the second by another one, the third by none, and so on."""
     n_heads = shape[0] * shape[1]
-    best, other = 1, shape[1] + 2
+    best = 1
+    other = shape[1] + 2
     accuracy = np.random.default_rng(0).random((n, n_heads)) * 0.5
     accuracy[:, best] = 0.9
     found = np.zeros((n, n_heads), np.bool_)
@@ -119,8 +122,11 @@ def test_the_verdicts():
 def test_the_map_is_drawn_whole(shape, tmp_path):
     result = made_up(60, shape, hostile="$\\alpha$ 中\u202e")
     (grid,) = [block for block in result.report().blocks if isinstance(block, Grid)]
-    assert len(grid.rows) == MOST_RELATIONS and "not shown: 40 more relations" in grid.notes
-    assert grid.framed is not None and grid.framed[0, 1] and grid.values[0, 1] == pytest.approx(0.5)
+    assert len(grid.rows) == MOST_RELATIONS
+    assert "not shown: 40 more relations" in grid.notes
+    assert grid.framed is not None
+    assert grid.framed[0, 1]
+    assert grid.values[0, 1] == pytest.approx(0.5)
     assert grid.values.min() == 0
     path, _ = result.draw(tmp_path, ["png", "svg"])
     with Image.open(path) as image:

@@ -13,7 +13,9 @@ from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]
 UNITS = [-1, 0, 0, 1, 2, -1]
-UNHAPPY, CATS, SLEEP = 0, 1, 2
+UNHAPPY = 0
+CATS = 1
+SLEEP = 2
 WEIGHTS = [
     [1.00, 0.00, 0.00, 0.00, 0.00, 0.00],
     [0.50, 0.00, 0.00, 0.20, 0.30, 0.00],  # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins
@@ -97,10 +99,12 @@ def by_loops(weights, units, links, n_cells):
 def made_up(seed, n_texts, length):
     """Units of texts of up to that length, with gaps and padding, and links between them."""
     chance = np.random.default_rng(seed)
-    units, links = [], []
+    units = []
+    links = []
     for text in range(n_texts):
         n = int(chance.integers(5, length + 1)) if text else length
-        mine, unit = [-1], 0
+        mine = [-1]
+        unit = 0
         while len(mine) < n - 1:
             mine += [unit] * int(chance.integers(1, 4))
             unit += 1
@@ -125,7 +129,8 @@ def made_up(seed, n_texts, length):
 def made_call(seed, units, causal):
     """Grouped queries; padding (what comes after the last word but one) is hidden."""
     generator = torch.Generator().manual_seed(seed)
-    n_texts, n = len(units), len(units[0])
+    n_texts = len(units)
+    n = len(units[0])
     query, key, value = (
         torch.randn(n_texts, heads, n, 5, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
     )

@@ -94,9 +94,9 @@ def test_which_words_matter_for_a_class_a_masked_word_and_the_next_word_is_plain
     ids = torch.tensor(record.maps[0].queries.ids.astype("int64"))[None]
     expected = plain(folders[name], kind, 0 if name == "bert" else answer_token, number, input_ids=ids)
     np.testing.assert_allclose(record.rollout, expected, atol=1e-5)
-    assert (record.target, record.answer_token) == (target, answer_token) and record.rollout[
-        -1, answer_token
-    ].sum() > 0.99
+    assert record.target == target
+    assert record.answer_token == answer_token
+    assert record.rollout[-1, answer_token].sum() > 0.99
     require_lossless(record, tmp_path)
 
 
@@ -115,12 +115,15 @@ def test_which_patches_matter_for_the_class_of_a_photo_is_plain_autograd_on_eage
 
 def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_is_read_from(run, folders):
     done = run("heatmap", TEXT, "--relevance", "b", "-m", str(folders["llama"]), "-o", "out", "-f", "npz,png,json")
-    assert done.status == 0 and "what matters for “b”, as of “a” (token 3)" in done.out
+    assert done.status == 0
+    assert "what matters for “b”, as of “a” (token 3)" in done.out
     assert Rollout.load("out/rollout.npz").target == "b"
     assert json.loads(Path("out/rollout.json").read_text())["options"]["target"] == "b"
     Image.fromarray(photo()).save("photo.png")
     done = run("heatmap", "--image", "photo.png", "--relevance", "cat", "-m", str(folders["vit"]), "-o", "seen")
-    assert done.status == 0 and "what matters for “cat”" in done.out and Path("seen/overview-CLS.png").exists()
+    assert done.status == 0
+    assert "what matters for “cat”" in done.out
+    assert Path("seen/overview-CLS.png").exists()
 
 
 @pytest.mark.parametrize(

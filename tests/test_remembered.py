@@ -31,7 +31,8 @@ class Count(list[None]):
 @pytest.fixture
 def compared(monkeypatch):
     """Counts surveys, each of which compares."""
-    count, compute = Count(), check.survey_attention
+    count = Count()
+    compute = check.survey_attention
 
     def counted(*arguments, **named):
         count.append(None)
@@ -60,7 +61,8 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared
     assert compared.pop_all() == 0
     assert "remembered" in dict(second.info.lines("t"))["checked"]
     assert torch.__version__ in second.info.remembered
-    assert not first.info.remembered and "remembered" not in dict(first.info.lines("t"))["checked"]
+    assert not first.info.remembered
+    assert "remembered" not in dict(first.info.lines("t"))["checked"]
     assert replace(second.info, remembered="") == first.info
     maps = zip(weights_of(first), weights_of(second), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in maps)
@@ -83,7 +85,8 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared
 def test_surveys_of_all_forms_are_kept_whole(model_type, more, tmp_path, compared, monkeypatch):
     monkeypatch.setattr(check, "_WORK_AT_LOAD", 1.0)  # windows are left to be compared later
     folder = write_tiny(tmp_path / model_type, model_type, **more)
-    first, second = load(folder), load(folder)
+    first = load(folder)
+    second = load(folder)
     assert compared.pop_all() == 1
     assert replace(second.info, remembered="") == first.info
     assert second.survey.reaches == first.survey.reaches == ([27] if "sliding_window" in more else [])
@@ -167,7 +170,8 @@ def test_an_option_compares_and_another_neither_compares_nor_remembers(tiny_bert
     assert not empty_cache.exists()
     load(tiny_bert)
     compared.clear()
-    assert not load(tiny_bert, check=True).info.remembered and compared.pop_all() == 1
+    assert not load(tiny_bert, check=True).info.remembered
+    assert compared.pop_all() == 1
     model = load(tiny_bert, check=False)
     assert (model.info.checked, model.info.remembered) == (False, "")
 
@@ -224,7 +228,8 @@ def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path, monkeypat
     config = GPT2Config(n_embd=15, n_head=3, n_layer=2, n_positions=64, vocab_size=90, bos_token_id=3, eos_token_id=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    tried, answers = Count(), iter([False, True])
+    tried = Count()
+    answers = iter([False, True])
 
     def try_it(*_):
         tried.append(None)

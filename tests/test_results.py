@@ -53,7 +53,9 @@ def change(result, **changes):
 def test_a_saved_result_is_the_same_when_it_is_loaded(tmp_path):
     result = effects()
     loaded = Effects.load(result.save(tmp_path / "effects.npz"))
-    assert (loaded.run, loaded.corpus, loaded.options) == (result.run, result.corpus, result.options)
+    assert loaded.run == result.run
+    assert loaded.corpus == result.corpus
+    assert loaded.options == result.options
     assert loaded["heads"].columns == result["heads"].columns
     assert loaded.arrays().keys() == result.arrays().keys()
     for name, values in result.arrays().items():
@@ -78,7 +80,9 @@ def test_csv_holds_the_first_table_and_json_all():
 
 def test_an_interval_stands_beside_its_column():
     class Estimate:
-        value, low, high = 0.5, 0.25, 0.75
+        value = 0.5
+        low = 0.25
+        high = 0.75
 
     table = Table.of((share("accuracy"),), [{"accuracy": Estimate()}, {"accuracy": None}])
     np.testing.assert_array_equal(table.interval("accuracy")[0], [0.5, 0.25, 0.75])

@@ -63,7 +63,8 @@ def test_what_a_function_raises_comes_out_as_it_is():
     executor = Processes(1, 1)
     with pytest.raises(AttnscopeError) as raised:
         list(executor.map_blocks(Raises(), [AttnscopeError("no such thing", "take another")]))
-    assert (raised.value.message, raised.value.hint) == ("no such thing", "take another")
+    assert raised.value.message == "no such thing"
+    assert raised.value.hint == "take another"
     with pytest.raises(ZeroDivisionError):
         list(executor.map_blocks(Raises(), [ZeroDivisionError()]))
 
@@ -85,7 +86,8 @@ def test_blocks_are_read_as_they_are_needed(tmp_path):
 
 def test_a_worker_keeps_what_it_loaded_and_has_the_threads_that_it_is_given(tmp_path):
     pids = {outcome.result[1] for outcome in Processes(1, 1).map_blocks(Square(tmp_path), range(4))}
-    assert len(pids) == 1 and os.getpid() not in pids
+    assert len(pids) == 1
+    assert os.getpid() not in pids
     names = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "MPLBACKEND"]
     found = [outcome.result for outcome in Processes(1, 3).map_blocks(Environment(), names)]
     assert found == ["3", "3", "agg"]
@@ -134,7 +136,9 @@ def test_ctrl_c_keeps_what_is_done_and_ends_all_workers_without_a_word(tmp_path)
     run = start_interrupted(tmp_path)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to all processes
     out, err = run.communicate(timeout=LIMIT_S)  # workers hold stderr: none of them is left
-    assert (out, err, run.returncode) == ("0 2\n", "", 0)
+    assert out == "0 2\n"
+    assert err == ""
+    assert run.returncode == 0
 
 
 # Ray ------------------------------------------------------------------------------------------------------------

@@ -130,7 +130,8 @@ def test_what_is_refused_is_not_added(s, c, message):
 def test_the_standard_error_is_its_formula():
     s, c = simulated(n=7)
     sums = sums_of(s, c, shape=(5,))
-    r, m = s.sum(0) / c.sum(0), c.sum(0) ** 2 / (c**2).sum(0)
+    r = s.sum(0) / c.sum(0)
+    m = c.sum(0) ** 2 / (c**2).sum(0)
     expected = np.sqrt(((s - r * c) ** 2).sum(0) * m / (m - 1)) / c.sum(0)
     np.testing.assert_allclose(sums.standard_error(), expected, rtol=1e-6)
     low, high = sums.interval()

@@ -13,16 +13,19 @@ from tests.record_helpers import map_of, record_of, tokens_of
 
 def test_what_was_drawn_is_shown_again_from_its_folder(run):
     status, out, err = run("heatmap", "the cat", "-m", "own", "-o", "drawn")
-    assert (status, out.split()[-1]) == (0, "drawn/heatmap.npz"), err
+    assert status == 0, err
+    assert out.split()[-1] == "drawn/heatmap.npz"
     status, out, err = run("show", "drawn", "--pick", "L0H1")
-    assert status == 0 and "L0H1" in out, err
+    assert status == 0, err
+    assert "L0H1" in out
     assert attnscope.load_record("drawn").of(0, 1).sum(-1) == pytest.approx(1)
 
 
 def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(run, tmp_path, monkeypatch):
     monkeypatch.setattr(output, "MOST_SAVED", 100)
     status, out, err = run("heatmap", "the cat", "-m", "own", "-L", "0", "-o", "drawn")
-    assert (status, out.split()[-1]) == (0, "drawn/L00.png")
+    assert status == 0
+    assert out.split()[-1] == "drawn/L00.png"
     assert "note: the weights, 0 MiB, are not saved: --format png,npz does\n" in err
     run("heatmap", "the cat", "-m", "own", "-L", "0", "-o", "drawn", "-f", "png,npz")
     assert (tmp_path / "drawn/heatmap.npz").is_file()
@@ -63,11 +66,15 @@ def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(ru
 )
 def test_heads_that_a_record_lacks_are_refused(run, drawn, choice, status, said):
     found = run("show", drawn, *choice)
-    assert (found[0], found[1]) == (status, "") and said in found[2]
+    assert found[0] == status
+    assert found[1] == ""
+    assert said in found[2]
 
 
 def test_pooled_maps_are_shown_by_layers_too():
     record = attnscope.pooled_heatmap(attnscope.load("own"), "the cat sat on the mat " * 4, cells=8)
     some = choose_heads(record, None, (1,), (2, 4))
-    assert some.maps[0].layers == (1,) and some.maps[0].heads == (2, 4)
-    assert (some.of(1, 4) == record.of(1, 4)).all() and some.links(1, 4) == record.links(1, 4)
+    assert some.maps[0].layers == (1,)
+    assert some.maps[0].heads == (2, 4)
+    assert (some.of(1, 4) == record.of(1, 4)).all()
+    assert some.links(1, 4) == record.links(1, 4)

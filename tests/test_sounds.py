@@ -47,8 +47,10 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
         output = model.eval()(features, decoder_input_ids=torch.tensor([ids]), output_attentions=True)
     true = np.stack([weights[0].numpy() for weights in output.cross_attentions])
     (attention,) = record.maps
-    assert (attention.kind, attention.queries.ids.tolist()) == ("cross", ids)
-    assert true.shape == (2, 3, 8, 50) and record.weights.shape == (2, 3, 8, 31)
+    assert attention.kind == "cross"
+    assert attention.queries.ids.tolist() == ids
+    assert true.shape == (2, 3, 8, 50)
+    assert record.weights.shape == (2, 3, 8, 31)
     assert float(np.ptp(true)) > 0.1
     np.testing.assert_allclose(record.weights, true[..., :31], atol=2e-5)
     assert share_after_sound(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
@@ -57,8 +59,10 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
 def test_frames_are_named_by_their_seconds(record):
     assert record.sound is not None
     assert record.sound.seconds_per_frame == 0.02  # a hop of 160 samples at 16 kHz, halved by one convolution
-    assert (record.sound.seconds, record.sound.window_seconds) == (0.61, 1.0)
-    assert record.tokens[:3] == ("0.00s", "0.02s", "0.04s") and record.tokens[-1] == "0.60s"
+    assert record.sound.seconds == 0.61
+    assert record.sound.window_seconds == 1.0
+    assert record.tokens[:3] == ("0.00s", "0.02s", "0.04s")
+    assert record.tokens[-1] == "0.60s"
     loud = np.abs(speech(0.61))
     expected = [loud[n * 320 : (n + 1) * 320].max() for n in range(31)]
     np.testing.assert_array_equal(record.sound.envelope, np.array(expected, np.float32))
@@ -70,7 +74,8 @@ def test_without_a_transcript_the_model_writes(whisper, whisper_folder):
 
     made = attnscope.sound_heatmap(whisper, (speech(0.5), 16000))
     ids = made.maps[0].queries.ids.tolist()
-    assert made.maps[0].queries.n_given == 1 and ids[0] == 0
+    assert made.maps[0].queries.n_given == 1
+    assert ids[0] == 0
     assert any("the model itself writes" in note for note in made.run["notes"])
     model = WhisperForConditionalGeneration.from_pretrained(whisper_folder).eval()
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
@@ -106,7 +111,8 @@ def test_recordings_of_many_kinds(tmp_path, whisper):
     ):
         wavfile.write(tmp_path / f"{name}.wav", 44100, samples)
         read = read_recording(tmp_path / f"{name}.wav")
-        assert (read.rate, read.samples.dtype) == (44100, np.float32)
+        assert read.rate == 44100
+        assert read.samples.dtype == np.float32
         np.testing.assert_allclose(read.samples, tone, atol=1 / 100 if name == "uint8" else 1e-4)
     wavfile.write(tmp_path / "two.wav", 44100, np.stack([tone, -tone / 2], 1))
     two = read_recording(tmp_path / "two.wav")
@@ -116,7 +122,10 @@ def test_recordings_of_many_kinds(tmp_path, whisper):
     np.testing.assert_allclose(slow.samples[200:-200], speech(0.5)[200:-200] / 4, atol=0.005)
     with pytest.warns(UserWarning, match="listens for 1 s: the rest is left out") as said:
         made = attnscope.sound_heatmap(whisper, (speech(1.5), 16000), TEXT)
-    assert len(said) == 1 and made.weights.shape[3] == 50 and made.sound is not None and made.sound.seconds == 1.0
+    assert len(said) == 1
+    assert made.weights.shape[3] == 50
+    assert made.sound is not None
+    assert made.sound.seconds == 1.0
     assert share_after_sound(made, (0, 0)) < 1e-5
 
 
@@ -147,11 +156,14 @@ def test_from_the_command_line(run, whisper_folder, tmp_path):
     assert status == 0, err
     assert out.split()[-4:] == ["a/overview.png", "a/L00.png", "a/L01.png", "a/heatmap.npz"]
     status, out, _ = run("show", "a", "-o", "b", "--pick", "L1H0,L0H2")
-    assert (status, out.split()) == (0, ["b/picked.png"])
+    assert status == 0
+    assert out.split() == ["b/picked.png"]
     status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, "--json", "-f", "npz", "--pick", "L1H1")
-    assert status == 0 and "the model itself writes" in err
+    assert status == 0
+    assert "the model itself writes" in err
     document = json.loads(out)
-    assert document["options"]["sound"]["seconds"] == 0.61 and len(document["envelope"]) == 31
+    assert document["options"]["sound"]["seconds"] == 0.61
+    assert len(document["envelope"]) == 31
     eyes = str(write_vision(tmp_path / "vit"))
     for arguments, ended, said in (
         (("--audio", "speech.wav"), 1, "minilm takes texts, not recordings"),
@@ -162,5 +174,7 @@ def test_from_the_command_line(run, whisper_folder, tmp_path):
         (("the cat", "-m", name), 1, "hears recordings, and reads no text"),
     ):
         status, out, err = run("heatmap", *arguments, "-o", "x")
-        assert (status, out) == (ended, ""), err
-        assert said in err and len(err.splitlines()) <= 2
+        assert status == ended, err
+        assert out == ""
+        assert said in err
+        assert len(err.splitlines()) <= 2

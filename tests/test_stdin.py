@@ -1,6 +1,5 @@
 """Corpora that come line by line from stdin, and how far a command is."""
 
-import io
 import os
 import signal
 import subprocess
@@ -11,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnscope.cli import main
-from attnscope.cli.progress import progress
 from attnscope.corpus import Corpus
-from attnscope.studies.inputs.texts import Progress
 from tests.processes import LIMIT_S, started
 
 LINES = [f"The cat sat on mat number {number}." for number in range(6)]
@@ -46,7 +43,8 @@ def test_batch_draws_what_came_before_the_rest_has_come(tiny_bert, tmp_path):
         process.stdin.write(f"{LINES[0]}\n{LINES[1]}\n".encode())
         process.stdin.flush()
         wait_for(lambda: len(list(tmp_path.glob("out/0*/*.png"))) >= 1)
-        assert process.poll() is None and not (tmp_path / "out" / "index.html").exists()
+        assert process.poll() is None
+        assert not (tmp_path / "out" / "index.html").exists()
         process.stdin.write(f"{LINES[2]}\n".encode())
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
@@ -65,7 +63,8 @@ def test_batch_that_waits_for_a_text_can_be_interrupted(tiny_bert, tmp_path):
         assert process.stderr is not None
         err = process.stderr.read().decode()
         assert process.returncode == 130, err
-        assert "Traceback" not in err and "Fatal" not in err
+        assert "Traceback" not in err
+        assert "Fatal" not in err
         assert len((tmp_path / "out" / "manifest.jsonl").read_text("utf-8").splitlines()) == 1
 
 
@@ -83,28 +82,6 @@ def test_stdin_gives_a_line_before_the_next_has_come(monkeypatch):
 
 
 # How far it is ---------------------------------------------------------------------------------------------------
-
-
-def test_a_bar_begins_anew_with_each_step(monkeypatch):
-    seen = []
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    from rich.progress import Progress as Bar
-
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(Bar, "update", lambda self, task, **told: seen.append(told))
-    monkeypatch.setattr(Bar, "reset", lambda self, task, **told: seen.append({"restart": True}))
-    with progress(quiet=False) as report:
-        assert report is not None
-        report(Progress(32, 900, 0.5, "counting tokens"))
-        report(Progress(1, 30, 0.1))
-        report(Progress(2, 60, None))
-    assert [told.get("restart", False) for told in seen] == [True, False, True, False, False]
-    assert seen[1]["description"].startswith("counting tokens: 32 texts, 900 tokens, ")
-    assert (seen[1]["completed"], seen[3]["total"], seen[4]["total"]) == (0.5, 1.0, None)
 
 
 @pytest.mark.usefixtures("worker_here")
@@ -139,4 +116,7 @@ def test_every_command_of_many_texts_has_a_bar(command, tiny_bert, tmp_path, mon
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, None), capsys.readouterr().err
-    assert told and told[-1].n_texts > 0 and told[-1].n_tokens > 0 and told[-1].share == pytest.approx(1, abs=0.35)
+    assert told
+    assert told[-1].n_texts > 0
+    assert told[-1].n_tokens > 0
+    assert told[-1].share == pytest.approx(1, abs=0.35)

@@ -74,9 +74,12 @@ def test_lines_and_loops_agree(n_queries, n_keys, group, seed, softcap, has_bias
         may=may if has_mask else None,
         sinks=chance.standard_normal(n_heads) if has_sinks else None,
     )
-    head, query = int(chance.integers(n_heads)), int(chance.integers(n_queries)) if one_query else None
+    head = int(chance.integers(n_heads))
+    query = int(chance.integers(n_queries)) if one_query else None
     found = steps(inputs, head, query)
-    read, d, d_value = head // group, inputs.d_head, inputs.d_value
+    read = head // group
+    d = inputs.d_head
+    d_value = inputs.d_value
     rows = slice(None) if query is None else slice(query, query + 1)
     output, weights = oracle.attention(
         inputs.Q[rows, head * d : (head + 1) * d],

@@ -123,7 +123,8 @@ def test_what_heads_read_and_write_is_what_reaches_the_seam(name):
     assert all((one.norm is not None) is pre_norm for one in stream.attentions)
     assert (stream.final_norm is not None) is pre_norm is stream.is_direct is not stream.is_post_norm
     assert all((one.output_norm is not None) is (name == "gemma2") for one in stream.attentions)
-    assert stream.unembedding is not None and stream.unembedding.shape == (37, 24)
+    assert stream.unembedding is not None
+    assert stream.unembedding.shape == (37, 24)
 
 
 def test_the_project_s_own_engines(tiny_bert):
@@ -132,7 +133,8 @@ def test_the_project_s_own_engines(tiny_bert):
         assert model.info.engine == "native"
         stream = stream_of(model)
         require_same(model, stream)
-        assert stream.unembedding is None and not stream.notes
+        assert stream.unembedding is None
+        assert not stream.notes
 
 
 def test_a_head_that_was_pruned_is_zero_and_no_other_takes_its_place():

@@ -69,7 +69,8 @@ def situations(draw):
     cross = draw(st.booleans())
     n_queries, n_keys = draw(st.permutations((1, 3, 5, 7, 11, 13)))[:2]
     n_queries = n_queries if cross else n_keys
-    batch, seed = draw(st.integers(1, 3)), draw(st.integers(0, 2**16))
+    batch = draw(st.integers(1, 3))
+    seed = draw(st.integers(0, 2**16))
     lengths = draw(st.lists(st.integers(0, n_keys), min_size=batch, max_size=batch))
     options = {
         "special_ends": draw(st.booleans()),
@@ -82,7 +83,8 @@ def situations(draw):
     if cross:
         of_queries = draw(st.lists(st.integers(0, n_queries), min_size=batch, max_size=batch))
         queries = make_facts(of_queries, n_queries, **options)
-    group, mask_heads = draw(st.sampled_from([1, 2, 3, 6])), draw(st.sampled_from([1, 1, 6]))
+    group = draw(st.sampled_from([1, 2, 3, 6]))
+    mask_heads = draw(st.sampled_from([1, 1, 6]))
     masked = draw(st.sampled_from(["none", "padding", "any"]))
     mask = None
     generator = torch.Generator().manual_seed(seed)
@@ -133,7 +135,8 @@ def test_each_unit_is_what_its_queries_say(situation, elements, size):
     asking = queries or keys
     norms = made_up_norms(keys)
     which = None if call.kind == "cross" else outlying(norms, keys)
-    weights, may = attention_weights(call), allowed(call)
+    weights = attention_weights(call)
+    may = allowed(call)
     n = call.query.shape[2]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
@@ -202,8 +205,10 @@ def minilm_batch(folder):
     tokens = [model.tokenizer.encode(text) for text in texts]
     n = max(len(text) for text in tokens)
     batch = len(texts)
-    ids, special = torch.zeros(batch, n, dtype=torch.int64), torch.zeros(batch, n, dtype=torch.bool)
-    real, marks = torch.zeros_like(special), torch.zeros_like(special)
+    ids = torch.zeros(batch, n, dtype=torch.int64)
+    special = torch.zeros(batch, n, dtype=torch.bool)
+    real = torch.zeros_like(special)
+    marks = torch.zeros_like(special)
     for row, text in enumerate(tokens):
         ids[row, : len(text)] = torch.from_numpy(text.ids)
         special[row, : len(text)] = torch.from_numpy(text.special)
@@ -247,7 +252,8 @@ def test_minilm_measures_are_their_definitions(minilm_folder):
     n = facts.real.shape[1]
     for call in recorder.calls:
         exact = dataclasses.replace(call, query=call.query.double(), key=call.key.double())
-        weights, got = attention_weights(exact), probe.sums["encoder"][call.layer]
+        weights = attention_weights(exact)
+        got = probe.sums["encoder"][call.layer]
         if call.layer in (0, 4):
             wanted = expected(weights, allowed(call), facts)
         else:
@@ -271,7 +277,8 @@ def test_layers_that_differ_in_their_window_alone_are_planned_apart():
 
 
 def test_an_encoder_decoder_has_texts_of_two_kinds():
-    read, written = make_facts([7, 5], 7), make_facts([5, 3], 5, seed=1)
+    read = make_facts([7, 5], 7)
+    written = make_facts([5, 3], 5, seed=1)
     probe = HeadMeasures(read, query_facts=written)
     for kind, queries, keys in (("encoder", 7, 7), ("decoder", 5, 5), ("cross", 5, 7)):
         probe(dataclasses.replace(make_call(n_queries=queries, n_keys=keys), kind=kind))

@@ -20,7 +20,8 @@ RECORDS = sorted((Path(__file__).parent / "records").iterdir())
 def test_every_record_is_shown_whatever_the_terminal_says_of_its_width(path, width, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
     status, _, err = run("show", path)
-    assert status == 0 and "error" not in err, err
+    assert status == 0, err
+    assert "error" not in err
 
 
 def test_a_label_of_any_length_is_cut_to_any_room():
@@ -46,8 +47,10 @@ def test_the_caches_of_another_user_are_as_if_they_were_empty(monkeypatch):
 def test_a_current_folder_that_was_removed_is_said(tmp_path):
     script = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m attnscope models"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
-    assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: the current folder cannot be used: No such file") and "hint" in done.stderr
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: the current folder cannot be used: No such file")
+    assert "hint" in done.stderr
 
 
 def test_a_file_that_ends_too_early_is_no_ctrl_c(run, monkeypatch):
@@ -56,4 +59,5 @@ def test_a_file_that_ends_too_early_is_no_ctrl_c(run, monkeypatch):
 
     monkeypatch.setattr(heatmap_study, "study", end)
     status, _, err = run("heatmap", "x")
-    assert status == 1 and "EOFError: ran out of input" in err
+    assert status == 1
+    assert "EOFError: ran out of input" in err

@@ -78,7 +78,8 @@ def test_no_record_loses_data_at_any_width(path, monkeypatch):
         console = open_console(file=io.StringIO(), width=width)
         console.print(kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with}))
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-        assert lines and all(cell_len(line) <= (width or 80) for line in lines), width
+        assert lines, width
+        assert all(cell_len(line) <= (width or 80) for line in lines)
         for table in tables:
             require_whole(table, width or 80)
 

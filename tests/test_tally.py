@@ -24,7 +24,8 @@ def plain_hits(ids, causal, context):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=24), st.booleans())
 def test_hits_of_fixed_offsets_are_those_of_the_definition(tokens, causal):
-    ids, context = [number for number, _ in tokens], [before for _, before in tokens]
+    ids = [number for number, _ in tokens]
+    context = [before for _, before in tokens]
     hits, counts = pair_hits(np.array(ids), causal=causal, context=np.array(context))
     expected = plain_hits(ids, causal, context)
     np.testing.assert_array_equal(hits, expected[0])

@@ -74,14 +74,18 @@ def test_no_colour_means_no_escape_codes(monkeypatch):
     assert ESC in printed(record, colour=True)
     monkeypatch.setenv("NO_COLOR", "1")
     out = printed(record, colour=True)
-    assert "38;2" not in out and "48;2" not in out and "█" in out
+    assert "38;2" not in out
+    assert "48;2" not in out
+    assert "█" in out
 
 
 def test_colours_are_the_weights():
     record = simple(2, layers=1, heads=1)
     record.maps[0].weights[0, 0] = [[1, 0], [0.5, 0.5]]
     out = printed(record, colour=True)
-    assert "48;2;8;48;107m" in out and "48;2;255;255;255m" in out and "48;2;132;152;181m" in out
+    assert "48;2;8;48;107m" in out
+    assert "48;2;255;255;255m" in out
+    assert "48;2;132;152;181m" in out
 
 
 # What is said of heads
@@ -130,13 +134,16 @@ def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere():
     weights[7, 1, 2] = [0.1, 0.9, 0]
     out = printed(record, query="it")
     table = out[out.index("what “it”") :]
-    assert "L7H1  Mary 0.90" in table and "L0H0" not in table and table.count("Mary") == 24
+    assert "L7H1  Mary 0.90" in table
+    assert "L0H0" not in table
+    assert table.count("Mary") == 24
     assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(table.split())
     assert out.strip().startswith("what “it”")  # the maps would hide it
 
 
 def test_each_kind_of_attention_is_named():
-    source, target = tokens_of(["a", "b"]), tokens_of(["x"])
+    source = tokens_of(["a", "b"])
+    target = tokens_of(["x"])
     maps = map_of(source), map_of(target, kind="decoder"), map_of(target, source, kind="cross")
     out = printed(record_of(*maps))
     assert [kind for kind in ("encoder", "decoder", "cross") if f"{kind} attention" in out] == [

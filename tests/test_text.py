@@ -25,7 +25,8 @@ def words(text):
 def bytes_as_pieces(text):
     """GPT-2's alphabet as its authors wrote it: an oracle that shares no code."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    table, extra = {b: chr(b) for b in kept}, 0
+    table = {b: chr(b) for b in kept}
+    extra = 0
     for byte in range(256):
         if byte not in table:
             table[byte] = chr(256 + extra)
@@ -97,7 +98,8 @@ def test_byte_level_pieces_decode_to_their_text_wherever_they_are_cut(text):
         assert labels(bytes_as_pieces(text), style="bytes") == (text,)
     for piece in bytes_as_pieces(text):
         (label,) = labels(piece, style="bytes")
-        assert label.isascii() and label.isprintable()
+        assert label.isascii()
+        assert label.isprintable()
 
 
 # Words
@@ -133,7 +135,8 @@ def test_words_are_the_text_without_its_spaces(text):
 
 
 def test_tokens_get_the_word_of_their_first_character_that_is_no_space():
-    text, pair = "I don't  go.", "no 中国"
+    text = "I don't  go."
+    pair = "no 中国"
     pieces = ["<s>", "I", "Ġdon", "'t", "Ġ", "Ġgo", ".", "</s>", "no", "Ġä¸", "Ń", "åĽ½", "", "</s>"]
     offsets = [(0, 0), (0, 1), (1, 5), (5, 7), (7, 8), (8, 11), (11, 12), (0, 0)]
     offsets += [(0, 2), (2, 4), (3, 4), (4, 5), (5, 5), (0, 0)]
@@ -146,9 +149,15 @@ def test_tokens_get_the_word_of_their_first_character_that_is_no_space():
     assert tokens.offsets[[0, 7, 12, 13]].tolist() == [[-1, -1]] * 4
     assert tokens.offsets[5].tolist() == [8, 11]
     assert tokens.labels[9:11] == ("·<0xE4><0xB8>", "<0xAD>")
-    assert (tokens.text, tokens.pair, tokens.n_given, len(tokens)) == (text, pair, 14, 14)
-    assert (tokens.ids.dtype, tokens.offsets.dtype, tokens.special.dtype) == (np.int64, np.int32, np.bool_)
-    assert (tokens.words.dtype, tokens.segments.dtype) == (np.int32, np.int32)
+    assert tokens.text == text
+    assert tokens.pair == pair
+    assert tokens.n_given == 14
+    assert len(tokens) == 14
+    assert tokens.ids.dtype == np.int64
+    assert tokens.offsets.dtype == np.int32
+    assert tokens.special.dtype == np.bool_
+    assert tokens.words.dtype == np.int32
+    assert tokens.segments.dtype == np.int32
 
 
 # Sources

@@ -101,7 +101,9 @@ def _is_free(model):
 @pytest.mark.parametrize("name", ["bert", "llama", "native"])
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name, error, tmp_path):
-    model, batch, taken = _model(name, tmp_path), Batch(torch.arange(5, 12)[None]), []
+    model = _model(name, tmp_path)
+    batch = Batch(torch.arange(5, 12)[None])
+    taken = []
 
     def look(call):
         taken.append(not _is_free(model))
@@ -125,7 +127,9 @@ def test_a_turn_lasts_for_a_pass_and_ends_with_any_error(name, error, tmp_path):
 
 def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_together():
     network = tiny("bert")
-    whole, again, part = attnscope.load(network), attnscope.load(network), attnscope.load(network.bert)
+    whole = attnscope.load(network)
+    again = attnscope.load(network)
+    part = attnscope.load(network.bert)
     of_one_config = attnscope.load(type(network)(network.config).eval())
     others = [again, part, of_one_config, attnscope.load(tiny("bert"))]
 
@@ -145,7 +149,9 @@ def test_models_of_one_torch_module_of_its_parts_and_of_one_config_take_turns_to
 
 
 def test_a_probe_may_run_the_model_that_it_watches(tmp_path):
-    model, batch, inner = _model("bert", tmp_path), Batch(torch.arange(5, 12)[None]), Weights()
+    model = _model("bert", tmp_path)
+    batch = Batch(torch.arange(5, 12)[None])
+    inner = Weights()
 
     def run_again(call):
         if not inner.maps:

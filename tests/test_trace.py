@@ -60,7 +60,8 @@ def run_lines(record):
         if name.startswith("input_"):
             names[name.removeprefix("input_")] = np.copy(value)
     for step in record.steps:
-        code, value = step["code"], step["value"]
+        code = step["code"]
+        value = step["value"]
         exec(code, names)
         np.testing.assert_allclose(eval(step["variable"], names), value, rtol=1e-9, atol=1e-12, err_msg=code)
         assert len(step["axes"]) == value.ndim

@@ -96,9 +96,12 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line_and_the_rest_go_on(own_run
         "training", own_run / "checkpoint-*", "--file", texts, "-o", "out", "--measures", "induction"
     )
     lines = err.splitlines()
-    assert (status, len(lines)) == (1, 5), err
-    assert "checkpoint-5" in lines[0] and "cannot load checkpoint-5" in lines[0]
-    assert "checkpoint-7" in lines[1] and "holds no config.json" in lines[1]
+    assert status == 1, err
+    assert len(lines) == 5
+    assert "checkpoint-5" in lines[0]
+    assert "cannot load checkpoint-5" in lines[0]
+    assert "checkpoint-7" in lines[1]
+    assert "holds no config.json" in lines[1]
     assert "checkpoint-8" in lines[2]
     assert lines[3] == "error: 3 checkpoints could not be measured"
     found = attnscope.load_record("out/training.npz")
@@ -127,7 +130,8 @@ def test_whatever_one_checkpoint_raises_the_others_are_not_lost(trained, monkeyp
 
 @pytest.mark.parametrize("at", ["loading", "measuring"])
 def test_ctrl_c_keeps_what_was_done(own_run, run, monkeypatch, at):
-    load, heads = LoadOptions.load, study.heads
+    load = LoadOptions.load
+    heads = study.heads
 
     def stop_loading(self, spec):
         if "checkpoint-10" in str(spec):
@@ -149,10 +153,8 @@ def test_ctrl_c_keeps_what_was_done(own_run, run, monkeypatch, at):
     status, _, err = run(
         "training", own_run / "checkpoint-*", "--file", texts, "--loss", "none", "-o", "out", "-f", "npz", "-q"
     )
-    assert (status, err.splitlines()) == (
-        130,
-        ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"],
-    )
+    assert status == 130
+    assert err.splitlines() == ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"]
     found = attnscope.load_record("out/training.npz")
     assert (found.steps, found.corpus["complete"]) == ((0, 5), False)
 
@@ -170,7 +172,9 @@ def test_ctrl_c_keeps_what_was_done(own_run, run, monkeypatch, at):
 )
 def test_wrong_usage_is_one_line(given, told, run, tmp_path):
     status, out, err = run("training", *given)
-    assert (status, out) == (2, "") and err.startswith(f"error: {told}"), err
+    assert status == 2, err
+    assert out == ""
+    assert err.startswith(f"error: {told}")
     assert not [*tmp_path.iterdir()]
 
 
@@ -213,8 +217,10 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path):
     stages, skipped = stages_of([f"{tmp_path}/*", f"{tmp_path}/checkpoint-9"])
     assert [Path(stage.name).name for stage in stages] == ["checkpoint-9", "checkpoint-10", "checkpoint-100"]
     told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
-    assert told[0][0] == "final" and "no step" in told[0][1]
-    assert told[1][0] == "step9" and "its step 9 is that of" in told[1][1]
+    assert told[0][0] == "final"
+    assert "no step" in told[0][1]
+    assert told[1][0] == "step9"
+    assert "its step 9 is that of" in told[1][1]
 
 
 def test_revisions_of_the_hub_are_checkpoints(trained, monkeypatch):
@@ -228,7 +234,8 @@ def test_revisions_of_the_hub_are_checkpoints(trained, monkeypatch):
     monkeypatch.setattr(catalog, "cached_folder", snapshot)
     names = ["org/name@step10", "org/name@step0", "org/name@step5"]
     found = attnscope.training(names, TEXTS, QUICK)
-    assert (found.steps, found.run["model"]) == ((0, 5, 10), "org/name")
+    assert found.steps == (0, 5, 10)
+    assert found.run["model"] == "org/name"
     assert {*asked} == {("org/name", f"step{n}") for n in (0, 5, 10)}
     folders = attnscope.training(f"{trained}/checkpoint-*", TEXTS, QUICK)
     np.testing.assert_array_equal(found["value"], folders["value"])

@@ -35,4 +35,5 @@ def test_what_rounding_leaves_outside_a_sink_has_no_value():
     sums = {name: np.array([0.5, 1e-40]).reshape(1, 1, 1, 2) for name in ("sum", "uniform_sum")}
     sums["count"] = np.array([4.0, 3e-40]).reshape(1, 1, 1, 2)
     weighed = weigh_units(np.array([0.25]), sums)
-    assert weighed["count"].ravel().tolist() == [1.0, 0.0] and weighed["sum"].ravel().tolist() == [0.125, 0.0]
+    assert weighed["count"].ravel().tolist() == [1.0, 0.0]
+    assert weighed["sum"].ravel().tolist() == [0.125, 0.0]

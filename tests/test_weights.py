@@ -25,7 +25,8 @@ def dense(source, layer, head, n_heads, n_kv_heads):
     """W_Q, W_K, W_V, W_O of a Llama by the names of its parts, RMSNorm folded, float64."""
     part = source.model.layers[layer]
     gain = part.input_layernorm.weight.detach().double().numpy()
-    d_head, group = 4, n_heads // n_kv_heads
+    d_head = 4
+    group = n_heads // n_kv_heads
 
     def rows(name, number):
         weight = getattr(part.self_attn, f"{name}_proj").weight.detach().double().numpy()
@@ -61,7 +62,8 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
         for by, (x, y) in pairs.items():
             share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
             assert got["composition"][COMPOSITIONS.index(by), sender, receiver] == pytest.approx(share, abs=1e-6)
-    assert np.isnan(got["composition"][:, 6:, 6:]).all() and np.isnan(got["composition"][:, :6, :6]).all()
+    assert np.isnan(got["composition"][:, 6:, 6:]).all()
+    assert np.isnan(got["composition"][:, :6, :6]).all()
 
 
 def test_layer_norms_are_folded_and_what_they_take_away_is_left_out():
@@ -80,7 +82,8 @@ def test_layer_norms_are_folded_and_what_they_take_away_is_left_out():
 
     (_, _, value), out = matrices(0, 1)
     (query, key, _), _ = matrices(1, 2)
-    x, y = query.T @ key, out @ value
+    x = query.T @ key
+    y = out @ value
     share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
     assert got["composition"][1, 1, 8] == pytest.approx(share, abs=1e-6)
     embeddings = source.transformer.wte.weight.detach().double().numpy()
@@ -113,7 +116,8 @@ def planted():
 
 def test_planted_heads_are_found():
     got = found(planted())
-    assert got["heads"]["copying"][:2] == pytest.approx([1, -1], abs=1e-6) and got.is_outside("copying")[:2].all()
+    assert got["heads"]["copying"][:2] == pytest.approx([1, -1], abs=1e-6)
+    assert got.is_outside("copying")[:2].all()
     best, next_best = got.strongest("K", 2)
     assert [got.head_names[row] for row in best] == ["L0H3", "L1H2"]
     assert got.excess[1][best] > 2 * got.excess[1][next_best]
@@ -127,7 +131,8 @@ def test_a_head_that_copies_writes_what_it_reads():
     )
     for source, target in zip(copies["source"], copies["target"], strict=True):
         assert source.split()[0] in target.split()
-    assert ((copies["share"][::2] > 0) & (copies["share"][::2] <= 1)).all() and np.isnan(copies["share"][1::2]).all()
+    assert ((copies["share"][::2] > 0) & (copies["share"][::2] <= 1)).all()
+    assert np.isnan(copies["share"][1::2]).all()
     assert takes_away["source"][0].split()[0] in takes_away["target"][1].split()
 
 
@@ -135,18 +140,25 @@ def test_the_glass_box_s_induction_head_reads_what_its_previous_token_head_write
     got = found("own")
     best, second = got.strongest("K", 2)
     assert [got.head_names[row] for row in best] == ["L0H0", "L1H1"]
-    assert got["composition"][1][best] > 0 and got["composition"][1][second] == 0
-    heads, names = got.table("heads"), np.array(got.head_names)
+    assert got["composition"][1][best] > 0
+    assert got["composition"][1][second] == 0
+    heads = got.table("heads")
+    names = np.array(got.head_names)
     assert names[heads["previous"] > 0.99].tolist() == ["L0H0", "L1H0"]
-    assert heads["next"][1] > 0.99 and heads["same"][2] > 0.99 and heads["first"][3] > 0.99
-    assert math.isnan(heads["copying"][0]) and not got.is_outside("copying")[0]
+    assert heads["next"][1] > 0.99
+    assert heads["same"][2] > 0.99
+    assert heads["first"][3] > 0.99
+    assert math.isnan(heads["copying"][0])
+    assert not got.is_outside("copying")[0]
 
 
 def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder):
     got = found(str(minilm_folder))
-    assert got.options["places"] == "in the stream" and got.options["ends"] == "static embeddings"
+    assert got.options["places"] == "in the stream"
+    assert got.options["ends"] == "static embeddings"
     previous = got["heads"]["previous"]
-    assert got.head_names[previous.argmax()] == "L0H2" and previous.max() > 0.99
+    assert got.head_names[previous.argmax()] == "L0H2"
+    assert previous.max() > 0.99
     assert any("post-norm" in note for note in got.run["notes"])
 
 
@@ -154,7 +166,9 @@ def test_minilm_s_previous_token_head_is_one_by_places_alone(minilm_folder):
 
 
 def test_what_random_directions_have_is_what_they_have_drawn():
-    d, k, n = 13, 3, 4000
+    d = 13
+    k = 3
+    n = 4000
     chance = torch.Generator().manual_seed(0)
     left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
     right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
@@ -174,7 +188,8 @@ def test_what_random_directions_have_is_what_they_have_drawn():
 
 def test_singular_directions_are_those_of_the_whole_matrix():
     chance = torch.Generator().manual_seed(3)
-    left, right = torch.randn(2, 11, 3, generator=chance), torch.randn(2, 3, 11, generator=chance)
+    left = torch.randn(2, 11, 3, generator=chance)
+    right = torch.randn(2, 3, 11, generator=chance)
     whole = left.double() @ right.double()
     given, read, share = core.singular_directions(left[0], right[0], 2)
     u, s, vh = torch.linalg.svd(whole[0])
@@ -195,10 +210,14 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run, tmp_path):
     names = {path.name for path in (tmp_path / "out").iterdir()}
     stems = ("weights-heads", "weights-graph")
     assert names == {"weights.npz", "weights.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
-    assert "only a proxy" in " ".join(out.split()) and "heads that copy" not in out, "an encoder"
+    assert "only a proxy" in " ".join(out.split()), "an encoder"
+    assert "heads that copy" not in out
     assert len((tmp_path / "out" / "weights.csv").read_text("utf-8").splitlines()) == 1 + 6
     status, out, err = run("show", tmp_path / "out" / "weights.npz", "--pick", "L1H2", "-q")
-    assert status == 0 and "L1H2" in out and "reads from" in out
+    assert status == 0
+    assert "L1H2" in out
+    assert "reads from" in out
     assert run(*told, "--pick", "L7H0")[0] == 2
     status, out, _ = run(*told, "--json")
-    assert status == 0 and '"schema": "attnscope.weights/2"' in out
+    assert status == 0
+    assert '"schema": "attnscope.weights/2"' in out

@@ -16,7 +16,8 @@ from tests.conftest import write_tiny
 from tests.test_stream import GROUPED, SIZES, random_model
 
 TEXT = "5 9 3 7 11 4 8"
-QUERY, KEY = 5, 2
+QUERY = 5
+KEY = 2
 MORE = {
     "t5": {"d_model": 24, "d_kv": 4, "num_heads": 6, "num_layers": 2, "d_ff": 20},
     "albert": {"embedding_size": 12},
@@ -25,7 +26,8 @@ MORE = {
     "gemma3_text": {**GROUPED, "head_dim": 6},
     "bloom": {"hidden_size": 24, "n_head": 6, "n_layer": 2},
 }
-LEARNED, ROTARY = ("bert", "gpt2", "opt", "albert"), ("llama", "qwen2", "gemma", "gpt_neox", "phi", "mixtral")
+LEARNED = ("bert", "gpt2", "opt", "albert")
+ROTARY = ("llama", "qwen2", "gemma", "gpt_neox", "phi", "mixtral")
 NORMED = ("qwen3", "olmo2", "gemma3_text")
 """Models with norms of queries and keys."""
 
@@ -83,7 +85,8 @@ def test_parts_sum_to_the_model_s_own_score(name):
     assert np.isfinite(record.score["softcap"]) == (name == "gemma2")
     parts = record["parts"]
     names = {*parts["part"].tolist()}
-    assert {"tokens", "L0H0", "L0H5"} <= names and ("positions" in names) is (name in LEARNED)
+    assert {"tokens", "L0H0", "L0H5"} <= names
+    assert ("positions" in names) is (name in LEARNED)
     assert parts["layer"].max() <= (0 if kind == "decoder" else 1)
 
 
@@ -127,7 +130,9 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
         seen[call.layer] = call, attend(call)
         return seen[call.layer][1]
 
-    layer, n, head = source.model.layers[1], QUERY + 1, 4
+    layer = source.model.layers[1]
+    n = QUERY + 1
+    head = 4
     handle = layer.input_layernorm.register_forward_pre_hook(lambda module, given: stream.append(given[0]))
     ids = torch.tensor([[int(word) for word in TEXT.split()]])
     with torch.no_grad():
@@ -164,7 +169,8 @@ def test_a_record_whose_parts_do_not_sum_is_none(tmp_path):
     assert record.score["key"] == int(np.argmax([0, *(w for w in weights_of(record)[1:])]))
     again = Why.load(record.save(tmp_path / "why.npz"))
     np.testing.assert_array_equal(again["pairs"], record["pairs"])
-    assert again["parts"]["part"].tolist() == record["parts"]["part"].tolist() and again.excess == record.excess
+    assert again["parts"]["part"].tolist() == record["parts"]["part"].tolist()
+    assert again.excess == record.excess
     pairs = record["pairs"].copy()
     pairs[0, 0] += 0.01
     path = dataclasses.replace(record, grids={"pairs": pairs}).save(tmp_path / "other.npz")
@@ -182,13 +188,15 @@ def test_the_command_prints_and_draws_the_parts(run, tmp_path):
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
     status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")
     assert status == 0, err
-    assert "why L1H2 attends from cat (@2) to the (@1)" in out and "the query reads mostly" in out
+    assert "why L1H2 attends from cat (@2) to the (@1)" in out
+    assert "the query reads mostly" in out
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
     assert len(lines) == len(record["parts"]) + 1
     assert sum(float(line.split(",")[-1]) for line in lines[1:]) == pytest.approx(record.excess, abs=1e-4)
     assert (tmp_path / "out" / "why-L1H2.svg").stat().st_size > 1000
     status, out, _ = run(*told, "--query", "cat", "--json")
-    assert status == 0 and json.loads(out)["schema"] == "attnscope.why/2"
+    assert status == 0
+    assert json.loads(out)["schema"] == "attnscope.why/2"
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--query", "cat")[0] == 2
     assert run("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2")[0] == 2

@@ -50,7 +50,9 @@ def test_the_path_is_that_of_whispers_own_code():
 
     drawn = np.random.default_rng(0)
     for _ in range(60):
-        n_heads, n_tokens, n_frames = drawn.integers(1, 4), drawn.integers(1, 12), drawn.integers(1, 60)
+        n_heads = drawn.integers(1, 4)
+        n_tokens = drawn.integers(1, 12)
+        n_frames = drawn.integers(1, 60)
         weights = drawn.dirichlet(np.full(n_frames, 0.3), (n_heads, n_tokens))
         held = torch.tensor(weights)
         level = torch.nan_to_num((held - held.mean(-2, keepdim=True)) / held.std(-2, keepdim=True, unbiased=False))
@@ -62,7 +64,8 @@ def test_the_path_is_that_of_whispers_own_code():
 
 def test_words_are_timed_to_a_frame(planted):
     sound = time_words(planted, [(1, 2)]).sound
-    assert sound is not None and sound.followed == ((1, 2),)
+    assert sound is not None
+    assert sound.followed == ((1, 2),)
     assert [word.text for word in sound.words] == ["the", "cat", "sat", "on", "a", "mat ."]
     for word, start, end in zip(sound.words, STARTS_S, STARTS_S[1:], strict=False):
         assert abs(word.start - start) <= 0.02 + 1e-9, word
@@ -71,9 +74,8 @@ def test_words_are_timed_to_a_frame(planted):
     assert all(a.end == b.start for a, b in zip(sound.words, sound.words[1:], strict=False))
     # A head that listens anywhere tells other times: it is the planted one that these come from.
     other = time_words(planted, [(0, 0)]).sound
-    assert (
-        other is not None and max(abs(a.start - b.start) for a, b in zip(other.words, sound.words, strict=True)) > 0.1
-    )
+    assert other is not None
+    assert max(abs(a.start - b.start) for a, b in zip(other.words, sound.words, strict=True)) > 0.1
 
 
 def test_words_are_drawn_over_the_spectrogram(whisper, tmp_path):
@@ -81,10 +83,13 @@ def test_words_are_drawn_over_the_spectrogram(whisper, tmp_path):
     tone = (0.5 * np.sin(2 * np.pi * 2000 * t) * (t > 0.75)).astype(np.float32)
     timed = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, times=True, pick=[(1, 2)])
     sound = attnscope.load_record(timed.save(tmp_path / "heatmap.npz")).sound
-    assert sound is not None and sound.spectrogram is not None
+    assert sound is not None
+    assert sound.spectrogram is not None
     seen = sound.spectrogram
     assert seen.levels.shape == (8, 150) and len(sound.envelope) == 75  # two steps a frame, in 8 bands
-    assert seen.hertz == tuple(sorted(seen.hertz)) and 5000 < seen.hertz[-1] < 8000 and 30 < seen.decibels < 100
+    assert seen.hertz == tuple(sorted(seen.hertz))
+    assert 5000 < seen.hertz[-1] < 8000
+    assert 30 < seen.decibels < 100
     loud = seen.levels.astype(float)
     assert loud[:, 80:].mean(1).argmax() == np.abs(np.array(seen.hertz) - 2000).argmin()
     assert loud[:, :70].max() < 30 < 200 < loud[:, 80:].max()  # a hundredth of a second a step
@@ -95,7 +100,9 @@ def test_words_are_drawn_over_the_spectrogram(whisper, tmp_path):
         assert f">{said}<" in drawn or said in drawn
     # Without times nothing of it is kept, and nothing else is drawn.
     plain = attnscope.sound_heatmap(whisper, (tone, 16000), TEXT, pick=[(1, 2)])
-    assert plain.sound is not None and plain.sound.spectrogram is None and "spectrogram" not in plain.arrays()
+    assert plain.sound is not None
+    assert plain.sound.spectrogram is None
+    assert "spectrogram" not in plain.arrays()
     wrong = timed.describe()
     sound_told = {**wrong["options"]["sound"], "hertz": [1.0]}
     wrong = {**wrong, "options": {**wrong["options"], "sound": sound_told}}
@@ -120,9 +127,11 @@ def test_the_command_times_words(folder, run):
     status, out, err = run(*asked, "--pick", "L1H2", "--json")
     assert status == 0, err
     told = json.loads(out)
-    assert told["words"][-1]["word"] == "mat ." and told["options"]["sound"]["followed"] == [[1, 2]]
+    assert told["words"][-1]["word"] == "mat ."
+    assert told["options"]["sound"]["followed"] == [[1, 2]]
     _, out, _ = run(*asked, "--pick", "L1H2", "-f", "text")
-    assert "start (s)" in out and "mat ." in out
+    assert "start (s)" in out
+    assert "mat ." in out
 
     # The heads that the model's own files name.
     config = folder / "generation_config.json"

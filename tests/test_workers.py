@@ -32,7 +32,8 @@ from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
 ROOT = Path(__file__).parent.parent
-N, BLOCK = 150, 64
+N = 150
+BLOCK = 64
 """Texts of the corpus, and of a block: there are three."""
 LINKS = ROOT / "sample_texts" / "dependencies.conllu"
 TWO = Workers("own", 2)
@@ -102,7 +103,9 @@ def test_two_processes_find_what_one_finds_and_tell_how_far_they_are(own, corpus
     require_same(found, heads(own, corpus))
     assert [problem["source"] for problem in found.corpus["problems"]] == [str(corpus.sources[1])]
     counted = [done.n_texts for done in seen if not done.step]
-    assert counted == sorted(counted) and (seen[-1].n_texts, seen[-1].share) == (N, 1.0)
+    assert counted == sorted(counted)
+    assert seen[-1].n_texts == N
+    assert seen[-1].share == 1.0
 
 
 def test_a_worker_that_is_killed_in_a_block_costs_nothing(own, corpus, tmp_path):
@@ -116,7 +119,8 @@ def test_a_block_that_always_kills_is_listed_and_the_rest_kept(own, corpus, tmp_
     deadly = partial(DeadlyMeasurer, marks=tmp_path, text=BLOCK, n_deaths=99)
     found, _ = study_heads(own, texts_of(corpus), HeadsOptions(), None, TWO, deadly)
     assert len(list(tmp_path.iterdir())) == RUNS
-    assert found.corpus["complete"] and found.corpus["n_texts"] == N - BLOCK
+    assert found.corpus["complete"]
+    assert found.corpus["n_texts"] == N - BLOCK
     assert [problem["line"] for problem in found.corpus["problems"]] == [None, BLOCK + 1]
     assert found.corpus["problems"][1]["reason"] == (
         f"{BLOCK} texts from here on were not studied: its process was killed by signal 9: "
@@ -156,9 +160,11 @@ def test_ctrl_c_keeps_what_is_done(n_workers, folder):
     command = [sys.executable, "-c", INTERRUPTED, str(folder / "many.txt"), str(n_workers)]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         out, err = run.communicate(timeout=LIMIT_S)
-    assert (run.returncode, err) == (0, ""), err
+    assert run.returncode == 0, err
+    assert err == ""
     complete, n_texts, has_heads = out.split()
-    assert (complete, has_heads) == ("False", "True")
+    assert complete == "False"
+    assert has_heads == "True"
     assert 0 < int(n_texts) <= BLOCK
 
 
@@ -183,7 +189,8 @@ def test_what_changes_without_heads_is_that_of_one_process(tmp_path, monkeypatch
     workers = Workers(folder, 2, loading=LoadOptions(engine="hf"))
     shared = ablate(model, texts, options, lambda done: seen.append(done.share), workers)
     assert shared.as_json() == ablate(model, texts, options).as_json()
-    assert shared.corpus["n_texts"] > 6 and seen == sorted(seen, key=lambda share: share or 0)
+    assert shared.corpus["n_texts"] > 6
+    assert seen == sorted(seen, key=lambda share: share or 0)
 
 
 # Ray ------------------------------------------------------------------------------------------------------------
@@ -202,5 +209,6 @@ def test_a_cluster_that_loses_a_machine_finds_what_one_process_finds(own, corpus
         out, err = run.communicate(timeout=800)
     assert run.returncode == 0, err
     told = json.loads(out.splitlines()[-1])
-    assert told["n_nodes_left"] == 1 and told["drawn"] == [1, 0]
+    assert told["n_nodes_left"] == 1
+    assert told["drawn"] == [1, 0]
     require_same(attnscope.load_record(folder / "ray.npz"), heads(own, Corpus(folder / "many.txt")))

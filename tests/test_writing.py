@@ -79,20 +79,24 @@ def saved(tmp_path):
 def test_a_page_goes_to_stdout(run, saved, tmp_path):
     assert run("page", "--record", saved, "-o", "page.html")[0] == 0
     status, out, err = run("page", "--record", saved, "-o", "-")
-    assert (status, err) == (0, "")
+    assert status == 0
+    assert err == ""
     assert out == (tmp_path / "page.html").read_text("utf-8")
     assert not (tmp_path / "-").exists()
     assert run("page", "--record", saved, "-o", "-", "--json")[0] == 2
 
 
 def test_a_page_goes_into_a_pipe(run, saved, tmp_path):
-    pipe, read = tmp_path / "pipe", list[str]()
+    pipe = tmp_path / "pipe"
+    read = list[str]()
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: read.append(pipe.read_text("utf-8")))
     reader.start()
     status, out, err = run("page", "--record", saved, "-o", pipe)
     reader.join()
-    assert (status, out, err) == (0, "", "")
+    assert status == 0
+    assert out == ""
+    assert err == ""
     assert read[0].startswith("<!doctype html>")
     assert pipe.is_fifo()
 
