@@ -85,8 +85,8 @@ def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png")
     assert status == 0, err
     first, *lines = out.splitlines()
-    assert "matters most: without it hidden states change by" in first
-    assert "zero Δ hidden" in lines[1]
+    assert "matters most: without it the last hidden states change by" in first
+    assert "zero: Δ hidden" in "\n".join(lines[1:4])
     assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = set(names_in(tmp_path / "out"))
     assert names == {"ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png"}
@@ -121,5 +121,5 @@ def test_heads_with_roles_are_taken_out_too(run, tmp_path):
         assert bool(head["role"]) == (head["zero_l2"] is not None) == (head["mean_l2"] is not None)
     status, out, _ = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe")
     assert status == 0
-    assert "zero Δ hidden" in out
+    assert "zero: Δ hidden" in out
     assert "do nothing" in " ".join(out.split())

@@ -34,17 +34,18 @@ __all__ = ["elsewhere", "loaded_once"]
 
 def test_a_heatmap_answers_before_it_lists_its_files(run):
     result = run("heatmap", TIRED, "-L", "3", "-o", "out", "--query", "it")
-    title, *links, opened, first, _, _ = result.out.splitlines()
+    title, *links, skipped, opened, first, _, _ = result.out.splitlines()
     assert len(links) == 5
     assert max(map(len, [title, *links])) <= 80
-    assert title.startswith("where it looks most")
-    assert links[0] == "L3H1  it → animal  0.68"
+    assert skipped.startswith("links to or from special tokens are skipped")
+    assert title.startswith("where “it” (token 10) attends most")
+    assert links[0] == "L3H1  “it” → “animal”  0.68"
     assert len({line.split()[0] for line in links}) == 5  # heads, each once
     assert opened == f"open {Path(first).resolve().as_uri()}"
     assert first == "out/L03.png"
     assert run("heatmap", TIRED, "-L", "3", "-o", "out", "-q").out == "out/L03.png\nout/heatmap.npz\n"
     answer, opened, path = run("page", "--record", "out", "-o", "page.html").out.splitlines()
-    assert answer.startswith("strongest link: L3H")
+    assert answer.startswith("strongest link outside sinks (query → key): L3H")
     assert opened == f"open {Path(path).resolve().as_uri()}"
     assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == ["page.html"]
 

@@ -18,7 +18,7 @@ def test_all_heads_as_tables_and_files(run, tmp_path):
     status, out, err = run("compare", "-m", "own", "--file", SENTENCES, "-o", "out", "-q")
     assert (status, err) == (0, "")
     assert "most alike, by Hellinger distance" in out
-    assert "most alone" in out
+    assert "least like any other" in out
     names = ["compare.npz", "compare.csv", "matrix.png"]
     assert out.splitlines()[-3:] == [f"out/{name}" for name in names]
 

@@ -130,7 +130,8 @@ class TestAnswer:
             run={"model": "tiny"},
         )
         lines = shown(show, findings, 200).splitlines()
-        assert lines[0] == "tiny: 3 of 5 heads rest mostly on sinks, 1 looks next door, 1 has no role"
+        rest = "rest mostly on sinks (special tokens, the first)"
+        assert lines[0] == f"tiny: 3 of 5 heads {rest}, 1 attends to neighbours, 1 has no role"
 
     def test_a_line_joins_role_and_description(self):
         findings = described_findings(1, 2)

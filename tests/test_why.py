@@ -188,7 +188,7 @@ def test_the_command_prints_and_draws_the_parts(run, tmp_path):
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
     status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")
     assert status == 0, err
-    assert "why L1H2 attends from cat (@2) to the (@1)" in out
+    assert "why L1H2 attends from cat (token 2) to the (token 1)" in out
     assert "the query reads mostly" in out
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()

@@ -57,8 +57,23 @@ def batch(*, texts: BatchTexts, order: BatchOptions, model: Chosen, drawing: Map
     written = [written for text in result.drawn for written in (text.text, *text.tokens)]
     names = [name for text in result.drawn for name in text.files]
     say(note_fonts(written, names, drawing.font), printing.quiet)
-    print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json)
+    answer = "" if printing.quiet else _answer(result, order, texts.out)
+    print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
     _fail_if_not_whole(result)
+
+
+def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
+    """Say what was drawn of how many texts, and where it is; empty where nothing was."""
+    if not result.drawn:
+        return ""
+    choice = order.choice
+    heads = "the chosen heads" if choice.pick or choice.heads else "all heads"
+    if choice.layers:
+        plural = "" if len(choice.layers) == 1 else "s"
+        heads += f" of layer{plural} {', '.join(map(str, choice.layers))}"
+    formats = ", ".join(order.formats)
+    texts = amount(len(result.drawn), "text")
+    return f"{texts} drawn in {folder}/: maps of {heads}, a folder with {formats} for each"
 
 
 def _fail_if_not_whole(result: Batch) -> None:

@@ -88,7 +88,7 @@ KNOWN: dict[str, Known] = {
 
 
 BUILT_IN: dict[str, str] = {
-    "own": "the glass box: weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
+    "own": "an encoder with weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
     "own-causal": "the same as a decoder: both layers look back only",
 }
 """Models that attnscope makes in memory: name -> one line for people."""

@@ -108,7 +108,6 @@ class ModelInfo:
         return [
             ("model", self.name),
             ("source", self.source),
-            ("sha256", self.sha256 or "-"),
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
             ("engine", engine),
             ("layers", each(self.n_layers)),
@@ -124,6 +123,7 @@ class ModelInfo:
             *([("not for", _NEEDS_SEAM)] if self.path == "eager" else []),
             *(("note", note) for note in self.notes),
             *self.heads,
+            ("sha256", self.sha256 or "-"),
         ]
 
 

@@ -24,7 +24,10 @@ _INSTEAD = {
 }
 """What is put in the place of a head, by the mode of ablation."""
 
-_LATE = "late layers are closer to the last hidden states: compare heads of one layer first"
+_LATE = (
+    "Δ hidden: L2 norm of the change by that of the hidden state, with its interval over texts; late layers are closer "
+    "to the last hidden states: compare heads of one layer first"
+)
 
 SPREAD = "_spread"
 """What the column ends with that has the standard deviation over the texts whose outputs take a head's place."""
@@ -131,7 +134,7 @@ class Ablation(Result):
         predicted = _predicted_line(self)
         return Report(
             model=model_of(self.run),
-            answer=list(_answer(self)),
+            answer=[*_answer(self), *_modes_line(self)],
             blocks=list(_blocks(self)),
             guide=list(_guide(self)),
             source=source,
@@ -145,7 +148,11 @@ class Ablation(Result):
 
 
 _MEASURED = {
-    "l2": ("relative change of the last hidden states", "change of the last layer's hidden states", "Δ hidden"),
+    "l2": (
+        "relative change of the last hidden states",
+        "change of the last layer's hidden states",
+        "Δ hidden",
+    ),
     "loss": ("how much the loss rises", "rise of the loss", "Δ loss"),
     "kl": ("KL divergence of the predictions", "KL of the predictions", "KL"),
 }
@@ -165,7 +172,9 @@ def quantity_column(name: str) -> Column:
     mode, _, measured = name.partition("_")
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
-    return number(name, f"{meaning} {_INSTEAD[mode]}", unit, label=f"{mode} ablation: {label}", short=f"{mode} {short}")
+    return number(
+        name, f"{meaning} {_INSTEAD[mode]}", unit, label=f"{mode} ablation: {label}", short=f"{mode}: {short}"
+    )
 
 
 # What is shown
@@ -188,7 +197,8 @@ def _answer(ablation: Ablation) -> Iterator[str]:
         of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
         yield f"{name} matters most: without it the loss rises by {size}{of_loss}"
     elif main.endswith("_l2"):
-        yield f"{name} matters most: without it hidden states change by {small_number(value)} of their norm"
+        size = small_number(value)
+        yield f"{name} matters most: without it the last hidden states change by {size} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
     # Heads that back each other up do more together than the sum of their single effects.
@@ -259,8 +269,8 @@ def _predicted_line(ablation: Ablation) -> str:
     return f"predicted: {printable(predicted)}; loss of the whole model {size}"
 
 
-def _guide(ablation: Ablation) -> Iterator[str]:
-    """Say how to read it."""
+def _modes_line(ablation: Ablation) -> Iterator[str]:
+    """Say what takes a head's place by the modes that were run, and over what intervals are."""
     meant = {
         "zero": "nothing in the head's place",
         "mean": "its mean output over all tokens",
@@ -270,6 +280,10 @@ def _guide(ablation: Ablation) -> Iterator[str]:
     modes = [f"{mode}: {what}" for mode, what in meant.items() if mode in (ablation.options.get("modes") or ())]
     if modes:
         yield "; ".join(modes)
+
+
+def _guide(ablation: Ablation) -> Iterator[str]:
+    """Say how to read it."""
     if any(name.endswith("_l2") for name in ablation.quantities):
         yield _LATE
     if predicted := _predicted_line(ablation):

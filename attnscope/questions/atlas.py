@@ -42,6 +42,11 @@ OUTSIDE_SINKS = (
 )
 """What the attention on a key or pair is divided by in its lift."""
 
+_SHARES = (
+    "(88%; uniform 8%): the keys get 88% of the head's attention outside sinks, 8% if it were uniform; rests 7% on "
+    "[CLS]: of all its attention"
+)
+
 _STAND_OUT, _MOST_CELLS = 5, 70
 """Heads that the terminal names first, and letters of the line of each."""
 
@@ -196,14 +201,15 @@ class Atlas(Result):
             order=order,
             most=len(order),
         )
-        n_examples = amount(len(self.table("examples")), "example")
-        counted = f"{amount(len(heads), 'head')}, {n_examples}"
-        answer = counted if sort else f"{counted}: these heads have most to show"
+        n_examples = amount(len(self.table("examples")), "example text")
+        answer = f"{amount(len(heads), 'head')} with {n_examples}"
+        if sort is None:
+            answer += "; first those whose line explains most of their attention"
         most = 1000 if len(order) == 1 else _MOST_CELLS
         first = Note(lines=[f"{names[head]:<7}{cut(does[head], most)}" for head in order[:_STAND_OUT]])
         return Report(
             model=model_of(self.run),
-            answer=[answer],
+            answer=[answer, _SHARES],
             blocks=[first, ranking] if order else [],
             source=corpus_line(self),
             problems=corpus_notes(self),

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 
 from attnscope.errors import amount
 from attnscope.questions import compare_texts
-from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL, distance_line, guide, texts_line, three_decimals
+from attnscope.questions.distances import (
+    LARGEST,
+    MEASURES,
+    WITHOUT_SPECIAL,
+    distance_line,
+    guide,
+    texts_line,
+    three_decimals,
+)
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
 from attnscope.report.numbers import fixed, interval
 from attnscope.report.wording import corpus_notes, model_of
@@ -150,6 +158,7 @@ class Comparison(Result):
 def _heads_report(comparison: Comparison) -> Report:
     """Return which heads are alike, and which are alone."""
     name = distance_line(comparison.distance_name)
+    scale = f"0 to {LARGEST[comparison.distance_name.removesuffix(WITHOUT_SPECIAL)]}"
     names = comparison.head_names
     distances = comparison.distance()
     # Every pair of heads, the least distance first: (pair, 2).
@@ -164,12 +173,15 @@ def _heads_report(comparison: Comparison) -> Report:
     answer = [f"{model_of(comparison.run)}: {amount(len(names), 'head')} compared"]
     if len(alike):
         a, b = alike[0]
-        answer.append(f"most alike are {names[a]} and {names[b]}: {_distance(comparison, a, b)}")
+        answer.append(
+            f"most alike are {names[a]} and {names[b]}: distance {_distance(comparison, a, b)} (0 = the same)"
+        )
         a, b = alone[0]
-        answer.append(f"most alone is {names[a]}: its nearest, {names[b]}, is {_distance(comparison, a, b)} away")
+        nearest = f"the nearest, {names[b]}, has distance {_distance(comparison, a, b)}"
+        answer.append(f"least like any other is {names[a]}: {nearest}")
     blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, f"most alike, by {name}", " and "),
-        _ranked_pairs(comparison, alone, "most alone: the head nearest to them is far", "; nearest "),
+        _ranked_pairs(comparison, alike, f"most alike, by {name} ({scale})", " and "),
+        _ranked_pairs(comparison, alone, "least like any other head", "; nearest "),
     ]
     # All distances in the order of the clusters.
     order = comparison.grids[f"order:{comparison.distance_name}"]

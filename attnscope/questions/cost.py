@@ -130,9 +130,10 @@ def _answer(cost: Cost) -> list[str]:
     scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]  # without the binary unit
     first = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
-        f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the MACs of a token at {n} tokens"
+        f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the multiply-accumulates "
+        f"(MACs) of a token at {n} tokens"
     )
-    memory = f"scores of one layer on {n} tokens: {scores}"
+    memory = f"memory for the scores of one layer on {n} tokens in {cost.options['dtype']}: {scores}"
     if "kv_cache_bytes" in cost.table("quantities")["name"]:
         memory += f"; KV cache: {abbreviate(cost.value('kv_cache_bytes'), 'bytes')}"
     return [first, _sizes_line(cost), memory]

@@ -19,6 +19,9 @@ MEANINGS = {
     "hellinger": "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
     "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
 }
+LARGEST = {"hellinger": "1", "jensen_shannon": "0.83"}
+"""The distance of rows without a common key."""
+
 WITHOUT_SPECIAL = "_without_special"
 """How the name of a distance ends that leaves special tokens out."""
 

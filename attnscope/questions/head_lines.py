@@ -60,8 +60,8 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     if effect:
         columns.append(effect)
     # The interval and the explained share appear only where some head has one.
-    optional = [Words("value [95%]", _values(result)), Words("KL explained", _explained_texts(table))]
-    columns += [words for words in optional if any(words.texts)]
+    said = [Words("value [interval]", _values(result)), Words("KL explained", _explained_texts(table))]
+    columns += [words for words in said if any(words.texts)]
     # One head or a few: full lines; all heads: short ones, the heads with most to say first.
     whole, short = zip(*(_lines(table, row) for row in range(len(table))), strict=True)
     whole_lines = Words("what it does", whole, wraps=True)
@@ -147,6 +147,8 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
         # The first term is that distance; the rest begins after "then" or "equally".
         phrase = " ".join(re.split(r"; (?:then|equally) ", phrase)[1:])
         parts = _PARTS.split(phrase) if phrase else []
+        if parts and len(parts[0]) > MOST_LETTERS - len(roles[0]) - 4:
+            parts = []  # no word of it has room
     if roles and phrase.startswith(f"the {roles[0]}"):
         roles = []  # the phrase says it
     room = MOST_LETTERS - (len(roles[0]) + 2 if roles else 0)

@@ -135,7 +135,7 @@ def evidence_line(result: Result) -> str:
     weight = ""
     if isinstance(effective, int | float) and len(result.table("heads")):
         if result.corpus.get("n_texts") != 1:
-            weight = f"; all together weigh as much as {effective:.1f} texts of one length"
+            weight = f"; effective number of texts: {effective:.1f}"
         # Too few texts for any role.
         if isinstance(least, int) and effective < least:
             return (
@@ -145,7 +145,7 @@ def evidence_line(result: Result) -> str:
     # Enough texts for tentative roles only.
     if not result.table("roles")["tentative"].any():
         return ""
-    return f"tentative (small letter): a role on the evidence of {least} to {fewest} texts of one length{weight}"
+    return f"tentative: a role on the evidence of {least} to {fewest} texts of one length{weight}"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

@@ -30,8 +30,8 @@ from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, 
 from attnscope.results.table import number as numbers
 
 FAMILIES = {
-    "rest mostly on sinks": SINKS,
-    "look next door": ("previous_token", "next_token", "self_token", "local"),
+    "rest mostly on sinks (special tokens, the first)": SINKS,
+    "attend to neighbours": ("previous_token", "next_token", "self_token", "local"),
     "look for the same or a similar token": ("same_token", "induction", "similar_token"),
     "look for rare tokens": ("rare",),
     "spread evenly": ("diffuse",),
@@ -320,7 +320,10 @@ def _guide(result: Heads) -> list[str]:
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
     if len(result.table("roles")):
-        guide.append("value: of the measure that the role rests on, with its 95% interval over texts")
+        guide.append(
+            "value: mean of the measure that the role rests on, such as the weight on the previous token; [ ]: 95% "
+            "interval over texts"
+        )
     if result.is_described:
         guide.append(
             "KL explained: the share of what sets attention outside sinks apart from uniform that the line predicts on "

@@ -85,10 +85,11 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
     # Links from the query, or from anywhere.
     left_out = hidden_tokens(record.maps[0].kind)
-    if query is None or not any(attention.queries.find(query) for attention in record.maps):
-        title = f"strongest links, without {left_out} (query → key weight)"
-    else:
-        title = f"where {query} looks most, beside {left_out}"
+    found = [] if query is None else [attention.queries.find(query) for attention in record.maps]
+    title = "the strongest link of each head (query → key, weight from 0 to 1)"
+    if any(found):
+        places = ", ".join(str(place) for place in dict.fromkeys(place for tokens in found for place in tokens))
+        title = f"where “{query}” (token {places}) attends most (query → key, weight from 0 to 1)"
     links = find_links(record, query)
     # Fixed colours run to 1, so weak links would be invisible in the figure.
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
@@ -96,8 +97,9 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     lines = []
     for link in links[: 4 if is_faint else 5]:
         number = f"  {weight(link.weight)}"
-        words = safe(f"{link.head}  {link.query} → {link.key}")
+        words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
         lines.append(cut(words, max(8, min(console.width, 80) - len(number))) + number)
+    lines.append(f"links to or from {left_out} are skipped; weights are as the model has them")
     if is_faint:
         lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")
     text = Text(cut(safe(title), 80), style="bold")

@@ -27,8 +27,8 @@ BEST, UPPER = "best", "upper half"
 """How the heads that time words are chosen."""
 
 ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
-MASS = share("mass", "mean weight on the targets")
-BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links")
+MASS = share("mass", "mean weight on the targets", short="mean weight")
+BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
 N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
 
 _BY_HEAD = ("relations", "heads")
@@ -189,7 +189,7 @@ class Relations(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the heads that express relations first; of recordings those to time words by."""
-        answer = [_count_line(self)]
+        answer = [_count_line(self), *_rule_line(self)]
         blocks = [_ranking(self)]
         if self.is_of_recordings and len(self.table("relations")):
             answer = _answer_on_words(self)
@@ -227,7 +227,8 @@ def _ranking(result: Relations) -> Block:
         mass=result.at_best("mass"),
     )
     return Ranking(
-        what="relation",
+        what="query→key",
+        noun="relation",
         names=relations["relation"].tolist(),
         table=table,
         columns=[
@@ -256,7 +257,7 @@ def expressed_by(result: Relations) -> list[str]:
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
         # The verdict in words, with up to two other heads.
-        sentences = {"none": "too few", "others": f"only {few}"}
+        sentences = {"none": "too few", "others": f"no, but {few}"}
         if others:
             sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
         told.append(sentences.get(verdict, verdict))
@@ -337,8 +338,16 @@ def _count_line(result: Relations) -> str:
     n_without = verdicts.count("none")
     if n_without == len(verdicts) > 0:
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
-    beside = f"; {n_without} more have too few examples for a verdict" if n_without else ""
-    return f"{n_found} of {len(verdicts) - n_without} relations are expressed by some head{beside}"
+    beside = f"; {n_without} more with too few examples" if n_without else ""
+    return f"{n_found} of {amount(len(verdicts) - n_without, 'relation')} are expressed by some head{beside}"
+
+
+def _rule_line(result: Relations) -> list[str]:
+    """Say when a head expresses a relation; nothing where nothing was measured."""
+    if not len(result.table("relations")):
+        return []
+    margin = result.options.get("margin", 0.1)
+    return [f"yes = the lower end of the head's interval is at least {margin:g} above the best simple rule"]
 
 
 def _guide(result: Relations) -> list[str]:
@@ -349,8 +358,7 @@ def _guide(result: Relations) -> list[str]:
     return [
         "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
         "other half scores it",
-        f"baseline: the best simple rule there ({rules}); expressed: the interval's lower end is "
-        f"{100 * result.options.get('margin', 0.1):.0f} points above it",
+        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; no, but L1H7: only others pass",
     ]
 
 

@@ -138,7 +138,10 @@ class Split(Result):
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
-        measures = "uniform rows choose nothing; disagreement: Jensen-Shannon divergence of the heads, nats, 0 = alike"
+        measures = (
+            "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of the "
+        )
+        measures += "heads, 0 = alike"
         if len(self.table("drops")):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
@@ -146,7 +149,7 @@ class Split(Result):
             answer=[_compromise(self), f"{model_of(self.run)}: {size}"],
             blocks=list(_blocks(self)),
             guide=[
-                f"rank: of a head's dot products; entropy: mean over rows, nats, 0 to {np.log(len(keys)):.2f}",
+                f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats",
                 measures,
             ],
             subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
@@ -171,17 +174,19 @@ def _compromise(split: Split) -> str:
     for head, row in enumerate(chosen["weights"][:MOST_AT_ODDS, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
-            wishes.append(f"head {head} nothing in particular")
+            wishes.append(f"head {head} gives all keys the same")
             continue
         wanted |= dict.fromkeys(favourites)
-        wishes.append(f"head {head} {' and '.join(keys[key] for key in favourites)} ({row[favourites[0]]:.4f})")
+        names = " and ".join(keys[key] for key in favourites)
+        each = " each" if len(favourites) > 1 else ""
+        wishes.append(f"head {head} gives {names} {row[favourites[0]]:.4f}{each}")
     more = "; …" if several[0] > MOST_AT_ODDS else ""
-    said = f"{several[0]} heads differ most about {queries[query]}: " + "; ".join(wishes) + more
+    said = f"{several[0]} heads differ most at the query {queries[query]}: " + "; ".join(wishes) + more
     # One head has to divide its attention between those favourites.
     if 1 in split.table("counts")["n_heads"]:
         single = split.of(1)["weights"][0, query]
         shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in wanted)
-        said += f". A single head compromises: {shares}"
+        said += f". A single head has to divide its weight of 1 among these: {shares}"
     return said
 
 
@@ -194,7 +199,7 @@ def _blocks(split: Split) -> Iterator[Block]:
         chosen = split.of(n)
         heads = chosen.table("heads")
         d_head = int(chosen.table("counts")["d_head"][0])
-        name = f"{amount(n, 'head')} of {d_head}"
+        name = f"{amount(n, 'head')}, d_head {d_head}"
         # Large matrices are listed by their largest weights.
         if len(keys) > MOST_KEYS or n > MOST_HEADS:
             yield Note(heading=f"{name}: the largest weights", lines=list(_largest(chosen, queries, keys)))
@@ -218,16 +223,18 @@ def _comparison(split: Split) -> Ranking:
     """Compare the numbers of heads."""
     counts = split.table("counts")
     # One cell per number of heads in each column.
-    cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
+    cells: dict[str, list[str]] = {
+        name: [] for name in ("d_head", "rank of QKᵀ", "entropy, nats", "uniform rows", "disagreement, nats")
+    }
     without = []
     for n in counts["n_heads"].tolist():
         chosen = split.of(n)
         heads = chosen.table("heads")
         cells["d_head"].append(str(chosen.table("counts")["d_head"][0]))
-        cells["rank"].append(range_of(heads["rank"].tolist()))
-        cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
+        cells["rank of QKᵀ"].append(range_of(heads["rank"].tolist()))
+        cells["entropy, nats"].append(fixed(heads["entropy_nats"].mean(), 4))
         cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
-        cells["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
+        cells["disagreement, nats"].append(fixed(chosen["disagreement_nats"].mean(), 4))
         # How far the output moves without each head.
         drops = chosen.table("drops")
         changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)

@@ -244,18 +244,20 @@ def _answer(trace: Trace) -> str:
     for head, weights in zip(trace.table("heads")["head"].tolist(), trace["weights"], strict=True):
         row, _ = np.unravel_index(int(np.nanargmax(weights)), weights.shape)
         largest = weights[row].max()
-        names = " and ".join(keys[key] for key in np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist())
+        favourites = np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist()
+        names = " and ".join(keys[key] for key in favourites)
+        each = " each" if len(favourites) > 1 else ""
         query = queries[int(trace.table("traced")["query"][row])]
-        said.append(f"head {head}: {query} → {names} {largest:.4f}")
+        said.append(f"head {head}: {query} → {names} {largest:.4f}{each}")
     more = f"; and {amount(len(said) - 3, 'more head')}" if len(said) > 3 else ""
-    return "largest weights: " + "; ".join(said[:3]) + more
+    return "largest weights, query → key: " + "; ".join(said[:3]) + more
 
 
 def _blocks(trace: Trace) -> Iterator[Block]:
     heads = trace.table("heads")["head"].tolist()
     if trace.query is not None:
         yield Grid(
-            heading="weights",
+            heading="weights, from the query to each key: a row sums to 1",
             values=trace["weights"][:, 0],
             rows=[f"head {head}" for head in heads],
             columns=trace.tokens["key"],

@@ -100,7 +100,7 @@ class Training(Result):
         """Return since when heads have had their roles, then how their measures changed."""
         first, last = self.steps[0], self.steps[-1]
         line = amount(len(self.steps), "checkpoint")
-        line += f", step {first:,}" if first == last else f", steps {first:,} to {last:,}"
+        line += f", step {first:,}: nothing can change" if first == last else f", steps {first:,} to {last:,}"
         roles = _since_lines(self)
         blocks = [*_trends(self)]
         if roles:
@@ -112,7 +112,11 @@ class Training(Result):
                 rows=roles,
             )
             blocks.append(listing)
-        answer = [f"{role}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
+        measures = self.table("measures")
+        meanings = {
+            label(name): f" ({meaning})" for name, meaning in zip(measures["name"], measures["meaning"], strict=True)
+        }
+        answer = [f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
         return Report(
             model=model_of(self.run),
             answer=[*(answer or ["No head has a role at the last step"]), line],
@@ -137,7 +141,7 @@ def _since_lines(training: Training) -> list[tuple[str, str]]:
         listed = []
         for name in names[:_MOST_HEADS]:
             is_first = since[name] == training.steps[0]
-            listed.append(f"{name} from the first" if is_first else f"{name} since {since[name]:,}")
+            listed.append(name if is_first else f"{name} since step {since[name]:,}")
         if len(names) > _MOST_HEADS:
             listed.append(f"and {len(names) - _MOST_HEADS} more")
         lines.append((label(role), ", ".join(listed) or _NO_HEAD))
@@ -156,7 +160,7 @@ def _trends(training: Training) -> Iterator[Block]:
     # One figure per measure, a line per head; points are (step, head, 3).
     _, *measures = training.table("measures").rows()  # without the names of its columns
     for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
-        name, _, unit, least, most = measure
+        name, meaning, unit, least, most = measure
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
             title += f", {printable(unit, 40)}"
@@ -166,7 +170,10 @@ def _trends(training: Training) -> Iterator[Block]:
         # Uniform attention is drawn as a level only where it is the same for all heads and steps.
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        limits = (0.0, top) if (least, most) == (0, 1) else None
+        unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
+            heading=f"{label(name)}: {meaning} ({unit_words})",
             figure=_FIGURE,
             y=title,
             what="heads",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from attnscope.errors import UsageError, amount
 from attnscope.options import heads_from, option, options, seed_option
 from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words
-from attnscope.report.numbers import fixed, percent
+from attnscope.report.numbers import fixed, percent, small_number
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
@@ -80,10 +80,10 @@ class HeadWeights(Result):
             *_score("copying", _COPYING),
             *_score("matching", _MATCHING),
             number("same_nats", "by how much a token's score for itself is above that for others", "nats"),
-            share("previous", "attention to the previous token by position alone", label="previous token, by position"),
-            share("same", "attention to the token itself by position alone"),
+            share("previous", "attention to the previous token by position alone", short="previous token"),
+            share("same", "attention to the token itself by position alone", short="itself"),
             share("next", "attention to the next token by position alone"),
-            share("first", "attention to the first token by position alone"),
+            share("first", "attention to the first token by position alone", short="first token"),
         ),
         "directions": (
             count("head", "the head", refers_to="heads"),
@@ -210,9 +210,13 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         by, sender, receiver = np.unravel_index(np.nanargmax(excess), excess.shape)
         place = int(by), int(sender), int(receiver)
         names = weights.head_names
-        sizes = f"{fixed(weights['composition'][place], 2)} of its norm, by chance {fixed(weights.expected[place], 2)}"
-        most = f"{names[place[1]]} feeds {names[place[2]]} most, through its {READS[COMPOSITIONS[place[0]]]}: {sizes}"
-        yield most if excess[place] > 0 else f"No head feeds another above chance. {most}"
+        part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
+        read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
+        if excess[place] > 0:
+            yield f"{read} reads {names[place[1]]} most: composition {part} of 1, by chance {chance}"
+        else:
+            most = f"{read} reads {names[place[1]]}, composition {part} of 1"
+            yield f"No head reads another more than by chance. At most {most}, by chance {chance}"
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _likeness(weights):
         head = int(np.nanargmax(copying))
@@ -229,7 +233,7 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
     above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
     if len(above):
         yield Ranking(
-            heading=f"heads that would look at the previous token by position alone ({weights.options['places']})",
+            heading="mean weight of heads if position alone counted, 0 to 1",
             what="head",
             names=names,
             table=heads,
@@ -240,26 +244,20 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 
 
 def _pairs(weights: HeadWeights) -> Block:
-    """List the pairs that compose most by queries, keys and values, side by side."""
-    names, columns, longest = weights.head_names, [], 0
-    # Pairs per composition, filled up to one length.
-    for row, by in enumerate(COMPOSITIONS):
-        lines = []
-        for sender, receiver in weights.strongest(by, _MOST):
-            part, chance = weights["composition"][row, sender, receiver], weights.expected[row, sender, receiver]
-            if part > 0:
-                lines.append(f"{names[sender]} → {names[receiver]} {fixed(part, 2)} ({fixed(chance, 3)})")
-        longest = max(longest, len(lines))
-        columns.append(Words(f"through {READS[by]}", lines))
-    padded = [Words(words.title, [*words.texts, *[""] * (longest - len(words.texts))]) for words in columns]
+    """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
+    names = weights.head_names
+    pairs = [(row, *pair) for row, by in enumerate(COMPOSITIONS) for pair in weights.strongest(by, _MOST)]
+    places = np.array(pairs, np.int64).reshape(-1, 3).T
+    parts, chances = weights["composition"][tuple(places)], weights.expected[tuple(places)]
+    order = np.argsort(chances - parts, kind="stable")
+    about = (number("composition", range=(0, 1)), number("chance", range=(0, 1), label="by chance"))
     return Ranking(
-        heading="which heads feed which, most above chance (in brackets: chance)",
-        what="",
-        noun="pair",
-        names=[f"{row + 1}" for row in range(longest)],
-        table=Table({}, {}),
-        columns=padded,
-        order=range(longest),
+        heading="which heads read which: writer → reader",
+        what="pair",
+        names=[f"{names[sender]} → {names[receiver]}" for _, sender, receiver in pairs],
+        table=Table.of_arrays(about, composition=parts, chance=chances),
+        columns=[Words("through its", [READS[COMPOSITIONS[row]] for row, *_ in pairs]), "composition", "chance"],
+        order=[row for row in order.tolist() if parts[row] > 0],
     )
 
 
@@ -424,8 +422,8 @@ def _likeness(weights: HeadWeights) -> str:
 def _guide(weights: HeadWeights) -> Iterator[str]:
     """Say how to read it."""
     yield (
-        "feeds: |X Y| / (|X| |Y|) of what one head writes and another reads; chance: its mean for random directions "
-        "with the same singular values"
+        "composition: |X Y| / (|X| |Y|), 0 to 1, X what one head writes, Y what another reads; by chance: its mean for "
+        "random directions with the same singular values"
     )
     if not _likeness(weights) or weights.options.get("picked"):
         yield (

@@ -10,7 +10,7 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.options import heads_from, kind_option, option, options
 from attnscope.report.blocks import Grid, Ranking, Report
-from attnscope.report.numbers import number, signed, small_number, weight
+from attnscope.report.numbers import fixed, number, signed, small_number, weight
 from attnscope.report.wording import model_of, printable
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
@@ -133,7 +133,7 @@ class Why(Result):
 def _token(why: Why, side: str) -> str:
     """Return the token of a side, "query" or "key", with its place."""
     score = why.score
-    return f"{printable(score[f'{side}_token'])} (@{score[side]})"
+    return f"{printable(score[f'{side}_token'])} (token {score[side]})"
 
 
 def _answer(why: Why) -> list[str]:
@@ -145,11 +145,11 @@ def _answer(why: Why) -> list[str]:
     # The score beside the mean over the keys that it may attend to.
     side = "above" if why.excess >= 0 else "below"
     keys = amount(score["n_keys"], "key")
-    mean = f"the mean {number(score['mean'])} of the {keys} that it may attend to{mask}"
-    excess = f"{number(abs(why.excess))} nats {side} {mean}"
+    mean = f"the mean {fixed(score['mean'], 3)} of the {keys} that the query may attend to{mask}"
+    excess = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
-        f"weight {weight(score['weight'])}; score {number(score['score'])}, {excess}",
+        f"weight {weight(score['weight'])}; score {fixed(score['score'], 3)}, {excess}",
     ]
 
 
@@ -172,7 +172,8 @@ def _parts(why: Why) -> Ranking:
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     order = np.argsort(-largest, kind="stable").tolist()
     return Ranking(
-        what="part",
+        what="part (nats)",
+        noun="part",
         names=parts["part"].tolist(),
         table=parts,
         columns=["query_nats", "key_nats"],
@@ -239,7 +240,7 @@ def _guide(why: Why) -> list[str]:
     with_bias = "" if math.isnan(why.score["bias"]) else f" and the bias by position ({signed(why.bias)})"
     guide = [
         f"the parts of each side{with_bias} sum to the {number(abs(why.excess))} nats, as all pairs do; each part is "
-        "less its mean over keys; norms are frozen",
+        "less its mean over keys; norms are frozen; tokens: the embeddings",
         f"check: the sum differs from the model's score by {small_number(why.off)}; rounding explains "
         f"{small_number(why.score['rounding'])}",
     ]

@@ -237,10 +237,14 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
 
     # As many steps as have room; the columns of names are as wide in all tables, so that steps stand below each other.
     texts = [step_text(step) for step in block.steps]
+    texts[0] = f"step {texts[0]}"
     width = max(6, *(len(text) + 2 for text in texts))
     steps = spread_evenly(len(texts), max(2, (console.width - _NAME_CELLS) // width))
     names = TextColumn(
-        block.y.ljust(_NAME_CELLS - 2), lambda line: printable(block.names[line]), wraps=True, least=_NAME_CELLS - 2
+        (block.what if block.heading else block.y).ljust(_NAME_CELLS - 2),
+        lambda line: printable(block.names[line]),
+        wraps=True,
+        least=_NAME_CELLS - 2,
     )
     columns = [names, *(TextColumn(texts[step], partial(cell, step), right=True) for step in steps)]
     parts: list[RenderableType] = [TextTable(columns, shown, gap=1)]

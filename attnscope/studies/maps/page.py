@@ -64,7 +64,8 @@ class WrittenPage:
     def answer(self) -> str:
         """Return the strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
         for link in find_links(self.records[0], most=1):
-            return f"strongest link: {link.head}  {link.query[:24]} → {link.key[:24]}  {weight(link.weight)}"
+            tokens = f"“{link.query[:16]}” → “{link.key[:16]}”"
+            return f"strongest link outside sinks (query → key): {link.head}  {tokens}  {weight(link.weight)}"
         return ""
 
     def as_json(self) -> dict[str, Any]:
