@@ -44,7 +44,7 @@ def test_the_first_command_of_a_new_user(run, tmp_path):
     assert (result.status, result.err) == (0, "")
     answer = result.out.splitlines()[:7]
     paths = [Path(line) for line in result.out.splitlines()[7:]]
-    assert answer[1] == "L0H2  ' → didn  1.00"
+    assert answer[1] == "L0H2  “'” → “didn”  1.00"
     assert answer[-1].startswith("open file://")
     assert [path.name for path in paths] == [
         "overview.png",

@@ -177,8 +177,8 @@ def _heads_report(comparison: Comparison) -> Report:
             f"most alike are {names[a]} and {names[b]}: distance {_distance(comparison, a, b)} (0 = the same)"
         )
         a, b = alone[0]
-        nearest = f"the nearest, {names[b]}, has distance {_distance(comparison, a, b)}"
-        answer.append(f"least like any other is {names[a]}: {nearest}")
+        distance = f"the nearest, {names[b]}, has distance {_distance(comparison, a, b)}"
+        answer.append(f"least like any other is {names[a]}: {distance}")
     blocks: list[Block] = [
         _ranked_pairs(comparison, alike, f"most alike, by {name} ({scale})", " and "),
         _ranked_pairs(comparison, alone, "least like any other head", "; nearest "),
