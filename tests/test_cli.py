@@ -42,8 +42,8 @@ def test_help_and_version_are_on_stdout(run):
 def test_the_first_command_of_a_new_user(run, tmp_path):
     result = run("heatmap", TIRED)
     assert (result.status, result.err) == (0, "")
-    answer = result.out.splitlines()[:7]
-    paths = [Path(line) for line in result.out.splitlines()[7:]]
+    answer = result.out.splitlines()[:8]
+    paths = [Path(line) for line in result.out.splitlines()[8:]]
     assert answer[1] == "L0H2  “'” → “didn”  1.00"
     assert answer[-1].startswith("open file://")
     assert [path.name for path in paths] == [
