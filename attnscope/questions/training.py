@@ -170,7 +170,6 @@ def _trends(training: Training) -> Iterator[Block]:
         # Uniform attention is drawn as a level only where it is the same for all heads and steps.
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
-        limits = (0.0, top) if (least, most) == (0, 1) else None
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
             heading=f"{label(name)}: {meaning} ({unit_words})",
