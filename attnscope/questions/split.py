@@ -141,7 +141,7 @@ class Split(Result):
         measures = (
             "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of the "
         )
-        measures += "heads, 0 = alike"
+        measures += "heads, nats, 0 = alike"
         if len(self.table("drops")):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
@@ -223,18 +223,16 @@ def _comparison(split: Split) -> Ranking:
     """Compare the numbers of heads."""
     counts = split.table("counts")
     # One cell per number of heads in each column.
-    cells: dict[str, list[str]] = {
-        name: [] for name in ("d_head", "rank of QKᵀ", "entropy, nats", "uniform rows", "disagreement, nats")
-    }
+    cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
     without = []
     for n in counts["n_heads"].tolist():
         chosen = split.of(n)
         heads = chosen.table("heads")
         cells["d_head"].append(str(chosen.table("counts")["d_head"][0]))
-        cells["rank of QKᵀ"].append(range_of(heads["rank"].tolist()))
-        cells["entropy, nats"].append(fixed(heads["entropy_nats"].mean(), 4))
+        cells["rank"].append(range_of(heads["rank"].tolist()))
+        cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
         cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
-        cells["disagreement, nats"].append(fixed(chosen["disagreement_nats"].mean(), 4))
+        cells["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
         # How far the output moves without each head.
         drops = chosen.table("drops")
         changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
