@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
     """Show a progress bar on stderr with texts, tokens per second and the time left; elsewhere a line a minute."""
-    started, step = time.monotonic(), ""
+    started = heard = time.monotonic()
+    step = ""
     with _bar(quiet, "reading") as update:
 
         def report(done: "Done") -> None:
-            nonlocal started, step
-            if done.step != step:  # the time left is that of the step
-                started, step = time.monotonic(), done.step
+            nonlocal started, heard, step
+            if done.step != step:  # rate and time left are those of the step, which began after the last report
+                started = heard
+                step = done.step
                 update(restart=True)  # type: ignore[misc]  # never None here
-            rate = done.n_tokens / max(1e-9, time.monotonic() - started)
+            heard = time.monotonic()
+            rate = done.n_tokens / max(1e-9, heard - started)
             total = None if done.share is None else 1.0
             line = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
             line = f"{done.step}: {line}" if done.step else line

@@ -1,6 +1,6 @@
 """The interface of every model, whichever engine runs it: texts in, attention out through the seam."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 from attnscope.errors import AttnscopeError, amount
@@ -146,6 +146,8 @@ class Rerun:
     Attributes:
         whole: The outputs with nothing changed.
         are_numbers: Kind -> layer -> which texts' queries and keys are finite there, (batch,).
+        start: The first token that later runs compute: no change may reach those before it. It suits models whose
+            blocks compute a token from that one and earlier ones, which whoever sets it must try.
     """
 
     def __init__(
@@ -162,14 +164,19 @@ class Rerun:
         self._tape = Tape(blocks)
         self._block_of: dict[Place, int] = {}
         self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
+        self.start = 0
+        self._calls: dict[Place, AttentionCall] = {}
 
         def observe(call: "AttentionCall") -> "Tensor":
             if self._tape.current is not None:
                 self._block_of[call.kind, call.layer] = self._tape.current
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
+            # Copies, because a network may compute in place with its inputs.
+            copies = {"query": call.query.clone(), "key": call.key.clone(), "value": call.value.clone()}
+            self._calls[call.kind, call.layer] = replace(call, **copies)
             return attend(call)
 
-        with self._tape.record(len(batch.ids)):
+        with self._tape.record(*batch.ids.shape):
             self.whole = forward(batch, observe, {}, 0)
 
     def block(self, places: "Iterable[Place]") -> int:
@@ -186,7 +193,7 @@ class Rerun:
         numbers_by_first: dict[int, list[int]] = {}
         for number, places in enumerate(changes):
             numbers_by_first.setdefault(self.block(places), []).append(number)
-        times = most_tokens // self._batch.ids.numel()
+        times = most_tokens // self._batch.ids[:, self.start :].numel()
         if self.whole.logits is not None:
             times = min(times, LOGITS_AT_ONCE // self.whole.logits.numel())
         times = max(1, times)
@@ -199,8 +206,29 @@ class Rerun:
 
         The texts come several times: all of them, then all of them again, and so on.
         """
-        with self._tape.play(first, times):
+        if self.start:
+            probe = self._with_earlier_tokens(probe, times)
+        with self._tape.play(first, times, self.start):
             return self._forward(self._batch.repeat(times), probe, self._block_of, first)
+
+    def _with_earlier_tokens(self, probe: "Probe", times: int) -> "Probe":
+        """Return a probe for calls of the tokens from `start` on: the given one gets the whole call."""
+        import torch
+
+        def repeat(tensor: "Tensor | None") -> "Tensor | None":
+            return tensor if tensor is None or len(tensor) == 1 else tensor.repeat(times, 1, 1, 1)
+
+        def complete(call: "AttentionCall") -> "Tensor":
+            recorded = self._calls[call.kind, call.layer]
+            if call.query.shape[2] == recorded.query.shape[2]:
+                return probe(call)
+            whole: dict[str, Any] = {"mask": repeat(recorded.mask), "bias": repeat(recorded.bias)}
+            for name in ("query", "key", "value"):
+                earlier = getattr(recorded, name)[:, :, : self.start]  # (text, head, token, width)
+                whole[name] = torch.cat([earlier.repeat(times, 1, 1, 1), getattr(call, name)], 2)
+            return probe(replace(recorded, **whole))[:, :, self.start :]
+
+        return complete
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from attnscope.models.turns import take_turn
 
@@ -31,6 +31,7 @@ class Tape:
         self._outputs: list[Any] = []
         self._depth = 0
         self._batch = 0
+        self._n_tokens = 0
 
     @property
     def current(self) -> int | None:
@@ -38,10 +39,11 @@ class Tape:
         return len(self._outputs) if self._depth else None
 
     @contextlib.contextmanager
-    def record(self, batch: int) -> Iterator[None]:
-        """Within it, keep what the blocks return in a pass over `batch` texts."""
+    def record(self, batch: int, n_tokens: int = 0) -> Iterator[None]:
+        """Within it, keep what the blocks return in a pass over `batch` texts of `n_tokens`."""
         self._outputs.clear()
         self._batch = batch
+        self._n_tokens = n_tokens
 
         def keep(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
             self._depth += 1
@@ -53,12 +55,15 @@ class Tape:
             self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output
 
-        with self._replace_forwards(keep):
+        with run_instead(self._blocks, keep):
             yield
 
     @contextlib.contextmanager
-    def play(self, first: int, times: int = 1) -> Iterator[None]:
-        """Within it, blocks before number `first` return their recorded outputs, repeated `times` along the batch."""
+    def play(self, first: int, times: int = 1, start: int = 0) -> Iterator[None]:
+        """Within it, blocks before number `first` return their recorded outputs, repeated `times` along the batch.
+
+        The other blocks get the tokens from number `start` on alone, and return those before as they were recorded.
+        """
         number = 0
 
         def repeat(tensor: Tensor) -> Tensor:
@@ -70,29 +75,47 @@ class Tape:
             nonlocal number
             # Blocks are counted in the order of their calls, as `record` kept them.
             number += 1
-            if number > first:
+            if number > first and not start:
                 return forward(*args, **named)
-            return tree_map_only(Tensor, repeat, self._outputs[number - 1])
+            recorded = tree_map_only(Tensor, repeat, self._outputs[number - 1])
+            if number <= first:
+                return recorded
+            args, named = tree_map_only(Tensor, cut, (args, named))
+            return tree_map(put, forward(*args, **named), recorded)
 
-        with self._replace_forwards(answer):
+        def cut(tensor: Tensor) -> Tensor:
+            """Return the later tokens: of masks, (batch, head, query, key), along both axes."""
+            axes = (2, 3) if tensor.ndim == 4 else (1,)
+            for axis in axes:
+                if tensor.ndim > axis and tensor.shape[axis] == self._n_tokens:
+                    tensor = tensor.narrow(axis, start, self._n_tokens - start)
+            return tensor
+
+        def put(later: Any, recorded: Any) -> Any:
+            if isinstance(later, Tensor):
+                recorded[:, start:] = later  # (text, token, …)
+            return recorded
+
+        with run_instead(self._blocks, answer):
             yield
 
-    @contextlib.contextmanager
-    def _replace_forwards(self, function: Callable[..., Any]) -> Iterator[None]:
-        """Within it, function(forward, …) is called wherever this thread calls a block's forward."""
-        mine = threading.get_ident()
 
-        def replace(block: nn.Module) -> Callable[..., Any]:
-            # Keep the block's own forward: `function` decides whether it runs.
-            forward = block.forward
+@contextlib.contextmanager
+def run_instead(modules: Sequence[nn.Module], function: Callable[..., Any]) -> Iterator[None]:
+    """Within it, function(forward, …) is called wherever this thread calls a module's forward; it has its turn."""
+    mine = threading.get_ident()
 
-            def call(*args: Any, **named: Any) -> Any:
-                return function(forward, *args, **named) if threading.get_ident() == mine else forward(*args, **named)
+    def replace(module: nn.Module) -> Callable[..., Any]:
+        # Keep the module's own forward: `function` decides whether it runs.
+        forward = module.forward
 
-            return call
+        def call(*args: Any, **named: Any) -> Any:
+            return function(forward, *args, **named) if threading.get_ident() == mine else forward(*args, **named)
 
-        with take_turn(self._blocks), replace_forwards(self._blocks, replace):
-            yield
+        return call
+
+    with take_turn(modules), replace_forwards(modules, replace):
+        yield
 
 
 @contextlib.contextmanager

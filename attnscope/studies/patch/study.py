@@ -122,6 +122,8 @@ class _Study:
         if self._options.attribution:
             self._is_tried = ~np.isnan(self._effects).all(0)
         is_sound = np.isfinite(self._clean + self._corrupt) & np.isfinite(self._effects[:, self._is_tried]).all(1)
+        if self._estimates:
+            is_sound &= np.isfinite(self._estimated).all(1)
         self._sound = np.flatnonzero(is_sound & self._is_done)
         for number in np.flatnonzero(~is_sound & self._is_done).tolist():
             pair = self._read[number].pair
@@ -179,7 +181,10 @@ class _Study:
 
     def _measure_best(self, runs: PairRuns, batch: PairBatch) -> None:
         """Measure the heads with the largest estimates on a batch."""
-        self._measure_units(runs, batch, _largest(self._estimated, self._options.attribution))
+        # A pair on which the model computes no number is left out: it must not rank heads.
+        estimates = self._estimated[np.isfinite(self._estimated).all(1)]
+        if len(estimates):
+            self._measure_units(runs, batch, _largest(estimates, self._options.attribution))
 
     def _measure_units(self, runs: PairRuns, batch: PairBatch, columns: NDArray[np.int64]) -> None:
         sets = [[Change(self._units[column], self._options.by)] for column in columns]
