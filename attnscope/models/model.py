@@ -172,7 +172,7 @@ class Rerun:
                 self._block_of[call.kind, call.layer] = self._tape.current
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
             # Copies, because a network may compute in place with its inputs.
-            copies = {"query": call.query.clone(), "key": call.key.clone(), "value": call.value.clone()}
+            copies: dict[str, Any] = {"query": call.query.clone(), "key": call.key.clone(), "value": call.value.clone()}
             self._calls[call.kind, call.layer] = replace(call, **copies)
             return attend(call)
 

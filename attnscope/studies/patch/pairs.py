@@ -254,7 +254,8 @@ class PairBatch:
     @cached_property
     def asked(self) -> Tensor:
         """Return the numbers of all answers, in order."""
-        return torch.cat([self.right, self.wrong], 1).clamp(min=0).unique()
+        numbers: Tensor = torch.unique(torch.cat([self.right, self.wrong], 1).clamp(min=0))
+        return numbers
 
     def difference(self, logits: Tensor) -> Tensor:
         """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
