@@ -56,7 +56,7 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
         for which in ("show", "draw", "glance", "query", "page"):
             assert not getattr(kind, which) or callable(kind.view(which))
         parameters = signature(kind.view("show")).parameters
-        if "shown" in parameters:  # of a result, its report takes the options
+        if "result" in parameters:  # of a result, its report takes the options
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.shown_with} <= {*parameters}
         parameters = signature(kind.view("draw")).parameters if kind.draw else {}
