@@ -53,6 +53,9 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cat-patch.jpg": ("L08-6-5.png", ("heatmap", *CAT, "-m", "DINOV2", "-L", "8", "--query", "6,5")),
     "whisper.png": ("overview.png", ("heatmap", *SPEECH, "-m", "WHISPER")),
     "word-spectrogram.png": ("word-times.png", ("heatmap", *SPEECH, "-m", "WHISPER")),
+    "explained.png": ("explained.png", ("heads", *ALICE, "-f", "png")),
+    "weights-graph.png": ("weights-graph.png", ("weights", "-m", "SMOLLM2", "-f", "png")),
+    "matrix.png": ("matrix.png", ("compare", *ALICE, "-f", "png")),
     "word-times.png": ("L02H01.png", ("heatmap", *SPEECH, "-m", "WHISPER", "--pick", "L2H1")),
 }
 """Of each picture: the file that the command writes, and the command. A name of `TRAINED` stands for a folder."""
