@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -250,13 +251,19 @@ class PairBatch:
         """Return the first token in which the texts of any pair differ."""
         return int((self.clean.ids != self.corrupt.ids).any(0).int().argmax())
 
+    @cached_property
+    def asked(self) -> Tensor:
+        """Return the numbers of all answers, in order."""
+        numbers: Tensor = torch.unique(torch.cat([self.right, self.wrong], 1).clamp(min=0))
+        return numbers
+
     def difference(self, logits: Tensor) -> Tensor:
         """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
 
         The score of several answers is the logarithm of the sum of exp.
 
         Args:
-            logits: (time · pair, token, vocabulary); `last` says which tokens.
+            logits: (time · pair, token, vocabulary); `last` says which tokens. Or of the answers in `asked` alone.
         """
         # Logits may hold the last tokens alone. (time * pair, vocabulary)
         n_pairs, n_tokens = self.clean.ids.shape
@@ -265,7 +272,10 @@ class PairBatch:
         at_answer = at_answer.view(-1, n_pairs, logits.shape[-1])  # (time, pair, vocabulary)
         scores = []
         for answers in (self.right, self.wrong):
-            each = at_answer.gather(-1, answers.clamp(min=0).expand(len(at_answer), -1, -1))
+            columns = answers.clamp(min=0)
+            if logits.shape[-1] == len(self.asked):
+                columns = torch.searchsorted(self.asked, columns)
+            each = at_answer.gather(-1, columns.expand(len(at_answer), -1, -1))
             scores.append(each.masked_fill(answers < 0, -torch.inf).logsumexp(-1))
         return scores[0] - scores[1]
 

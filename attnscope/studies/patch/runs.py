@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import attend
+from attnscope.core.attention.seam import Probe, attend
 from attnscope.core.interventions import Activations, By, Leaves, Patch, Patched, attribute
-from attnscope.models.model import PASS_TOKENS, Model
+from attnscope.models.inside.tape import run_instead
+from attnscope.models.model import PASS_TOKENS, Model, Outputs
 from attnscope.questions.patch import Direction
 from attnscope.studies.patch.pairs import PairBatch
 
@@ -67,6 +69,7 @@ class PairRuns:
         changed, other = (batch.corrupt, batch.clean) if self._sign > 0 else (batch.clean, batch.corrupt)
         self._changed = changed
         self._own = Activations()
+        self._heads: list[nn.Linear] = []
         self.source = Activations()
         unchanged_difference = self._difference(model.outputs(other, self.source, last=batch.last).logits)[0]
         # Run the changed side once; later runs resume from its layers.
@@ -77,17 +80,21 @@ class PairRuns:
         self.clean, self.corrupt = differences if self._sign > 0 else differences[::-1]
 
     def _shorten(self) -> None:
-        """Leave out of later runs the tokens that no change reaches, if a run without changes gives the same so.
+        """Compute no more in later runs than the answers need, if a run without changes gives the same so.
 
-        In a decoder these are the tokens before the first that differs.
+        In a decoder no change reaches tokens before the first that differs. Of the vocabulary, the answers suffice.
         """
         logits = self._rerun.whole.logits
-        if logits is None or not self._model.resumes or self._model.info.kinds != ("decoder",):
+        head = self._model.unembedding()
+        if logits is None or not self._model.resumes:
             return
-        self._rerun.start = self._batch.first_difference
+        if self._model.info.kinds == ("decoder",):
+            self._rerun.start = self._batch.first_difference
+        if type(head) is nn.Linear:
+            self._heads = [head]
         allowed = 64 * torch.finfo(logits.dtype).eps * max(self._model.info.n_layers) ** 0.5 * float(logits.abs().max())
         try:
-            difference = self._difference(self._rerun.again(attend).logits)[0]
+            difference = self._difference(self._again(attend).logits)[0]
             is_same = bool(((difference - self._base).abs() <= allowed).all())
         except Exception:  # a model may fail in any way where part of it is set aside
             is_same = False
@@ -95,6 +102,18 @@ class PairRuns:
             self._base = difference  # rounded as later runs are, so that what does nothing has an effect of 0
         else:
             self._rerun.start = 0
+            self._heads = []
+
+    def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
+        """Run the changed side again, as `Rerun.again` does; logits may be those of the answers alone."""
+        asked = self._batch.asked
+
+        def answer(forward: Callable[..., Any], hidden: Tensor) -> Tensor:
+            (head,) = self._heads
+            return F.linear(hidden, head.weight[asked], None if head.bias is None else head.bias[asked])
+
+        with run_instead(self._heads, answer):
+            return self._rerun.again(probe, first, times)
 
     def units(self, by: By) -> list[Unit]:
         """Return the units that can be patched, in the order of layers and heads."""
@@ -124,7 +143,7 @@ class PairRuns:
                     values = source.values(by, unit.place, unit.patched)[:, :, tokens]
                     patch = Patch(by, unit.patched, values, texts, tokens)
                     patches.setdefault(unit.place, []).append(patch)
-            outputs = self._rerun.again(Patched(patches), first, len(numbers))
+            outputs = self._again(Patched(patches), first, len(numbers))
             differences[numbers] = self._difference(outputs.logits)
         return self._sign * (differences - self._base)
 
@@ -137,14 +156,14 @@ class PairRuns:
         """
         # All heads keep their z, and the sender takes that of the other run.
         if not self._own.outputs:
-            self._rerun.again(self._own)
+            self._again(self._own)
         patches = {
             place: [Patch("z", tuple(range(output.shape[1])), output)] for place, output in self._own.outputs.items()
         }
         values = self.source.values("z", sender.place, sender.heads)
         patches[sender.place].append(Patch("z", sender.heads, values))
         reached = Activations(Patched(patches))
-        outputs = self._rerun.again(reached, self._rerun.block([sender.place]))
+        outputs = self._again(reached, self._rerun.block([sender.place]))
         return reached, self._sign * (self._difference(outputs.logits)[0] - self._base)
 
     def attribution(self, by: By) -> dict[Place, Tensor]:
