@@ -347,7 +347,7 @@ def _rule_line(result: Relations) -> list[str]:
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
-    return [f"yes = the lower end of the head's interval is at least {margin:g} above the best simple rule"]
+    return [f"yes = the lower end of the head's interval is at least {margin:g} above the best simple rule; FDR 5%"]
 
 
 def _guide(result: Relations) -> list[str]:

@@ -80,6 +80,7 @@ class Tape:
             recorded = tree_map_only(Tensor, repeat, self._outputs[number - 1])
             if number <= first:
                 return recorded
+            # The block computes the later tokens alone; those before them stay as recorded.
             args, named = tree_map_only(Tensor, cut, (args, named))
             return tree_map(put, forward(*args, **named), recorded)
 
@@ -92,6 +93,7 @@ class Tape:
             return tensor
 
         def put(later: Any, recorded: Any) -> Any:
+            """Write what was computed of the later tokens over a copy of what was recorded."""
             if isinstance(later, Tensor):
                 recorded[:, start:] = later  # (text, token, …)
             return recorded
