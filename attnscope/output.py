@@ -55,7 +55,7 @@ class Output:
         quiet: Whether notes are left out.
         drawn: Whether maps are drawn in the terminal.
         options: How it is shown: some of those that its kind has a use for.
-        stem: How files of data are called, without their endings; None = as their kind says.
+        stem: How files are called, without their endings; None = as their kind says.
         named: Whether the formats were asked for by name.
         answers: Whether maps are answered in few lines, with the address of the first figure, above the files.
         whole: The record that some heads were picked from, among which they are ranked.
@@ -131,7 +131,7 @@ def plan(
 
     Args:
         kind: The kind, such as "heads".
-        out: The folder for files, if any; of what is one page also the file, such as atlas.html.
+        out: The folder for files, or the name of one, such as atlas.html or map.png; None = none.
         formats: Their formats, such as "npz,csv,png"; None = the usual ones, or that of the file.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
@@ -223,10 +223,9 @@ def _plan(
 def _named_by(out: Path, kind: Kind) -> str:
     """Return the format of a file that is named instead of a folder; empty = it is a folder."""
     ending = out.suffix.removeprefix(".")
-    if not {*kind.pages} & {*kind.usual} or ending in kind.figures or ending not in kind.formats or out.is_dir():
+    if ending not in kind.formats or out.is_dir():
         return ""
-    if ending in kind.pages:
-        require_replaceable(out, holds=PAGE_MARK)
+    require_replaceable(out, holds=PAGE_MARK if ending in kind.pages else b"attnscope")
     return ending
 
 
@@ -242,7 +241,7 @@ def write(
         out: The folder.
         formats: Some of its kind's formats.
         options: How figures are drawn: "scale", "cmap", "query", "measures" and `results.kinds.SIZES`.
-        stem: How files of data are called, without their endings; None = as its kind says.
+        stem: How files are called, without their endings; None = as its kind says.
 
     Returns:
         The files: figures first where they are what its kind is usually written as, else last.
@@ -263,11 +262,19 @@ def write(
             if figures:
                 names = {*kind.options} & {*_STYLE, *kind.drawn_with} & {*options}
                 drawn = record.draw(staged, figures, **{name: options[name] for name in names})
+                drawn = drawn if stem is None else _rename_figures(drawn, stem)
         except BaseException:
             keep_data(staged, out)
             raise
     paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
     return [out / path.relative_to(staged) for path in paths]
+
+
+def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
+    """Rename figures to what the user called the file: a single one as that, several by names that begin with it."""
+    is_single = len({file.stem for file in files}) == 1
+    names = [f"{stem}{file.suffix}" if is_single else f"{stem}-{file.name}" for file in files]
+    return [file.rename(file.with_name(name)) for file, name in zip(files, names, strict=True)]
 
 
 def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:

@@ -266,6 +266,9 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         result = _decode(_read_whole(binary, name), name) if binary else sys.stdin.read()
     elif file is not None:
         name = str(file)
+        if file.suffix.lower() in _RECORD_FILES:
+            hint = f"attnscope batch {name} draws each; to read the file as it is, pipe it: - < {name}"
+            raise UsageError(f"{name} holds records, and this command reads one text", hint)
         try:
             with file.open("rb") as stream:
                 result = _decode(_read_whole(stream, name), name)
@@ -282,6 +285,9 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         require_text(result, name)
     return result
 
+
+_RECORD_FILES = (".jsonl", ".ndjson", ".csv", ".tsv")
+"""How files end that hold a text in each of their records."""
 
 _TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
 """How files that hold texts end, those that attnscope cannot read among them."""

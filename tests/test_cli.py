@@ -95,6 +95,24 @@ def test_every_format_at_once(run, tmp_path):
         assert row["key_token"] == saved.tokens[key]
 
 
+@pytest.mark.parametrize(("layers", "names"), [("0", ["a.png"]), ("0-1", ["a-L00.png", "a-L01.png", "a-overview.png"])])
+def test_a_figure_is_named_and_no_other_picture_is_replaced(run, tmp_path, layers, names):
+    arguments = ("heatmap", "a cat", "-m", "own", "-L", layers, "-o", "new/a.png")
+    for _ in range(2):
+        assert run(*arguments)[0] == 0
+    assert files(tmp_path / "new") == names
+    (tmp_path / "new/a.png").write_bytes(b"a photo")
+    assert run(*arguments)[0] == 1
+    assert (tmp_path / "new/a.png").read_bytes() == b"a photo"
+
+
+def test_a_file_of_records_is_for_batch(run, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"text": "a", "text_pair": "b"}')
+    status, _, err = run("heatmap", "--file", "pairs.jsonl")
+    assert status == 2
+    assert "attnscope batch pairs.jsonl" in err
+
+
 def test_json_is_one_document_and_nothing_else(run):
     result = run("heatmap", "The café 你好 😀", "-L", "0", "-f", "png", "-o", "out", "--json", "--query", "the")
     document = json.loads(result.out)

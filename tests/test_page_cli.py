@@ -104,7 +104,7 @@ def test_a_file_that_is_no_page_is_not_replaced(run, tmp_path, arguments):
     status, _, err = run(*arguments, "-o", "notes.html")
     assert status == 1
     assert notes.read_text("utf-8") == "<p>a year of work</p>"
-    assert "cannot replace notes.html: it is no page of attnscope" in err
+    assert "cannot replace notes.html: attnscope did not write it" in err
     notes.write_bytes(b"")
     for _ in range(2):  # an empty file is no loss, nor is a page of ours
         assert run(*arguments, "-o", "notes.html")[0] == 0

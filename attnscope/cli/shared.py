@@ -53,7 +53,7 @@ class Files(Printing):
     """The options for results: files and printed output."""
 
     out: Path | None = option(
-        "The folder to write to; for a single file its name, such as page.html.", "-o", "--out", default=None
+        "The folder to write to; for a single file its name, such as map.png.", "-o", "--out", default=None
     )
     formats: str | None = option(
         "What to write: several of npz, csv, json, png, svg, pdf.", "-f", "--format", default=None

@@ -196,7 +196,7 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
 
     Args:
         path: The file to be written.
-        holds: What an earlier file must hold in its first 4096 bytes to be replaced; empty files are no loss.
+        holds: What an earlier file must hold in its first or last 4096 bytes to be replaced; empty files are no loss.
     """
     try:
         mode = path.lstat().st_mode
@@ -209,10 +209,11 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
     if holds:
         with contextlib.suppress(OSError), path.open("rb") as file:  # what cannot be read is not known to be ours
             begins = file.read(4096)
-            if not begins or holds in begins:
+            file.seek(max(0, path.stat().st_size - 4096))
+            if not begins or holds in begins or holds in file.read():
                 return
         raise AttnscopeError(
-            f"cannot replace {path}: it is no page of attnscope", "choose another name with --out, or remove that file"
+            f"cannot replace {path}: attnscope did not write it", "choose another name with --out, or remove that file"
         )
 
 
