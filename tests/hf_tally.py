@@ -106,100 +106,8 @@ _BY_NAME |= {"sliding_window": 4, "initializer_range": 0.2, "vocab_size_per_laye
 
 _PICTURE = {"image_size": 32, "patch_size": 8}
 
-_OTHERS: dict[str, dict[str, Any]] = {
-    # What cannot be told from a setting's name.
-    "gptj": {"rotary_dim": 4},
-    "codegen": {"rotary_dim": 4},
-    "gpt_neo": {"attention_types": [[["global", "local", "global"], 1]], "window_size": 4},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "local"], "local_attn_chunk_length": 4},
-    "funnel": {"block_sizes": [1, 1, 1]},
-    "esm": {"pad_token_id": 1, "mask_token_id": 2, "vocab_size": VOCABULARY},
-    "prophetnet": {"ngram": 2, "num_buckets": 8, "relative_max_distance": 16},
-    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
-    "led": {"attention_window": 4},
-    "longformer": {"attention_window": 4},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
-    "yolos": {"image_size": [32, 32]},
-    "granitemoehybrid": {
-        "mamba_n_heads": 8,
-        "mamba_d_head": 8,
-        "mamba_n_groups": 1,
-        "layer_types": ["mamba", "attention"],
-    },
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "attn_layer_indices": [1]},
-    "lilt": {"channel_shrink_ratio": 4, "hidden_size": 48},
-    "qwen2_5_omni_thinker": {"vision_start_token_id": 5},
-    "qwen3_omni_moe_thinker": {"vision_start_token_id": 5},
-    "swin": {"window_size": 4},
-    "hunyuan_v1_dense": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
-    "hunyuan_v1_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
-    "ministral": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, "head_dim": 8},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3, "num_dense_layers": 1},
-    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
-        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
-    },
-    "gemma3n_text": {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0, 0.0, 0.0]},
-    "mistral4": {"num_key_value_heads": 4, "head_dim": 16},
-    "depth_pro": {
-        "patch_size": 32,
-        **dict.fromkeys(
-            ("image_model_config", "patch_model_config", "fov_model_config"),
-            {
-                "model_type": "dinov2",
-                "image_size": 32,
-                "patch_size": 8,
-                "hidden_size": 32,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 4,
-            },
-        ),
-        "intermediate_hook_ids": [2, 1],
-        "fusion_hidden_size": 32,
-    },
-    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
-    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
-    "dots1": {"n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    **dict.fromkeys(
-        (
-            "glm4v_text",
-            "glm_ocr_text",
-            "glm_image_text",
-            "qwen2_vl_text",
-            "qwen2_5_vl_text",
-            "qwen2_5_omni_text",
-            "paddleocr_vl_text",
-        ),
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
-    ),
-    **dict.fromkeys(
-        ("hunyuan_vl_text",),
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1]}, "head_dim": 8},
-    ),
-    "glm4v_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 0]}},
-    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
-    "zamba": {
-        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
-        "attention_hidden_size": 64,
-        "mamba_dt_rank": 8,
-        "attention_head_dim": 16,
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 2,
-        "use_mamba_kernels": False,
-    },
-    "zamba2": {
-        "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
-        "num_key_value_heads": 4,
-        "n_mamba_heads": 8,
-        "mamba_headdim": 8,
-        "attention_head_dim": 16,
-        "attention_hidden_size": 64,
-        "adapter_rank": 4,
-        "use_mamba_kernels": False,
-    },
-}
+_OTHERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("tiny_settings.json").read_text("utf-8"))
+"""What cannot be told from a setting's name, by model type."""
 
 
 def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
@@ -342,7 +250,7 @@ def difference_from_eager(
         if queries is not None:
             own = own[queries]
             other = other[queries]
-        worst = max(worst, float((own - other).abs().max() / other.abs().max()))
+        worst = _larger(worst, (own - other).abs().max() / other.abs().max())
         names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
         if not seq2seq:
             names = dict.fromkeys(probe.maps, "attentions")
@@ -368,7 +276,7 @@ def difference_from_eager(
                 if "Sinks" in str(shown.info.notes):
                     # Some eager functions give their weights out before the sink takes its part.
                     gap = gap.minimum((w - e * w.sum(-1, keepdim=True)).abs().amax(-1).transpose(1, 2))
-                worst = max(worst, float((gap if real is None else gap[real]).max()))
+                worst = _larger(worst, (gap if real is None else gap[real]).max())
     return worst
 
 
@@ -456,8 +364,13 @@ def _difference_on(shown: HuggingFaceModel, base: PreTrainedModel, inputs: dict[
         theirs = [weights for weights in getattr(output, name, None) or () if weights is not None]
         assert not theirs or len(theirs) == len(by_layer), f"{kind}: {len(by_layer)} layers, eager {len(theirs)}"
         for own, eager in zip(by_layer.values(), theirs, strict=False):
-            worst = max(worst, float((own - eager).abs().max()))
+            worst = _larger(worst, (own - eager).abs().max())
     return worst
+
+
+def _larger(worst: float, gap: torch.Tensor) -> float:
+    """The larger of two differences; NaN if either is, which Python's `max` drops."""
+    return float(torch.maximum(torch.tensor(worst, dtype=gap.dtype), gap))
 
 
 def model_types() -> list[str]:
