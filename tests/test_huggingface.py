@@ -1,6 +1,7 @@
 """Hugging Face models through the seam: equal to their own eager attention, or refused."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,7 +192,7 @@ def test_the_self_check_finds_swapped_kinds_and_layers(monkeypatch):
 
     def reordered(*given):
         output, seen = true_rehearsal(*given)
-        return output, [seam.Seen(one.module, one.call, seen[-1].weights, one.window) for one in seen]
+        return output, [replace(one, weights=seen[-1].weights) for one in seen]
 
     with monkeypatch.context() as patch:
         patch.setattr(check, "rehearse", reordered)

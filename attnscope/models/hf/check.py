@@ -15,36 +15,46 @@ it gives out. One that neither path shows truly is refused. A wrong picture is w
 how a check ended.
 """
 
+import copy
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.probes import Weights
-from attnscope.core.attention.seam import Probe, attend
-from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory
-from attnscope.models.hf.examples import LENGTHS, OWN_INPUTS, Example, examples, length_beyond, long_example, reaches
-from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
-from attnscope.models.hf.rounding import (
-    STATES,
-    Outcome,
-    compare,
-    eager_or_own,
-    outcome_at_seam,
-    outcome_of_eager,
-    require_equal,
-    run_as_it_is,
-    run_eager,
-    states_of,
-    tolerance,
+from attnscope.core.attention.seam import Kind, Probe, attend
+from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory, require_rounding
+from attnscope.models.devices import name_dtype
+from attnscope.models.hf.eager import Maps, checked_weights, run_eager, run_unchanged, tolerance
+from attnscope.models.hf.examples import (
+    LENGTHS,
+    OWN_INPUTS,
+    Example,
+    count_tokens,
+    examples,
+    length_beyond,
+    long_example,
+    reaches,
 )
+from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
 from attnscope.models.hf.seam import Seen, perform, rehearse
-from attnscope.models.hf.survey import Maps, Survey, Unclear, hides_later, read_seam, read_weights
+from attnscope.models.hf.survey import Survey, Unclear, hides_later, listed_layers, read_survey
+
+Outcome = dict[str, Tensor]
+"""Results of one forward pass, by name.
+
+"hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
+"decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
+"""
+
+STATES = ("hidden", "encoded")
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
 """Of convolutions, say, that run over the end of a text."""
@@ -63,9 +73,9 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
         try:
             # The seam path: read the layers off the calls, then compare them with eager.
             output, seen = _rehearse(model, padded, alone)
-            survey = read_seam(model.config, alone, output, seen)
+            survey = read_survey(model.config, alone, output, seen)
             if check or survey.n_calls < sum(survey.n_layers.values()):
-                notes = _check_seam(model, survey, padded, alone, outcome_at_seam(survey, output, seen))
+                notes = _check_seam(model, survey, padded, alone, _outcome(survey, output, seen))
                 survey = replace(survey, notes=(*survey.notes, *notes))
             return replace(survey, checked=check)
         except AttnscopeError:
@@ -77,7 +87,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             return _read_eager(model, padded, alone, _shorten(error), len(seen))
 
 
-def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[Any, list[Seen]]:
+def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[Any, Sequence[Seen]]:
     """Run a model on one text through the seam; raise Unclear where it attends in a way that the seam refuses."""
     try:
         output, seen = _with_hidden_states(padded, alone, lambda: rehearse(model, alone.inputs))
@@ -103,37 +113,35 @@ def _with_hidden_states(padded: Example, alone: Example, run: Callable[[], tuple
 def _check_seam(model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome) -> list[str]:
     """Compare what the seam saw with eager; return the notes that came of it."""
     # One text, then two padded to one length, then one beyond all windows.
-    notes = compare(model, survey, alone, single, eager_or_own(model, survey, alone))
+    notes = compare(model, survey, alone, single)
     if padded.batch_size > 1:
-        both = outcome_at_seam(survey, *rehearse(model, padded.inputs))
+        both = _outcome(survey, *rehearse(model, padded.inputs))
         try:
             compare(model, survey, alone, _last_text(both, single), single)
         except AttnscopeError:
             # Convolutions see padding, and experts with limited room are shared with other texts.
-            compare(model, survey, padded, both, eager_or_own(model, survey, padded))
-            _require_same_direction(model, survey, both, single)
+            compare(model, survey, padded, both)
+            for kind in survey.layers.keys() - {"cross"}:
+                if _looks_back(single, kind) != _looks_back(both, kind):  # AIMv2's tower of text
+                    raise AttnscopeError(
+                        f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not "
+                        "where one is padded",
+                        "it is not known how it was trained, so neither is shown",
+                    ) from None
             notes.append(PADDING_MATTERS)
     _check_long(model, survey, _length_at_load(model, survey), with_maps=True)
     return notes
 
 
-def _require_same_direction(model: PreTrainedModel, survey: Survey, both: Outcome, single: Outcome) -> None:
-    """Refuse AIMv2's text tower, whose attention hides later tokens only where a text is padded."""
-    for kind in survey.layers.keys() - {"cross"}:
-        # The first text fills the batch: (text, query, head, key) -> (text, head, query, key).
-        names = [name for name in single if name.startswith(kind)]
-        looks_back = hides_later([single[name].transpose(1, 2) for name in names])
-        if looks_back != hides_later([both[name][:1].transpose(1, 2) for name in names]):
-            raise AttnscopeError(
-                f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not where "
-                "one is padded",
-                "it is not known how it was trained, so neither is shown",
-            )
-
-
 def _last_text(both: Outcome, alone: Outcome) -> Outcome:
     """Return the last text of a padded batch, cut to the sizes that it has alone."""
     return {name: both[name][-1:, : like.shape[1], ..., : like.shape[-1]] for name, like in alone.items()}
+
+
+def _looks_back(outcome: Outcome, kind: Kind) -> bool:
+    """Return whether the first text of a batch, which fills it, looks at earlier tokens alone."""
+    # (text, query, head, key) -> (text, head, query, key)
+    return hides_later([maps[:1].transpose(1, 2) for name, maps in outcome.items() if name.startswith(kind)])
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
@@ -170,7 +178,7 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
 
     Windows that were shown truly are compared once; texts beyond one that was not are always refused.
     """
-    n_tokens = max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
+    n_tokens = count_tokens(inputs)
     # Eager attention needs the whole map of a layer: longer comparisons do not fit.
     longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
     lengths = [length_beyond(reach) for reach in survey.reaches if reach < n_tokens]
@@ -188,19 +196,16 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
         return
     example.inputs.update(survey.extras)
     try:
-        if with_maps:
-            ours = outcome_at_seam(survey, *rehearse(model, example.inputs))
-        else:
-            ours = states_of(perform(model, example.inputs, survey.plan, attend))
-    except Exception:
-        try:
-            run_as_it_is(model, example.inputs)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise error from None
-            return  # it takes no text of this length, whatever its configuration says
-        raise
-    compare(model, survey, example, ours, eager_or_own(model, survey, example, with_maps=with_maps))
+        theirs = _by_eager(model, survey, example, with_maps=with_maps)
+    except Exception as error:
+        if isinstance(error, Unclear) or is_out_of_memory(error):
+            raise
+        return  # it takes no text of this length, whatever its configuration says
+    if with_maps:
+        ours = _outcome(survey, *rehearse(model, example.inputs))
+    else:
+        ours = _states(perform(model, example.inputs, survey.plan, attend))
+    compare(model, survey, example, ours, theirs)
 
 
 # Other inputs -----------------------------------------------------------------------------------------------------
@@ -216,8 +221,8 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     inputs = {**survey.extras, **padded.inputs}
     try:
         with torch.no_grad():
-            light = states_of(perform(model, inputs, survey.plan, attend, light_from=1))
-            written_out = states_of(perform(model, inputs, survey.plan, attend))
+            light = _states(perform(model, inputs, survey.plan, attend, light_from=1))
+            written_out = _states(perform(model, inputs, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
     except (AttnscopeError, RuntimeError, TypeError, ValueError, IndexError):
         return False
@@ -234,7 +239,7 @@ def compare_on(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]
     inputs = {**standing_arguments(model), **survey.extras, **inputs}
     with torch.no_grad():
         ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
-        theirs = run_as_it_is(model, inputs)
+        theirs = run_unchanged(model, inputs)
     # No float64 copy runs without inputs: `through` would run the model itself in its place.
     example = Example({} if survey.beside else inputs)
     compare(model, survey, example, _result_of(ours), _result_of(theirs))
@@ -243,7 +248,185 @@ def compare_on(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]
 def _result_of(output: Any) -> Outcome:
     """Return the scores of the vocabulary, or hidden states without a head, (batch, token, ...)."""
     logits = getattr(output, "logits", None)
-    return states_of(output) if logits is None else {"hidden": logits}
+    return _states(output) if logits is None else {"hidden": logits}
+
+
+# Comparing --------------------------------------------------------------------------------------------------------
+
+_TIMES = 16.0
+"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
+
+_NOTED = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
+
+
+def compare(
+    model: PreTrainedModel, survey: Survey, example: Example, ours: Outcome, theirs: Outcome | None = None
+) -> list[str]:
+    """Refuse what passed the seam where it differs beyond rounding from another run, by default by eager attention.
+
+    A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
+    scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
+    for this. The bound is the error of eager attention against float64. Both need a copy of the model, so only a
+    comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
+    right, and the note that is returned says that rounding decides.
+
+    Raises:
+        AttnscopeError: They differ.
+    """
+    with_maps = bool(ours.keys() - STATES)
+    if theirs is None:
+        theirs = _by_eager(model, survey, example, with_maps=with_maps)
+    allowed = tolerance(model, survey.n_calls)
+    try:
+        _require_equal(example, ours, theirs, allowed)
+        return []
+    except RoundingError:
+        # If seam and eager agree in float64, the model's own rounding may explain the difference.
+        exact = _exact_outcome(model, survey, example, with_maps=with_maps)
+        error = max(_differences(example, theirs, exact).values(), default=0.0)
+        if not _TIMES * error > allowed:
+            raise
+    _require_equal(example, ours, theirs, _TIMES * error)
+    if error <= _NOTED:
+        return []
+    wider = "float64" if model.dtype == torch.float32 else "float32"
+    moved = f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}"
+    return [f"{moved}: another device or batch may show others. --dtype {wider} rounds less."]
+
+
+def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
+    """Raise a RoundingError where two outcomes differ by more than is allowed."""
+    for name, difference in _differences(example, ours, theirs).items():
+        part = "hidden states" if name in STATES else f"weights of {name}"
+        require_rounding(
+            f"self-check: {part} differ from the model's own",
+            difference,
+            allowed,
+            "the maps could be wrong, so none are shown; try another --dtype",
+        )
+
+
+def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, float]:
+    """Return the largest differences of what two outcomes share, at real positions; relative ones of hidden states."""
+    differences = {}
+    for name in [name for name in ours if name in theirs]:
+        own = ours[name].float()
+        other = theirs[name].float()
+        if own.shape != other.shape:
+            raise AttnscopeError(f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}")
+        # Only rows of real tokens count: (batch, token, …) -> (row, …).
+        real = example.real_rows(name)
+        if real is not None and own.shape[:2] == real.shape:
+            own = own[real]
+            other = other[real]
+        difference = _largest(own - other)
+        if name in STATES:
+            if not bool((own.isfinite() & other.isfinite()).all()):
+                raise AttnscopeError(
+                    "self-check: hidden states are not finite, at the seam or with the model's own eager attention",
+                    "the weights are damaged, or try another --dtype",
+                )
+            difference /= max(_largest(other), 1e-30)
+        else:
+            # A query that sees no key has no weights; some eager functions leave out the part that a sink takes.
+            totals = own.sum(-1, keepdim=True)
+            difference = min(difference, _largest(own - other * (totals > 0)), _largest(own - other * totals))
+        differences[name] = difference
+    return differences
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def _exact_outcome(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
+    """Return the outcome of a float64 copy of a model by eager attention.
+
+    Empty if the seam differs from it, if the copy does not run, or if there is no memory for it.
+    """
+    inputs = {name: _widen(value) for name, value in example.inputs.items()}
+    try:
+        # Both ways on the copy; code that asks for fewer bits gets 64 as well.
+        twin = copy.deepcopy(model).double()
+        with _AllFloat64():  # type: ignore[no-untyped-call]
+            eager_output, maps = run_eager(twin, survey.layers, inputs)
+            output, seen = rehearse(twin, inputs)
+        exact = _states(eager_output)
+        ours = _states(output)
+        if with_maps:
+            exact |= _name_maps(survey, model.config, maps)
+            ours = _outcome(survey, output, seen)
+        _require_equal(example, ours, exact, tolerance(twin, survey.n_calls))
+    except Exception:  # a model may fail in any way in another precision
+        return {}
+    return exact
+
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Computes in float64 what a model's code asks to have in fewer bits: its norms, rotary angles and softmax."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
+        return tree_map(_widen, op(*args, **kwargs))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in _NARROW else value
+    return torch.float64 if value in _NARROW else value
+
+
+# Outcomes ---------------------------------------------------------------------------------------------------------
+
+
+def _states(output: Any) -> Outcome:
+    """Return the hidden states that a forward returned."""
+    states = {"hidden": hidden_states(output), "encoded": getattr(output, "encoder_last_hidden_state", None)}
+    return {name: x for name, x in states.items() if x is not None}
+
+
+def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
+    """Return the hidden states and weights of attentions in the order of the survey."""
+    n_calls = len(survey.order)
+    if len(seen) != n_calls:
+        raise AttnscopeError(f"self-check: {len(seen)} attentions are computed, where another text has {n_calls}")
+    outcome = _states(output)
+    for (kind, layer), attention in zip(survey.order, seen, strict=True):
+        outcome[f"{kind} layer {layer}"] = attention.weights.transpose(1, 2)
+    return outcome
+
+
+def _by_eager(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
+    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
+    try:
+        output, maps = run_eager(model, survey.layers, example.inputs, weights=with_maps)
+    except Exception:  # a model may fail in any way
+        return _states(run_unchanged(model, example.inputs))
+    return _states(output) | _name_maps(survey, model.config, maps)
+
+
+def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
+    """Return the maps that eager attention gives out, by kind and layer.
+
+    Raises:
+        Unclear: There are other layers than those of the survey.
+    """
+    named: Outcome = {}
+    for kind, of_kind in maps.items():
+        layers = survey.layers[kind]
+        n_layers = survey.n_layers[kind]
+        if not of_kind and n_layers == len(layers):
+            continue  # none are given out: equal hidden states and the number of layers have to do
+        if len(of_kind) == n_layers and layers == listed_layers(config, n_layers):
+            of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
+        if len(of_kind) != len(layers):
+            raise Unclear(f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface")
+        named |= {f"{kind} layer {i}": w.transpose(1, 2) for i, w in zip(layers, of_kind, strict=True)}
+    return named
 
 
 # What a model gives out -------------------------------------------------------------------------------------------
@@ -259,7 +442,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     """
     # Run the model unchanged first: one that cannot run at all is refused for that reason.
     try:
-        own, _ = _with_hidden_states(padded, alone, lambda: (run_as_it_is(model, alone.inputs), None))
+        own, _ = _with_hidden_states(padded, alone, lambda: (run_unchanged(model, alone.inputs), None))
     except Exception as error:
         raise AttnscopeError(
             f"{model.config.model_type} does not run on the input that attnscope makes up for its self-check: "
@@ -267,59 +450,28 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
             OWN_INPUTS,
         ) from error
     try:
-        output, maps = _checked_weights(model, alone)
-        survey = read_weights(model.config, alone, output, maps)
-        single = outcome_of_eager(survey, model.config, output, maps)
-        both = outcome_of_eager(survey, model.config, *_checked_weights(model, padded))
+        output, seen = _look_at_weights(model, alone)
+        survey = read_survey(model.config, alone, output, seen)
+        single = _outcome(survey, {}, seen)
+        both = _outcome(survey, *_look_at_weights(model, padded))
         if survey.n_calls < n_seen:
             raise Unclear(f"it gives out the weights of {survey.n_calls} of its {n_seen} attentions")
     except Exception as error:
         raise _refusal(model, reason, _shorten(error)) from error
     # Asking for weights must not change the result; padding may.
-    compare(model, survey, alone, states_of(output), states_of(own))
+    compare(model, survey, alone, _states(output), _states(own))
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
-    weights = {name: maps for name, maps in single.items() if name not in STATES}
     try:
-        require_equal(alone, _last_text(both, weights), weights, tolerance(model, survey.n_calls))
+        _require_equal(alone, _last_text(both, single), single, tolerance(model, survey.n_calls))
     except RoundingError:
         notes.append(PADDING_MATTERS)
     return replace(survey, notes=(*notes, *survey.notes))
 
 
-def _checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps]:
-    """Return the output and the weights of a model's own eager attention.
-
-    Raises:
-        Unclear: These are not the softmax weights of all of its attention.
-    """
-    output, maps = run_eager(model, example.inputs)
-    if hidden_states(output) is None:
-        raise Unclear("it returns no hidden states")
-    for kind, of_kind in maps.items():
-        if not of_kind:
-            raise Unclear(f"it gives out no {kind} attention of its own")
-        # Queries and keys, (batch, token): the shape must be (batch, head, query, key), as long as the texts.
-        queries = example.real_rows(kind)
-        keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
-        for layer, weights in enumerate(of_kind):
-            shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
-            is_map = len(shape) == 4 and shape[0] == example.batch_size
-            if is_map and queries is not None and keys is not None:
-                is_map = shape[2:] == (queries.shape[1], keys.shape[1])
-            if not is_map:
-                raise Unclear(f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)")
-            # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
-            rows = weights.float().transpose(1, 2)
-            rows = rows if keys is None else rows * keys[:, None, None, :]
-            rows = rows if queries is None else rows[queries]
-            if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
-                raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
-    return output, maps
-
-
-def _are_softmax(rows: Tensor, allowed: float) -> Tensor:
-    """Return which rows, (..., key), hold weights from 0 that sum to 1."""
-    return (rows >= 0).all(-1) & ((rows.float().sum(-1) - 1).abs() <= allowed)
+def _look_at_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list[Seen]]:
+    """Return the output of eager attention and the weights that it gives out; their shapes show their kinds."""
+    output, maps = checked_weights(model, ("encoder",), example)
+    return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
 
 
 def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
@@ -331,34 +483,6 @@ def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
         why = reason if more == reason else f"{reason}; and by eager attention, {more}"
         return AttnscopeError(f"{kind} cannot be shown truly: {why}")
     return AttnscopeError(f"{kind} has no attention", "there is nothing to show of it")
-
-
-def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe) -> Any:
-    """Run a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights.
-
-    They were softmax weights on the self-check's texts, and must be on this input.
-    """
-    if not isinstance(probe, Weights):
-        raise AttnscopeError(
-            f"{name} does not pass its attention through the seam: only its weights can be seen",
-            f"{type(probe).__name__} needs another model",
-        )
-    # Number the maps by the survey's layers, which may skip those without attention.
-    output, maps = run_eager(model, inputs)
-    if not model.config.is_encoder_decoder:
-        maps = {next(iter(survey.layers)): maps["encoder"]}
-    for kind, layers in survey.layers.items():
-        for layer, weights in zip(layers, maps[kind], strict=True):
-            # A query that sees no key has no weights.
-            is_softmax = _are_softmax(weights, tolerance(model, survey.n_calls)) | (weights == 0).all(-1)
-            if not bool(is_softmax.all()):
-                raise AttnscopeError(
-                    f"on this text of {weights.shape[-1]} tokens the model's own {kind} layer {layer} gives out "
-                    "numbers that are no softmax weights",
-                    "shorter texts may be shown",
-                )
-            probe.keep(kind, layer, weights)
-    return output
 
 
 def _shorten(error: BaseException) -> str:

@@ -219,6 +219,11 @@ def _numbers(settings: Mapping[str, Any]) -> set[int]:
     return numbers
 
 
+def count_tokens(inputs: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest text of a forward's arguments; 0 without a text."""
+    return max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
+
+
 def length_beyond(reach: int) -> int:
     """Return a length at which some queries see past a window, and that is no multiple of a block."""
     return reach + 1 + min(reach // 2, 32)

@@ -19,8 +19,9 @@ from attnscope.core.attention.probes import Gate, Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread
-from attnscope.models.hf.check import check_beyond, run_for_weights, survey_attention, takes_light_masks
-from attnscope.models.hf.examples import examples, mixes_lengths
+from attnscope.models.hf.check import check_beyond, survey_attention, takes_light_masks
+from attnscope.models.hf.eager import run_for_weights, tolerance
+from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
 from attnscope.models.hf.heads import CLASS_LOSSES, labels_of, loss_of, run_with_logits
 from attnscope.models.hf.parts import (
     accepts,
@@ -39,7 +40,6 @@ from attnscope.models.hf.parts import (
     vocab_size,
     wordless,
 )
-from attnscope.models.hf.rounding import tolerance
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
@@ -368,9 +368,8 @@ class HuggingFaceModel(Model):
 
     def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
         """Return whether this run gets light masks: on long texts, where the model is known to understand them."""
-        tokens = [inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs]
         # accelerate moves masks from device to device, so that they are not known again.
-        if max(tokens, default=0) < LIGHT_FROM or self.is_spread:
+        if count_tokens(inputs) < LIGHT_FROM or self.is_spread:
             return None
         return LIGHT_FROM if self._takes_light else None
 

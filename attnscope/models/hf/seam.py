@@ -77,12 +77,12 @@ Plan = Mapping[nn.Module, Sequence[Place]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One attention call of a module as the rehearsal saw it."""
+    """One attention as a rehearsal saw it; of one that a model gives out itself, the weights alone are known."""
 
-    module: nn.Module
-    call: AttentionCall  # its layer and kind mean nothing yet
     weights: Tensor  # (batch, head, query, key)
-    window: int | None  # the sliding window that the module named, in tokens
+    module: nn.Module | None = None
+    call: AttentionCall | None = None  # its layer and kind mean nothing yet
+    window: int | None = None  # the sliding window that the module named, in tokens
 
 
 @dataclass(eq=False)
@@ -100,7 +100,7 @@ class _Run:
     def __call__(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
         if self.plan is None or self.probe is None:
             output, weights = attend_with_weights(call)
-            self.seen.append(Seen(module, call, weights, window))
+            self.seen.append(Seen(weights, module, call, window))
             return output
         return self.probe(call)
 

@@ -4,9 +4,9 @@ Whose it is shows in what it hides on a small input. The layer shows in how modu
 is peculiar becomes a note. Nothing here runs a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -18,8 +18,7 @@ from attnscope.models.hf.parts import hidden_states, setting
 from attnscope.models.hf.seam import Plan, Seen
 from attnscope.questions.maps import spans
 
-Maps = dict[Kind, list[Tensor]]
-"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
@@ -54,73 +53,53 @@ class Survey:
         return sum(map(len, self.layers.values()))
 
 
-def read_seam(config: Any, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
-    """Return the survey of attentions that passed the seam, each with its module."""
-    # Sort the calls by kind; each kind that the architecture has must be there.
-    kinds = kinds_of(config, example, output, [call.weights for call in seen])
+def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
+    """Return the survey of the attentions of one pass: calls at the seam, or weights that the model gives out.
+
+    Raises:
+        Unclear: They cannot be told apart, or some are missing.
+    """
+    # Sort the attentions by kind; each kind that the architecture has must be there.
+    kinds = kinds_of(config, example, output, [attention.weights for attention in seen])
     by_kind: dict[Kind, list[Seen]] = {}
-    for call, kind in zip(seen, kinds, strict=True):
-        by_kind.setdefault(kind, []).append(call)
-    for kind in ("encoder", "decoder", "cross"):
+    for kind, attention in zip(kinds, seen, strict=True):
+        by_kind.setdefault(kind, []).append(attention)
+    for kind in KINDS:
         if config.is_encoder_decoder and kind not in by_kind:
             raise Unclear(f"its {kind} attention does not pass transformers' attention interface")
-    modules = {kind: [call.module for call in calls] for kind, calls in by_kind.items()}
-    layers, n_layers = _number_layers(config, modules)
 
-    # In a pass, each module computes its attentions in the order of the rehearsal.
-    numbers = {kind: iter(of_kind) for kind, of_kind in layers.items()}
-    places = [(kind, next(numbers[kind])) for kind in kinds]
+    layers: dict[Kind, tuple[int, ...]] = {}
+    n_layers: dict[Kind, int] = {}
+    n_heads: dict[Kind, int] = {}
+    n_kv_heads: dict[Kind, int] = {}
+    peculiar: list[str] = []
+    for kind, attentions in by_kind.items():
+        layers[kind], n_layers[kind] = _number_layers(config, kind, attentions)
+        n_heads[kind], n_kv_heads[kind] = _count_heads(config, attentions)
+        peculiar += _notes_on_kind(kind, dict(zip(layers[kind], attentions, strict=True)))
+
+    # In a pass, each module computes its attentions in this order.
+    waiting = {kind: iter(numbers) for kind, numbers in layers.items()}
+    order = [(kind, next(waiting[kind])) for kind in kinds]
     plan: dict[nn.Module, list[Place]] = {}
-    for call, place in zip(seen, places, strict=True):
-        plan.setdefault(call.module, []).append(place)
+    for attention, place in zip(seen, order, strict=True):
+        if attention.module is not None:
+            plan.setdefault(attention.module, []).append(place)
 
-    # Head counts may differ between layers: the largest is reported.
-    heads = {kind: {(seen.call.n_heads, seen.call.n_kv_heads) for seen in calls} for kind, calls in by_kind.items()}
-    notes = _notes_on_gaps(config, layers, n_layers)
-    for kind, calls in by_kind.items():
-        notes += _notes_on_kind(kind, dict(zip(layers[kind], calls, strict=True)))
+    states = hidden_states(output)
+    asked = "output_hidden_states"
     return Survey(
-        path="seam",
-        plan=plan,
-        order=tuple(places),
-        layers=layers,
-        n_layers=n_layers,
-        n_heads={kind: max(pairs)[0] for kind, pairs in heads.items()},
-        # As many as query heads where no one number is true of all layers.
-        n_kv_heads={kind: max(pairs)[len(pairs) == 1] for kind, pairs in heads.items()},
-        extras=extras_of(example),
-        d_model=_width_of(output),
-        notes=tuple(notes),
-    )
-
-
-def read_weights(config: Any, example: Example, output: Any, maps: Maps) -> Survey:
-    """Return the survey of a model that gives out its weights itself, by kind; of other than encoder-decoders, all."""
-    if not config.is_encoder_decoder:
-        (weights,) = maps.values()
-        maps = {kinds_of(config, example, output, weights)[0]: weights}
-    layers, n_layers = _number_layers(config, {kind: [None] * len(of_kind) for kind, of_kind in maps.items()})
-    n_heads = {kind: max(weights.shape[1] for weights in of_kind) for kind, of_kind in maps.items()}
-    return Survey(
-        path="eager",
+        path="seam" if plan else "eager",
         layers=layers,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_kv_heads={kind: _configured_kv_heads(config, n) for kind, n in n_heads.items()},
-        extras=extras_of(example),
-        d_model=_width_of(output),
-        notes=tuple(_notes_on_gaps(config, layers, n_layers)),
+        n_kv_heads=n_kv_heads,
+        d_model=0 if states is None else states.shape[-1],
+        plan=plan,
+        order=tuple(order),
+        extras={asked: True} if asked in example.inputs else {},
+        notes=(*_notes_on_gaps(config, layers, n_layers), *peculiar),
     )
-
-
-def extras_of(example: Example) -> dict[str, Any]:
-    """Return the arguments that the forward needs besides the inputs."""
-    return {name: example.inputs[name] for name in ("output_hidden_states",) if name in example.inputs}
-
-
-def _width_of(output: Any) -> int:
-    hidden = hidden_states(output)
-    return 0 if hidden is None else int(hidden.shape[-1])
 
 
 # Kinds ----------------------------------------------------------------------------------------------------------
@@ -132,17 +111,16 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     Raises:
         Unclear: A map fits none of the sequences.
     """
-    encoded = getattr(output, "encoder_last_hidden_state", None)
     n_tokens = None if example.real is None else example.real.shape[1]
-    shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
-    kinds: dict[tuple[int, int], Kind]
+    kinds: dict[tuple[int, int], Kind] = {}
     if config.is_encoder_decoder:
         # The attentions of an encoder-decoder differ in their lengths.
+        encoded = getattr(output, "encoder_last_hidden_state", None)
         source = n_tokens if encoded is None else encoded.shape[1]
         if source is None:
             raise Unclear("its output holds no hidden states of the encoder, whose length tells its attentions apart")
         target = 0 if example.target_real is None else example.target_real.shape[1]
-        if source == target or (encoded is not None and n_tokens not in (None, source)):
+        if source == target or n_tokens not in (None, source):
             raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
         kinds = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
     else:
@@ -150,11 +128,12 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
         if n_tokens is None:
             _require_whole_pictures(example, weights)
             return [kind] * len(weights)
-        kinds = {(n_tokens, n_tokens): kind}
-    strange = next((shape for shape in shapes if shape not in kinds), None)
-    if strange is not None:
-        known = ", ".join(f"{queries} on {keys}" for queries, keys in kinds)
-        raise Unclear(f"it has attention of {strange[0]} queries on {strange[1]} keys where {known} are expected")
+        kinds[n_tokens, n_tokens] = kind
+    shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
+    for queries, keys in shapes:
+        if (queries, keys) not in kinds:
+            known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kinds)
+            raise Unclear(f"it has attention of {queries} queries on {keys} keys where {known} are expected")
     return [kinds[shape] for shape in shapes]
 
 
@@ -199,30 +178,23 @@ _ALL_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
 
 
-def _number_layers(
-    config: Any, modules: Mapping[Kind, Sequence[nn.Module | None]]
-) -> tuple[dict[Kind, tuple[int, ...]], dict[Kind, int]]:
-    """Return which layers the attentions of each kind belong to, in the order of computation, and how many there are.
+def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple[tuple[int, ...], int]:
+    """Return the numbers of the layers that attentions of a kind belong to, in their order, and how many layers exist.
 
     Modules name their layer, or all layers attend, or the configuration lists those that do.
     """
-    layers: dict[Kind, tuple[int, ...]] = {}
-    n_layers: dict[Kind, int] = {}
-    for kind, of_kind in modules.items():
-        # Prefer the numbers that the modules carry, if they ascend and fit the configuration.
-        total = _configured_layers(config, kind)
-        n = len(of_kind)
-        named = [getattr(module, "layer_idx", None) for module in of_kind]
-        numbers = tuple(number for number in named if isinstance(number, int))
-        is_ascending = len(numbers) == n and list(numbers) == sorted({*numbers}) and numbers[0] >= 0
-        is_possible = numbers == tuple(range(n)) if total is None else max(numbers, default=0) < total
-        if not (is_ascending and is_possible):
-            numbers = tuple(range(n)) if total in (None, n) else listed_layers(config, total)
-        if len(numbers) != n:
-            raise Unclear(f"only {n} {kind} attentions of {total} layers are to be seen")
-        layers[kind] = numbers
-        n_layers[kind] = max(total or 0, numbers[-1] + 1)
-    return layers, n_layers
+    total = _configured_layers(config, kind)
+    everyone = tuple(range(len(attentions)))
+    # Prefer the numbers that the modules carry, if they ascend and fit the configuration.
+    named = [getattr(attention.module, "layer_idx", None) for attention in attentions]
+    numbers = tuple(number for number in named if isinstance(number, int))
+    is_ascending = len(numbers) == len(named) and list(numbers) == sorted({*numbers}) and numbers[0] >= 0
+    is_possible = numbers == everyone if total is None else max(numbers, default=0) < total
+    if not (is_ascending and is_possible):
+        numbers = everyone if total in (None, len(everyone)) else listed_layers(config, total)
+    if len(numbers) != len(everyone):
+        raise Unclear(f"only {len(everyone)} {kind} attentions of {total} layers are to be seen")
+    return numbers, max(total or 0, numbers[-1] + 1)
 
 
 def _configured_layers(config: Any, kind: Kind) -> int | None:
@@ -232,7 +204,7 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
         side = "encoder" if kind == "encoder" else "decoder"
         # Either the side has a configuration of its own, or the names of its sizes begin with the side.
         inner = getattr(config, side, None)
-        if inner is not None and hasattr(inner, "to_dict"):
+        if hasattr(inner, "to_dict"):
             config = inner
             names = _ALL_LAYERS[:1]
         else:
@@ -246,42 +218,55 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
 def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid."""
     config = config.get_text_config()
-    # A list that does not name every layer says nothing about any.
     types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
     if len(types) != total:
-        return ()
+        return ()  # a list that does not name every layer says nothing about any
     attends = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in types]
     return tuple(layer for layer, is_attention in enumerate(attends) if is_attention)
 
 
-def _configured_kv_heads(config: Any, n_heads: int) -> int:
-    """Return the key/value heads of a layer as a configuration names them; n_heads where it does not."""
+def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
+    """Return the most heads of queries of a layer, and those of keys and values: as many where layers differ."""
+    pairs = {(attention.call.n_heads, attention.call.n_kv_heads) for attention in attentions if attention.call}
+    if pairs:
+        n_heads, n_kv_heads = max(pairs)
+        return n_heads, n_kv_heads if len(pairs) == 1 else n_heads
+    # Weights that a model gives out have all heads of queries; only its configuration knows the others.
+    n_heads = max(attention.weights.shape[1] for attention in attentions)
     inner = config if config.is_encoder_decoder else config.get_text_config()
-    n = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
+    n_kv_heads = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
-        n = 1  # Falcon
-    return n if isinstance(n, int) and n and n_heads % n == 0 else n_heads
+        n_kv_heads = 1  # Falcon
+    is_divisor = isinstance(n_kv_heads, int) and n_kv_heads and n_heads % n_kv_heads == 0
+    return n_heads, n_kv_heads if is_divisor else n_heads
 
 
 # Notes ----------------------------------------------------------------------------------------------------------
 
 
 def _notes_on_kind(kind: Kind, by_layer: Mapping[int, Seen]) -> list[str]:
-    """Return notes on caps, sinks, windows and shared weights of a kind of attention."""
+    """Return notes on caps, sinks, windows and shared weights of a kind of attention at the seam."""
     peculiar: dict[str, list[int]] = {}
-    for layer, seen in by_layer.items():
-        if seen.call.softcap is not None:
-            peculiar.setdefault(f"Scores are capped at +-{seen.call.softcap:g} before the softmax", []).append(layer)
-        if seen.call.sinks is not None:
-            peculiar.setdefault("Sinks take part of the weight (rows sum to less than 1)", []).append(layer)
-        if seen.window:
-            reach = f"of {seen.window} tokens" if kind == "decoder" else f"of {seen.window - 1} tokens to either side"
-            peculiar.setdefault(f"A sliding window {reach}", []).append(layer)
+    for layer, attention in by_layer.items():
+        for note in _peculiarities(kind, attention):
+            peculiar.setdefault(note, []).append(layer)
     notes = [f"{note} in {kind} layers {spans(layers)}." for note, layers in peculiar.items()]
-    n_modules = len({seen.module for seen in by_layer.values()})
-    if n_modules < len(by_layer):
-        notes.append(f"{len(by_layer)} {kind} layers share {amount(n_modules, 'set')} of weights.")
+    modules = {attention.module for attention in by_layer.values()}
+    if len(modules) < len(by_layer) and None not in modules:
+        notes.append(f"{len(by_layer)} {kind} layers share {amount(len(modules), 'set')} of weights.")
     return notes
+
+
+def _peculiarities(kind: Kind, attention: Seen) -> Iterator[str]:
+    call = attention.call
+    if call is not None and call.softcap is not None:
+        yield f"Scores are capped at +-{call.softcap:g} before the softmax"
+    if call is not None and call.sinks is not None:
+        yield "Sinks take part of the weight (rows sum to less than 1)"
+    if attention.window and kind == "decoder":
+        yield f"A sliding window of {attention.window} tokens"
+    elif attention.window:
+        yield f"A sliding window of {attention.window - 1} tokens to either side"
 
 
 def _notes_on_gaps(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:

@@ -1,0 +1,146 @@
+"""Run a Hugging Face model by its own eager attention, and read the weights that it gives out.
+
+The check compares with them what passes the seam. Models whose attention does not pass it are shown by them.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnscope.core.attention.probes import Weights
+from attnscope.core.attention.seam import Kind, Probe
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.examples import Example
+from attnscope.models.hf.parts import hidden_states
+from attnscope.models.hf.seam import use_attention
+from attnscope.models.hf.survey import KINDS, Survey, Unclear
+
+Maps = dict[Kind, list[Tensor]]
+"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+
+
+def run_unchanged(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+    """Return the output of a model with the attention implementation that it has."""
+    with use_attention(model, None):
+        return model(**inputs)
+
+
+def run_eager(
+    model: PreTrainedModel, kinds: Collection[Kind], inputs: Mapping[str, Any], *, weights: bool = True
+) -> tuple[Any, Maps]:
+    """Run a model by its own eager attention; return its output and, where asked for, the weights that it gives out.
+
+    Those of a model that is no encoder-decoder are all of the first of the `kinds`.
+    """
+    with use_attention(model, "eager"):
+        if not weights:
+            return model(**inputs), {}
+        parts = set(model.modules())
+        output = model(**inputs, output_attentions=True)
+        if set(model.modules()) != parts:
+            # BigBird exchanges its layers on a short text, after transformers began to watch them: watch the new ones.
+            for module in model.modules():
+                vars(module).pop("_output_capturing_hooks_installed", None)
+            output = model(**inputs, output_attentions=True)
+    names = {next(iter(kinds)): "attentions"}
+    if model.config.is_encoder_decoder:
+        names = {kind: f"{kind}_attentions" for kind in KINDS}
+    maps = {kind: [w for w in getattr(output, name, None) or () if w is not None] for kind, name in names.items()}
+    if hasattr(model.config, "attention_window"):
+        maps["encoder"] = [_whole_rows(band, model.config.attention_window) for band in maps["encoder"]]
+    return output, maps
+
+
+def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
+    """Scatter a band around the diagonal (Longformer), (batch, head, query, window + 1), into rows over all keys.
+
+    A band with columns for keys that every query sees is left as it is, and refused later as no map.
+    """
+    n_queries, width = band.shape[2:]
+    if width - 1 not in ([window] if isinstance(window, int) else window):
+        return band
+    # Place j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
+    keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
+    rows = band.new_zeros(*band.shape[:3], n_queries + width - 1)
+    return rows.scatter(3, keys.expand_as(band), band)[..., width // 2 :][..., :n_queries]
+
+
+def tolerance(model: PreTrainedModel, n_calls: int) -> float:
+    """Return by how much two ways to compute the same may differ, in weights and relative to the largest hidden state.
+
+    Rounding adds up over layers like a random walk. In units of eps * sqrt(1 + n_calls), real models in 16 bits differ
+    by less than 1 (their softmax is computed in 32), in 32 bits by up to 5. A random model with sharp heads can exceed
+    it: then its own rounding is measured.
+    """
+    # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
+    eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
+    return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
+
+
+# Models that are shown by what they give out ----------------------------------------------------------------------
+
+
+def checked_weights(model: PreTrainedModel, kinds: Collection[Kind], example: Example) -> tuple[Any, Maps]:
+    """Return the output and the weights of a model's own eager attention, as `run_eager` does.
+
+    Raises:
+        Unclear: These are not the softmax weights of all of its attention.
+    """
+    output, maps = run_eager(model, kinds, example.inputs)
+    if hidden_states(output) is None:
+        raise Unclear("it returns no hidden states")
+    for kind, of_kind in maps.items():
+        if not of_kind:
+            raise Unclear(f"it gives out no {kind} attention of its own")
+        # Real queries and keys, (batch, token): the shape must be (batch, head, query, key), as long as the texts.
+        queries = example.real_rows(kind)
+        keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
+        for layer, weights in enumerate(of_kind):
+            shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
+            is_map = len(shape) == 4 and shape[0] == example.batch_size
+            if is_map and queries is not None and keys is not None:
+                is_map = shape[2:] == (queries.shape[1], keys.shape[1])
+            if not is_map:
+                raise Unclear(f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)")
+            # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
+            rows = weights.float().transpose(1, 2)
+            rows = rows if keys is None else rows * keys[:, None, None, :]
+            rows = rows if queries is None else rows[queries]
+            if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
+                raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
+    return output, maps
+
+
+def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe) -> Any:
+    """Run a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights.
+
+    They were softmax weights on the self-check's texts, and must be on this input.
+    """
+    if not isinstance(probe, Weights):
+        raise AttnscopeError(
+            f"{name} does not pass its attention through the seam: only its weights can be seen",
+            f"{type(probe).__name__} needs another model",
+        )
+    output, maps = run_eager(model, survey.layers, inputs)
+    # Number the maps by the survey's layers, which may skip those without attention.
+    for kind, layers in survey.layers.items():
+        for layer, weights in zip(layers, maps[kind], strict=True):
+            # A query that sees no key has no weights.
+            is_softmax = _are_softmax(weights, tolerance(model, survey.n_calls)) | (weights == 0).all(-1)
+            if not bool(is_softmax.all()):
+                raise AttnscopeError(
+                    f"on this text of {weights.shape[-1]} tokens the model's own {kind} layer {layer} gives out "
+                    "numbers that are no softmax weights",
+                    "shorter texts may be shown",
+                )
+            probe.keep(kind, layer, weights)
+    return output
+
+
+def _are_softmax(rows: Tensor, allowed: float) -> Tensor:
+    """Return which rows, (..., key), hold weights from 0 that sum to 1."""
+    return (rows >= 0).all(-1) & ((rows.float().sum(-1) - 1).abs() <= allowed)
