@@ -29,7 +29,7 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.senses.cross_readers import cross_reader
+from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
 from attnscope.models.hf.senses.seeing import hides_patches
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
@@ -103,7 +103,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         open_viewer = None
         if reader is not None:
             open_viewer = partial(_build, raw, check, survey=reader.survey(base))
-            if not reader.stands_alone(base):
+            if not stands_alone(base):
                 return open_viewer()
         if eyes is None:
             return _build(raw, check, open_viewer=open_viewer)

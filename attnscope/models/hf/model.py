@@ -44,7 +44,7 @@ from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.hearing import HuggingFaceEars
 from attnscope.models.hf.senses.seeing import HuggingFaceEyes
-from attnscope.models.hf.senses.vision_language import InterleavedReader, VisionLanguageReader
+from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
@@ -129,7 +129,7 @@ class HuggingFaceModel(Model):
         if reader is not None:
             return reader(self, self._processor)
         interleaved = self.writer is not None and reads_pictures(self.base)
-        return InterleavedReader(self, self._processor) if interleaved else None
+        return VisionLanguageReader(self, self._processor) if interleaved else None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:

@@ -1,7 +1,7 @@
 """Turn photos and a text into inputs of vision-language models, by the model's own processor.
 
-`VisionLanguageReader` does what all families share. Here are those that read pictures among their words, as LLaVA does;
-those whose words or queries attend to patches by cross-attention are in cross_readers.py.
+`VisionLanguageReader` reads pictures as tokens among those of its text, as LLaVA does, and holds what all families
+share. Those whose words or queries attend to patches by cross-attention are in cross_readers.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
@@ -30,25 +31,22 @@ from attnscope.senses.photos import Photo
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-Named = tuple[Tokens, dict[str, AttentionAxes]]
-"""The words; and, where pictures are not among them, the queries and keys of each kind of attention."""
-
 
 class VisionLanguageReader:
     """The part of a model that reads pictures and words, a Viewer. It may have come without a processor.
 
     Attributes:
+        among_words: Whether tokens of the text stand for patches; else words or queries attend to these.
         describes: Whether it writes of a picture without being given words.
         reads_words: Whether it takes any.
         takes_several_photos: Whether a prompt may have more than one.
-        needs_words_processor: Whether a processor of pictures alone is not enough.
         ids_name: What the forward calls the words.
     """
 
+    among_words = True
     describes = False
     reads_words = True
     takes_several_photos = True
-    needs_words_processor = True
     ids_name = "input_ids"
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
@@ -56,7 +54,7 @@ class VisionLanguageReader:
         self._base = model.base
         self._name = model.info.name
         self._processor = processor
-        self._images: Any = getattr(processor, "image_processor", None if self.needs_words_processor else processor)
+        self._images: Any = getattr(processor, "image_processor", processor)
         self._writer = HuggingFaceWriter(model)
         self._compared: set[tuple[int, ...]] = set()
 
@@ -74,7 +72,7 @@ class VisionLanguageReader:
         # What the processor makes of photos and text, and where in it the patches are.
         prompt, notes = self._write_prompt(text, len(photos))
         output = self._make([photo.image for photo in photos], prompt)
-        ids = output.inputs[self.ids_name][0].tolist() if self.reads_words else []
+        ids = self._ids_of(output.inputs)
         n_given = len(ids)
         require_length(self.model.info, n_given + n)
         pictures, labels = self._place_pictures(output, photos, prompt)
@@ -94,31 +92,14 @@ class VisionLanguageReader:
         self._compare(inputs, axes)
         return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
 
-    # What families differ in -----------------------------------------------------------------------------------------
-
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return the pictures that the model is given, and how many tokens or keys stand for them."""
-        raise NotImplementedError
-
-    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
-        """Return where each picture token stands in the prompt, or each key, (token,)."""
-        return np.arange(n_tokens)
-
-    def _name_tokens(
-        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
-    ) -> Named:
-        """Return the words and axes; `labels` has those of the tokens or keys that stand for patches, by position."""
-        raise NotImplementedError
-
-    def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Refuse a model whose output through the seam differs from its own."""
-        raise NotImplementedError
-
     # Prompts ---------------------------------------------------------------------------------------------------------
 
     def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
         """Return the prompt, photos before the text, by the model's chat template; and notes."""
         if not getattr(self._processor, "chat_template", None):
+            # For cross-attention no mark of a picture is wanted, or the processor writes it.
+            if not self.among_words:
+                return text, []
             mark = str(getattr(self._processor, "image_token", "<image>"))
             return mark * n_photos + text, ["the processor has no chat template: the model reads pictures, then text"]
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
@@ -133,14 +114,20 @@ class VisionLanguageReader:
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
 
-    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+    def _process(self, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
         """Return the processor's tensors for photos and a prompt, by argument of the forward."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        processor = self._processor
-        inputs: dict[str, Any] = processor(text=[prompt], images=[list(images)], return_tensors="pt", **options)
+        inputs: Mapping[str, Any] = self._processor(
+            text=[prompt], images=[list(images)], return_tensors="pt", **options
+        )
         return inputs
+
+    def _ids_of(self, inputs: Mapping[str, Any]) -> list[int]:
+        """Return the token numbers of the text among a forward's arguments."""
+        ids: list[int] = inputs[self.ids_name][0].tolist() if self.reads_words else []
+        return ids
 
     @property
     def _picture_id(self) -> int | None:
@@ -149,28 +136,41 @@ class VisionLanguageReader:
         number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
         return number
 
+    def _stand_ins(self, inputs: Mapping[str, Any]) -> list[int]:
+        """Return where tokens of the text stand for pictures."""
+        return [position for position, number in enumerate(self._ids_of(inputs)) if number == self._picture_id]
+
     def _write(self, inputs: Mapping[str, Tensor], n: int) -> list[int]:
         """Return the numbers of what the model writes, greedily, without a token that ends a text."""
         return self._writer.answer(inputs, n, inputs[self.ids_name].shape[1], self._picture_id)
 
     def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the forward's arguments for a prompt and the tokens written after it."""
-        more = len(ids) - inputs[self.ids_name].shape[1]
+        n_more = len(ids) - inputs[self.ids_name].shape[1]
         longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self.model.device)}
         for name, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
             if name in inputs:
-                longer[name] = pad(inputs[name], (0, more), value=value)
+                longer[name] = pad(inputs[name], (0, n_more), value=value)
         return longer
 
     # Pictures --------------------------------------------------------------------------------------------------------
+
+    def _cut(self, output: PhotoPrompt) -> Cut:
+        """Return the pictures that the model is given, and how many tokens or keys stand for them."""
+        kind = self._base.config.model_type
+        if kind not in FAMILIES:
+            raise unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
+        return FAMILIES[kind](output)
 
     def _place_pictures(
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
-        # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
         panes, n_tokens = self._cut(output)
-        positions = self._positions(output, n_tokens)
+        positions = np.array(self._stand_ins(output.inputs)) if self.among_words else np.arange(n_tokens)
+        if len(positions) != n_tokens:
+            raise unplaced(f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}")
+        # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
         guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
         names = [photo.source for photo in photos]
         pictures = []
@@ -179,52 +179,61 @@ class VisionLanguageReader:
             # Which token of the prompt, or which key, stands for each patch: (row, column)
             cells = pane.cells.numpy()
             cells = np.where(cells >= 0, positions[cells], -1).astype(np.int32)
+            rows, columns = cells.shape
             # A photo that comes twice is told apart by its number.
             name = names[pane.photo]
-            again = names[: pane.photo].count(name) + 1
-            source = name + f" ({again})" * (again > 1) + SMALL * pane.is_small
+            n_before = names[: pane.photo].count(name)
+            source = name + f" ({n_before + 1})" * (n_before > 0) + SMALL * pane.is_small
             area = area_of(self._colours(guide), *output.sizes[pane.photo])
-            rows, columns = cells.shape
             size = photos[pane.photo].image.size
             pictures.append(Picture(self._colours(pane), (rows, columns), source, size, cells, area))
-            before = f"{number}:" if len(panes) > 1 else ""
+            prefix = f"{number}:" if len(panes) > 1 else ""
             for (row, column), cell in np.ndenumerate(cells):
-                if cell >= 0:
-                    labels[int(cell)] = f"{before}{row},{column}"
+                labels[int(cell)] = f"{prefix}{row},{column}"
+        labels.pop(-1, None)
         return tuple(pictures), labels
 
     def _colours(self, pane: Pane) -> NDArray[np.uint8]:
         return np.ascontiguousarray(undo_normalisation(self._images, pane.pixels[None]))
 
-
-class InterleavedReader(VisionLanguageReader):
-    """Reads pictures as tokens among those of its text, as LLaVA does."""
-
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        kind = self._base.config.model_type
-        if kind not in FAMILIES:
-            raise unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
-        return FAMILIES[kind](output)
-
-    def _positions(self, output: PhotoPrompt, n_tokens: int) -> NDArray[np.int64]:
-        positions = self._find_tokens(output.inputs)
-        if len(positions) != n_tokens:
-            raise unplaced(f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}")
-        return positions
-
-    def _find_tokens(self, inputs: Mapping[str, Tensor]) -> NDArray[np.int64]:
-        return np.flatnonzero(inputs[self.ids_name][0].cpu().numpy() == self._picture_id)
+    # Tokens ----------------------------------------------------------------------------------------------------------
 
     def _name_tokens(
         self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
-    ) -> Named:
-        marks = dict.fromkeys(self._find_tokens(inputs).tolist(), "picture")
-        ids = inputs[self.ids_name][0].tolist()
-        return self.model.vocabulary.encode_among(ids, {**marks, **labels}, n_given), {}
+    ) -> tuple[Tokens, dict[str, AttentionAxes]]:
+        """Return the words; and, where pictures are not among them, the queries and keys of each kind of attention.
+
+        `labels` has those of the tokens or keys that stand for patches, by position.
+        """
+        return self._words(inputs, labels, n_given), {}
+
+    def _words(self, inputs: Mapping[str, Tensor], labels: Mapping[int, str], n_given: int) -> Tokens:
+        """Return the text, in which tokens that stand for pictures have labels, or are called so."""
+        marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
+        return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Compare the seam with the model's own output once, whatever the photo's size."""
-        if not self._compared:
-            with in_one_line(self._name, "does not run on pictures and words"):
-                compare_on(self._base, self.model.survey, inputs)
-            self._compared.add(())
+        """Refuse a model whose output through the seam differs from its own, or that has attention of other sizes.
+
+        Compare once; of cross-attention, whose layers no check at load has seen, once for each shape of a picture.
+        """
+        survey = self.model.survey
+        shape = (*inputs["pixel_values"].shape, len(axes["cross"].keys)) if axes else ()
+        if shape in self._compared:
+            return
+
+        def observe(call: AttentionCall) -> Tensor:
+            known = axes.get(call.kind)
+            if known is not None:
+                sizes = (survey.n_heads[call.kind], len(known.queries), len(known.keys))
+                if sizes != (call.n_heads, call.query.shape[2], call.key.shape[2]):
+                    raise AttnscopeError(
+                        f"{call.kind} layer {call.layer} has other attention than the {sizes[0]} heads of {sizes[1]} "
+                        f"queries on {sizes[2]} keys that are known",
+                        "it is not known which of them stand for which part of the picture",
+                    )
+            return attend(call)
+
+        with in_one_line(self._name, "does not run on this picture and these words"), silence():
+            compare_on(self._base, survey, inputs, observe)
+        self._compared.add(shape)
