@@ -30,7 +30,7 @@ from attnscope.models.hf.parts import (
     wordless,
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
-from attnscope.models.hf.senses.seeing import hides_patches
+from attnscope.models.hf.senses.eyes_and_ears import hides_patches
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.verdicts import Memory

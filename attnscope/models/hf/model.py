@@ -42,8 +42,7 @@ from attnscope.models.hf.parts import (
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
-from attnscope.models.hf.senses.hearing import HuggingFaceEars
-from attnscope.models.hf.senses.seeing import HuggingFaceEyes
+from attnscope.models.hf.senses.eyes_and_ears import HuggingFaceEars, HuggingFaceEyes
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.survey import Survey

@@ -11,7 +11,6 @@ To add a family, add it to `CROSS_READERS`, with a class of its own where none f
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Place
@@ -27,8 +25,8 @@ from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.parts import silence
 from attnscope.models.hf.seam import attention_function, use_attention
+from attnscope.models.hf.senses.eyes_and_ears import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
-from attnscope.models.hf.senses.seeing import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
@@ -89,8 +87,12 @@ class CrossAttentionReader(VisionLanguageReader):
         return getattr(self._base, "vision_model", None) or self._base.encoder
 
     def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return one picture of patches, after the tokens that stand for no place."""
-        return one_grid(output, patch_size(self._tower, self._name), len(tokens_before(self._tower)))
+        """Return one picture of patches, after the tokens that stand for no place.
+
+        A tower that merges patches fills up the last ones.
+        """
+        patch = patch_size(self._tower, self._name)
+        return one_grid(output, patch, len(tokens_before(self._tower)), is_filled=merges_patches(self._tower))
 
     def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
         """Return a mask of the keys that fill up a batch and that no query sees, (key,); None = there are none."""
@@ -140,7 +142,7 @@ class MllamaReader(CrossAttentionReader):
         n_each = self._tower.num_patches
         # (photo, tile, row, column), without the CLS token of each tile
         cells = torch.arange(n_photos * n_tiles * n_each).view(n_photos, n_tiles, n_each)[..., 1:]
-        cells = cells.unflatten(-1, (side, side))
+        cells = cells.reshape(n_photos, n_tiles, side, side)
         covered = output.pixels[0, ..., : side * config.patch_size, : side * config.patch_size]
         panes = []
         for number, shape in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
@@ -198,7 +200,7 @@ class CaptionReader(CrossAttentionReader):
         """Return the number of the token that what it writes begins with."""
         return self._writer.start_id()
 
-    def _process(self, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         tokenizer = self.model.vocabulary
         if not isinstance(tokenizer, HuggingFaceTokenizer):
             raise AttnscopeError(
@@ -213,12 +215,6 @@ class CaptionReader(CrossAttentionReader):
             numbers = [start, *numbers]
         ids = torch.tensor([numbers])
         return {"pixel_values": pixels, self.ids_name: ids, "attention_mask": torch.ones_like(ids)}
-
-    def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return one picture of patches; an encoder that merges them fills up the last ones."""
-        if merges_patches(self._tower):
-            output = _fill_up(output, patch_size(self._tower, self._name))
-        return super()._cut(output)
 
 
 class BlipReader(CaptionReader):
@@ -249,9 +245,8 @@ class ObjectReader(CrossAttentionReader):
     describes = True
     reads_words = False
 
-    def _process(self, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
-        features: Mapping[str, Any] = self._images(images=list(images), return_tensors="pt")
-        return features
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
+        return dict(self._images(images=list(images), return_tensors="pt"))
 
     def _cut(self, output: PhotoPrompt) -> Cut:
         """Return the photo in the places of the feature map, the last of which may be filled up."""
@@ -262,7 +257,7 @@ class ObjectReader(CrossAttentionReader):
         # Each stage of a backbone halves height and width, rounded up.
         sides = zip(pixels.shape[2:], feature_map.shape[2:], strict=True)
         high, wide = (2 ** math.ceil(math.log2(n_pixels / n_places)) for n_pixels, n_places in sides)
-        return one_grid(_fill_up(output, (high, wide)), (high, wide))
+        return one_grid(output, (high, wide), is_filled=True)
 
     def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> dict[Kind, Tokens]:
         queries = query_tokens(self._base.config.num_queries, self._find_objects(inputs))
@@ -307,13 +302,6 @@ def stands_alone(base: PreTrainedModel) -> bool:
         encoder: Any = base.encoder
         return not merges_patches(encoder)
     return base.config.model_type == "mllama"  # its layers without cross-attention are shown on text alone
-
-
-def _fill_up(output: PhotoPrompt, patch: tuple[int, int]) -> PhotoPrompt:
-    """Return pictures with as much beside them as makes their patches whole."""
-    height, width = output.pixels.shape[2:]
-    filled = pad(output.pixels, (0, -width % patch[1], 0, -height % patch[0]))
-    return replace(output, inputs={**output.inputs, "pixel_values": filled})
 
 
 def _find_modules(base: PreTrainedModel, pattern: str) -> tuple[dict[int, nn.Module], int]:

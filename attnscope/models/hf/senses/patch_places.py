@@ -5,7 +5,7 @@ makes of a photo is put together again from its tiles. A photo of slopes shows w
 where in the photo it was.
 """
 
-import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.senses.seeing import tokens_before
+from attnscope.models.hf.senses.eyes_and_ears import tokens_before
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,17 +74,24 @@ def unplaced(reason: str) -> AttnscopeError:
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0) -> Cut:
-    """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place."""
-    if len(prompt.pixels) != len(prompt.images):
-        raise unplaced(f"its processor makes {len(prompt.pixels)} pictures of {len(prompt.images)} photos")
+def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0, *, is_filled: bool = False) -> Cut:
+    """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place.
+
+    What is beyond whole patches is cut off, or filled up to one.
+    """
+    pixels = prompt.pixels
+    if len(pixels) != len(prompt.images):
+        raise unplaced(f"its processor makes {len(pixels)} pictures of {len(prompt.images)} photos")
     high, wide = patch
-    rows = prompt.pixels.shape[2] // high
-    columns = prompt.pixels.shape[3] // wide
-    each = n_before + rows * columns
+    if is_filled:
+        pixels = pad(pixels, (0, -pixels.shape[3] % wide, 0, -pixels.shape[2] % high))
+    rows = pixels.shape[2] // high
+    columns = pixels.shape[3] // wide
+    n_each = n_before + rows * columns
     cells = _count(rows, columns) + n_before
-    covered = prompt.pixels[:, :, : rows * high, : columns * wide]
-    return [Pane(number, pixels, cells + number * each) for number, pixels in enumerate(covered)], each * len(covered)
+    covered = pixels[:, :, : rows * high, : columns * wide]
+    panes = [Pane(number, picture, cells + number * n_each) for number, picture in enumerate(covered)]
+    return panes, n_each * len(panes)
 
 
 def _llava(prompt: PhotoPrompt) -> Cut:
@@ -122,6 +130,7 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
         n_tiles = 1 + down * across
         numbers = _count(n_tiles, side * side).double()[..., None]
         packed, _ = prompt.base.pack_image_features([numbers], photo[None], strategy, row_end)
+        # Which patch each token stands for, (token,), -1 = the end of a row; turned round: (tile, row, column)
         order = packed[0].view(-1).long()
         is_patch = order >= 0
         cells = torch.full((n_tiles * side * side,), -1)
@@ -130,15 +139,13 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
         first += len(order)
         # Of the others it keeps what the photo covers; of a narrow photo nothing.
         fine = join_tiles(tiles[1:], down, across)
-        rows = (fine >= 0).any(1).nonzero()[:, 0]
-        columns = (fine >= 0).any(0).nonzero()[:, 0]
-        if len(rows):
-            top, bottom = int(rows[0]), int(rows[-1]) + 1
-            left, right = int(columns[0]), int(columns[-1]) + 1
+        rows = (fine >= 0).any(1)
+        columns = (fine >= 0).any(0)
+        if rows.any():
             whole = join_tiles(pixels[1:n_tiles], down, across)
-            covered = whole[:, top * patch : bottom * patch, left * patch : right * patch]
-            panes.append(Pane(number, covered, fine[top:bottom, left:right]))
-        panes.append(Pane(number, pixels[0], tiles[0], is_small=len(rows) > 0))
+            covered = whole[:, rows.repeat_interleave(patch)][..., columns.repeat_interleave(patch)]
+            panes.append(Pane(number, covered, fine[rows][:, columns]))
+        panes.append(Pane(number, pixels[0], tiles[0], is_small=bool(rows.any())))
     return panes, first
 
 
@@ -154,11 +161,11 @@ def _internvl(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     images = prompt.processor.image_processor
     # The processor's own function says how many tiles each photo becomes.
-    canvas = importlib.import_module(type(images).__module__).get_optimal_tiled_canvas
+    code: Any = sys.modules[type(images).__module__]
     size = (images.size["height"], images.size["width"])
     shapes = []
     for photo in prompt.sizes:
-        across, down = canvas(photo, size, images.min_patches, images.max_patches)
+        across, down = code.get_optimal_tiled_canvas(photo, size, images.min_patches, images.max_patches)
         shapes.append((0, 0) if down * across == 1 else (down, across))
     return _tiles(prompt.pixels, round(config.vision_config.patch_size[0] / config.downsample_ratio), shapes)
 
@@ -254,24 +261,21 @@ def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float,
     if min(height, width) < _LEAST_SIDE:
         return None
     is_photo = picture[:, :, 2] > 250  # what fills up is darker
-    across = _edges(picture[:, :, 0], is_photo, width)
-    down = _edges(picture[:, :, 1].T, is_photo.T, height)
-    return None if across is None or down is None else (across[0], down[0], across[1], down[1])
-
-
-def _edges(shades: NDArray[np.uint8], is_photo: NDArray[np.bool_], size: int) -> tuple[float, float] | None:
-    """Return where in a photo a slope along the second axis begins and ends; None of one column."""
-    # Fit a line: middle of a shown column -> place in the photo, in pixels.
-    shown = np.broadcast_to(np.arange(shades.shape[1]) + 0.5, shades.shape)[is_photo]
-    if len(np.unique(shown)) < 2:
-        return None
-    real = shades[is_photo] / 255 * (size - 1) + 0.5
-    slope, start = np.polyfit(shown, real, 1)
-    # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
-    allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
-    if np.abs(real - (slope * shown + start)).max() > allowed:
-        raise AttnscopeError(
-            "the pictures that the processor makes of this photo do not fit together to the photo",
-            "it is not known where its patches lie, so that none is shown",
-        )
-    return round(float(start), 2), round(float(start + slope * shades.shape[1]), 2)
+    edges = []
+    for axis, size in ((1, width), (0, height)):
+        # Fit a line: middle of a shown column, or row -> place in the photo, in pixels, (pixel of the photo,) each.
+        shown = np.nonzero(is_photo)[axis] + 0.5
+        if len(np.unique(shown)) < 2:
+            return None
+        real = picture[:, :, 1 - axis][is_photo] / 255 * (size - 1) + 0.5
+        slope, start = np.polyfit(shown, real, 1)
+        # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
+        allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
+        if np.abs(real - (slope * shown + start)).max() > allowed:
+            raise AttnscopeError(
+                "the pictures that the processor makes of this photo do not fit together to the photo",
+                "it is not known where its patches lie, so that none is shown",
+            )
+        edges.append((round(float(start), 2), round(float(start + slope * is_photo.shape[axis]), 2)))
+    (left, right), (top, bottom) = edges
+    return left, top, right, bottom

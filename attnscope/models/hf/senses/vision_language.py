@@ -19,8 +19,8 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
+from attnscope.models.hf.senses.eyes_and_ears import Sense, undo_normalisation
 from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
-from attnscope.models.hf.senses.seeing import undo_normalisation
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
 
-class VisionLanguageReader:
+class VisionLanguageReader(Sense):
     """The part of a model that reads pictures and words, a Viewer. It may have come without a processor.
 
     Attributes:
@@ -50,10 +50,7 @@ class VisionLanguageReader:
     ids_name = "input_ids"
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
-        self.model = model
-        self._base = model.base
-        self._name = model.info.name
-        self._processor = processor
+        super().__init__(model, processor)
         self._images: Any = getattr(processor, "image_processor", processor)
         self._writer = HuggingFaceWriter(model)
         self._compared: set[tuple[int, ...]] = set()
@@ -63,14 +60,12 @@ class VisionLanguageReader:
 
         What the seam gives is compared with what the model computes as it is, the first time at least.
         """
-        if self._images is None:
-            message = f"{self._name} came without its processor"
-            raise AttnscopeError(message, "hand it over: attnscope.load(model, processor)")
+        self._require_processor("processor")
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
 
         # What the processor makes of photos and text, and where in it the patches are.
-        prompt, notes = self._write_prompt(text, len(photos))
+        prompt = self._write_prompt(text, len(photos))
         output = self._make([photo.image for photo in photos], prompt)
         ids = self._ids_of(output.inputs)
         n_given = len(ids)
@@ -83,46 +78,41 @@ class VisionLanguageReader:
                 inputs[name] = value.to(self.model.device, dtype)
 
         # What the model writes after it.
+        notes: tuple[str, ...] = ()
         if n:
             written = self._write(inputs, n)
             if len(written) < n:
-                notes.append(f"the model wrote {len(written)} of {n} tokens: it ended the text")
+                notes = (f"the model wrote {len(written)} of {n} tokens: it ended the text",)
             inputs = self._extend(inputs, [*ids, *written])
         tokens, axes = self._name_tokens(inputs, photos, labels, n_given)
         self._compare(inputs, axes)
-        return SensoryInput(inputs, tokens, pictures=pictures, notes=tuple(notes), axes=axes)
+        return SensoryInput(inputs, tokens, pictures=pictures, notes=notes, axes=axes)
 
     # Prompts ---------------------------------------------------------------------------------------------------------
 
-    def _write_prompt(self, text: str, n_photos: int) -> tuple[str, list[str]]:
-        """Return the prompt, photos before the text, by the model's chat template; and notes."""
+    def _write_prompt(self, text: str, n_photos: int) -> str:
+        """Return the prompt, photos before the text: by the model's chat template, else by marks alone."""
         if not getattr(self._processor, "chat_template", None):
             # For cross-attention no mark of a picture is wanted, or the processor writes it.
-            if not self.among_words:
-                return text, []
-            mark = str(getattr(self._processor, "image_token", "<image>"))
-            return mark * n_photos + text, ["the processor has no chat template: the model reads pictures, then text"]
+            mark = str(getattr(self._processor, "image_token", "<image>")) if self.among_words else ""
+            return mark * n_photos + text
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
         messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
         with as_failure(f"the chat template of {self._name} fails"):
-            prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
-        return str(prompt), []
+            return str(template(self._processor, messages, tokenize=False, add_generation_prompt=True))
 
     def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
         with as_failure(f"the processor of {self._name} fails"), silence():
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
 
-    def _process(self, images: Sequence[Any], prompt: str) -> Mapping[str, Any]:
+    def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """Return the processor's tensors for photos and a prompt, by argument of the forward."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        inputs: Mapping[str, Any] = self._processor(
-            text=[prompt], images=[list(images)], return_tensors="pt", **options
-        )
-        return inputs
+        return dict(self._processor(text=[prompt], images=[list(images)], return_tensors="pt", **options))
 
     def _ids_of(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return the token numbers of the text among a forward's arguments."""

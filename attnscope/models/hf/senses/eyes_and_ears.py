@@ -1,0 +1,267 @@
+"""Turn a photo or a recording into inputs of a model by its own processor, with its patches or frames as tokens."""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from attnscope.errors import AttnscopeError
+from attnscope.models.hf.parts import accepts, as_failure, hears, patch_order, takes_recordings
+from attnscope.models.model import SensoryInput
+from attnscope.questions.places import Picture, Sound, Spectrogram
+from attnscope.senses.photos import Photo
+from attnscope.senses.recordings import Recording
+from attnscope.senses.tokens import frame_tokens, patch_tokens
+
+if TYPE_CHECKING:
+    from attnscope.models.hf.model import HuggingFaceModel
+
+_NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
+_INTERPOLATE = "interpolate_pos_encoding"
+_REGISTERS = ("register_tokens", "register_token", "reg_token")
+
+
+class Sense:
+    """A part of a model that is given photos or recordings, by a processor of transformers, which may be missing."""
+
+    def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
+        self.model = model
+        self._base = model.base
+        self._name = model.info.name
+        self._processor = processor
+
+    def _require_processor(self, kind: str) -> None:
+        """Refuse a model that came without its processor."""
+        if self._processor is None:
+            raise AttnscopeError(
+                f"{self._name} came without its {kind}",
+                f"save it beside the model, or hand it over: attnscope.load(model, {kind.replace(' ', '_')})",
+            )
+
+
+class HuggingFaceEyes(Sense):
+    """The part of a model that sees pictures, its Eyes."""
+
+    def see(self, photo: Photo) -> SensoryInput:
+        """Return a photo as the model sees it: through its own image processor, cut into its patches.
+
+        Models must cut pictures into one grid of patches, and see all of them in each layer.
+        """
+        self._require_processor("image processor")
+        # The processor's picture, (1, 3, y, x)
+        options = {} if photo.size is None else self._resize(photo.size)
+        with as_failure(f"the image processor of {self._name} fails on {photo.source}"):
+            features = self._processor(images=photo.image, return_tensors="pt", **options)
+        pixels = features.get("pixel_values")
+        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
+        if not isinstance(pixels, Tensor) or len(shape) != 4 or shape[:2] != (1, 3):
+            raise AttnscopeError(
+                f"the image processor of {self._name} gives no picture of three colours, but {shape}",
+                "models that see one picture as one grid of patches are supported, videos are not",
+            )
+        # The grid of patches; pixels beyond whole patches are cut off.
+        high, wide = patch_size(self._base, self._name)
+        rows = pixels.shape[2] // high
+        columns = pixels.shape[3] // wide
+        if not rows or not columns:
+            raise AttnscopeError(
+                f"{self._name} sees {photo.source} smaller than one of its patches", "give another photo"
+            )
+        colours = undo_normalisation(self._processor, pixels)
+        covered = np.ascontiguousarray(colours[: rows * high, : columns * wide])
+        notes: tuple[str, ...] = ()
+        if covered.shape != colours.shape:
+            notes = ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
+        inputs: dict[str, Any] = {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}
+        if photo.size and accepts(self._base, _INTERPOLATE):
+            inputs[_INTERPOLATE] = True
+        # Tokens before the patches (CLS, registers), then the patches row by row.
+        tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
+        self.model.expect(inputs, len(tokens))
+        picture = Picture(covered, (rows, columns), photo.source, photo.image.size)
+        return SensoryInput(inputs, tokens, picture, notes=notes)
+
+    def _resize(self, size: int) -> dict[str, Any]:
+        """Return the processor's options for a square of `size` pixels; it crops the same share as by default."""
+        high, wide = patch_size(self._base, self._name)
+        usual = getattr(self._processor, "size", None)
+        edge = getattr(usual, "shortest_edge", None)
+        # Only models that interpolate their positions take other sizes, of whole patches.
+        can = accepts(self._base, _INTERPOLATE) or self._base.config.model_type.startswith("dinov2")
+        if not can or not (edge or getattr(usual, "height", None)):
+            raise AttnscopeError(f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it")
+        if size % high or size % wide:
+            raise AttnscopeError(f"{size} pixels are no whole patches of {high}", f"--size {size // high * high} is")
+        square = {"height": size, "width": size}
+        if not edge:
+            return {"size": square}
+        crop = getattr(getattr(self._processor, "crop_size", None), "height", None) or edge
+        return {"size": {"shortest_edge": round(edge * size / crop)}, "crop_size": square}
+
+
+class HuggingFaceEars(Sense):
+    """The part of a model that hears recordings, its Ears."""
+
+    def hear(self, recording: Recording) -> SensoryInput:
+        """Return a recording as the model hears it, through its own feature extractor."""
+        if not takes_recordings(self._base):
+            raise AttnscopeError(
+                f"{self._name} hears recordings in a way that is not supported",
+                "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
+            )
+        self._require_processor("feature extractor")
+        # Whisper listens for a window of fixed length, wav2vec 2.0 to the whole recording.
+        return self._hear_window(recording) if hears(self._base) else self._hear_frames(recording)
+
+    @property
+    def _rate(self) -> int:
+        """Return the rate of the extractor, in samples a second."""
+        return int(self._processor.sampling_rate)
+
+    def _hear_window(self, recording: Recording) -> SensoryInput:
+        """Pad or cut a recording to the window that a model listens for (Whisper)."""
+        base = self._base
+        # A frame is `stride` steps of the spectrogram, each of hop_length samples.
+        stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
+        frame_samples = stride * int(self._processor.hop_length)
+        n_frames = int(base.config.max_source_positions)
+        n_most = n_frames * frame_samples
+        window_s = n_most / self._rate
+        notes: tuple[str, ...] = ()
+        samples = recording.at(self._rate).samples
+        if len(samples) > n_most:
+            lasts = f"{recording.source} lasts {recording.seconds:.1f} s"
+            notes = (f"{lasts}, {self._name} listens for {window_s:g} s: the rest is left out",)
+            samples = samples[:n_most]
+        # (1, band, step), of which the encoder merges `stride` steps to a frame
+        features = self._extract(samples)
+        shape = (1, int(base.config.num_mel_bins), n_frames * stride)
+        if tuple(features.shape) != shape:
+            raise AttnscopeError(
+                f"the feature extractor of {self._name} gives {tuple(features.shape)}, the model takes {shape}",
+                "preprocessor_config.json and config.json belong to different models",
+            )
+        # The spectrogram that is drawn ends with the recording, not with the window: (band, step)
+        n_heard = -(-len(samples) // frame_samples)  # rounded up
+        sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
+        sound = replace(sound, spectrogram=_spectrogram(features[0, :, : n_heard * stride], self._processor))
+        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
+        return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
+
+    def _hear_frames(self, recording: Recording) -> SensoryInput:
+        """Hear all of a recording, in frames (wav2vec 2.0)."""
+        config = self._base.config
+        samples = recording.at(self._rate).samples
+        values = self._extract(samples)
+        # Each convolution shortens the sequence: (sample,) -> (frame,).
+        n_frames = values.shape[1]
+        for kernel, stride in zip(config.conv_kernel, config.conv_stride, strict=True):
+            n_frames = (n_frames - kernel) // stride + 1
+        if n_frames < 1:
+            message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
+            raise AttnscopeError(message, "give a longer one")
+        seconds = len(samples) / self._rate
+        sound = self._sound(samples, math.prod(config.conv_stride), n_frames, seconds, recording.source)
+        inputs = {self._base.main_input_name: values}
+        # A run whose layers see another number of frames is refused.
+        self.model.expect(inputs, n_frames)
+        tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
+        return SensoryInput(inputs, tokens, sound=sound)
+
+    def _extract(self, samples: NDArray[np.float32]) -> Tensor:
+        """Return the extractor's features of samples."""
+        with as_failure(f"the feature extractor of {self._name} fails"):
+            features = self._processor(samples, sampling_rate=self._rate, return_tensors="pt")
+            values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
+        return values
+
+    def _sound(
+        self, samples: NDArray[np.float32], frame_samples: int, n_frames: int, window_s: float, source: str
+    ) -> Sound:
+        """Return the sound in frames of `frame_samples`, with the largest absolute sample of each frame."""
+        # (frame, sample) -> (frame,); the last frame is filled up with silence.
+        loud = np.abs(samples[: n_frames * frame_samples])
+        loud = np.pad(loud, (0, n_frames * frame_samples - len(loud)))
+        envelope = loud.reshape(n_frames, frame_samples).max(1)
+        return Sound(envelope, frame_samples / self._rate, len(samples) / self._rate, window_s, source)
+
+
+# What a model is made of ---------------------------------------------------------------------------------------------
+
+
+def hides_patches(base: PreTrainedModel) -> bool:
+    """Return whether an autoencoder hides patches by chance.
+
+    Hiera has the setting too, and its plain model hides none.
+    """
+    own = any(hasattr(module, "is_mae") for module in base.modules())
+    return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise") and not own
+
+
+def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
+    """Return the height and width of the patches that a model cuts pictures into, in pixels.
+
+    Where stages merge patches, two by two (Swin), those of the last stage.
+    """
+    size = getattr(base.config, "patch_size", None)
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise AttnscopeError(
+            f"{name} does not cut pictures into patches of one size", "vision transformers are supported"
+        )
+    # Each stage after the first merges two by two patches.
+    times = 2 ** (len(base.config.depths) - 1) if merges_patches(base) else 1
+    return int(sides[0]) * times, int(sides[1]) * times
+
+
+def merges_patches(base: PreTrainedModel) -> bool:
+    """Return whether what sees pictures attends within windows, and merges patches from stage to stage (Swin)."""
+    return hasattr(base.config, "depths") and hasattr(base.config, "window_size")
+
+
+def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
+    """Return the tokens that stand before the patches, by the parameters that they come from."""
+    parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
+    labels = [label for label, names in _NAMED if not parameters.keys().isdisjoint(names)]
+    registers = next((parameters[name].shape[-2] for name in _REGISTERS if name in parameters), 0)
+    return (*labels, *(f"REG{number}" for number in range(registers)))
+
+
+def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
+    """Return a processor's picture of a photo as colours from 0 to 255, (height, width, 3)."""
+    values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
+    if getattr(processor, "do_normalize", False):
+        values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
+    if getattr(processor, "do_rescale", False):
+        values = values / float(processor.rescale_factor)
+    colours: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
+    return colours
+
+
+# Sounds --------------------------------------------------------------------------------------------------------------
+
+
+def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
+    """Return the spectrogram of an extractor like Whisper's, (band, step), with its bands; None if these are unknown.
+
+    The extractor gives (log10 of the power + 4) / 4: a difference of 1 is 40 decibels.
+    """
+    values = features.float().cpu().numpy()
+    filters = np.asarray(getattr(extractor, "mel_filters", None), np.float64)  # (bin, band)
+    if filters.ndim != 2 or filters.shape[1] != len(values):
+        return None
+    # The middle of a band is the mean of its bins, weighted by its filter.
+    bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
+    weights = filters.sum(0)
+    middles = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
+    # A band of no bins has no middle: it takes that of the band before, so that they never fall.
+    hertz = tuple(np.maximum.accumulate(middles).tolist())
+    # Bytes: 0 for the least power, 255 for the largest.
+    extent = float(np.ptp(values))
+    levels = (values - values.min()) / (extent or 1.0)
+    shades: NDArray[np.uint8] = np.rint(255 * levels).astype(np.uint8)
+    return Spectrogram(shades, hertz, 40 * extent)
