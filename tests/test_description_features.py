@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from attnscope.studies.describe.facts import TextFacts
-from attnscope.studies.describe.features import blocks_of, catalogue
+from attnscope.studies.describe.features import TextFacts, blocks_of, catalogue
 from attnscope.text import build_tokens
 
 TEXT = 'The cat sat. "Alice saw the cat," he said.'
@@ -41,9 +40,13 @@ def facts(**more):
 FEATURES = {feature.name: feature for feature in catalogue(["[CLS]", "[SEP]"])}
 
 
+def levels_of(name, known, query):
+    return blocks_of([FEATURES[name]], known, np.array([query]))[0, 0].astype(int)
+
+
 def keys(name, query, of=None):
     """The keys that a feature holds of."""
-    return np.flatnonzero(FEATURES[name].of(of or facts(), np.array([query]))[0]).tolist()
+    return np.flatnonzero(levels_of(name, of or facts(), query)).tolist()
 
 
 @pytest.mark.parametrize(
@@ -89,12 +92,12 @@ def test_numbers_go_up_to_their_highest_level_and_no_further():
     levels = blocks_of(list(FEATURES.values()), known, queries)
     for feature, block in zip(FEATURES.values(), levels, strict=True):
         assert block.max() < feature.levels, feature.name
-    near = FEATURES["near"].of(known, np.array([5]))[0]
+    near = levels_of("near", known, 5)
     assert near.argmax() == 5
     assert (np.diff(near[:6]) >= 0).all()
     assert (np.diff(near[5:]) <= 0).all()
-    assert not FEATURES["near_left"].of(known, np.array([5]))[0][6:].any()
-    likeness = FEATURES["likeness"].of(known, np.array([2]))[0]
+    assert not levels_of("near_left", known, 5)[6:].any()
+    likeness = levels_of("likeness", known, 2)
     assert likeness[7] == likeness.max() > 0
     assert not likeness[[2, 10]].any()  # the same token is not a token like it
 

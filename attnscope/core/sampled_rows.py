@@ -316,16 +316,6 @@ class Rows:
             means[some] = self.means(self.attention[some].astype(np.float64), self.weights[some])
         return means
 
-    def share(self, feature: int, head: int) -> float:
-        """Return the mean of E_A[f] of any feature, 0 to 1."""
-        if feature < self.n_shared:
-            return float(self.expected[head, feature])
-        return float(self.by_entry(feature, head) @ (self.scaled(head) * self.spread(self.weights[head])))
-
-    def even(self, feature: int, head: int) -> float:
-        """Return the mean of E_u[f] of any feature, u uniform attention, 0 to 1."""
-        return float(self.by_entry(feature, head) @ self.weighted(self.counts, head))
-
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
         """Scale each row of p, (entry,), known up to a factor, so that it sums to the weight of the row for a head."""
         scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))

@@ -18,7 +18,7 @@ from attnscope.corpus import CorpusText
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.describe.features import blocks_of
+from attnscope.studies.describe.features import RESTING, blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, join_rows, text_facts
 from attnscope.studies.describe.study import Fitted, active_left, fit_group
 from attnscope.studies.heads.measuring import Frequencies
@@ -64,7 +64,7 @@ class Expectations:
     model: Model
     fits: tuple[Fitted, ...]
     frequencies: Frequencies
-    frequent: frozenset[int]
+    frequent: NDArray[np.int64]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
     _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
 
@@ -128,7 +128,7 @@ class Expectations:
             group = self.fits[which].group
             facts = text_facts(self.model, tokens, self.frequencies, self.frequent)
             blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
-            resting = blocks[group.resting, 0] > 0
+            resting = blocks[[feature.name for feature in group.features].index(RESTING), 0] > 0
             by_group[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
         return by_group[which]
 

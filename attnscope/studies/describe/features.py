@@ -1,6 +1,7 @@
-"""Name the features of which descriptions are made: properties of a key that a query may see. NumPy alone.
+"""Work out the features of which descriptions are made: properties of a key that a query may see. NumPy alone.
 
-`facts` works out the facts of a text. `core.descriptions` fits features, and knows none by name.
+`catalogue` declares them, `TextFacts` reads a text once, and `blocks_of` turns both into levels. `core.descriptions`
+fits features, and knows none by name.
 
 Source:
     Heads were described by delimiters, offsets and the first token in Clark et al. 2019, section 3; by offsets and rare
@@ -10,24 +11,21 @@ Source:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Literal
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
-from attnscope.studies.describe.facts import TextFacts
+from attnscope.results.tokens import Tokens
+from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 
+Flags = NDArray[np.bool_]
 Levels = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
-
-Family = Literal["key", "offset", "group", "list", "graded"]
-"""The property that a feature depends on: the key alone, its distance from the query, being in one group with the
-query, being on a list of keys that the query has; or a number."""
 
 GRADES = 16
 """Levels of a feature that is a number."""
@@ -41,70 +39,85 @@ WITHIN = 4
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
 
-SPECIAL = "special:"
-SINK = re.compile(rf"{SPECIAL}|first$|resting$")
-"""The features that tell these tokens apart, by name."""
-
+_SPECIAL = "special:"
 _LOG_STEPS = 3.0
 _SIDES = {"": (0, ""), "_left": (-1, " to the left"), "_right": (1, " to the right")}
 
-_KINDS = {
-    "punctuation": ("punctuation", 2),
-    "sentence_end": ("sentence ends", 3),
-    "comma": ("commas", 3),
-    "dash": ("dashes", 3),
-    "quote": ("quotation marks", 3),
-    "bracket": ("brackets", 3),
-    "newline": ("line breaks", 3),
-    "digit": ("digits", 3),
-    "capital": ("capitalised words", 4),
-    "name": ("capitalised words within a sentence", 4),
-    "word": ("words", 4),
-    "piece": ("word pieces", 4),
-    "frequent": ("frequent words", 4),
-    "infrequent": ("rarer words", 4),
-    **{name: (f"English {name}", 4) for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
+_SENTENCE_ENDS = frozenset(".!?…。！？")
+_BRACKETS = {")": "(", "]": "[", "}": "{"}
+_QUOTES = "\"'“”‘’«»„`"
+_CLOSING = "\"'”’»)]}"
+_SIGNS = {
+    "comma": ",，、",
+    "dash": "-—–",
+    "quote": _QUOTES,
+    "bracket": "([{)]}",
+    "opening": _QUOTES + "([{",
 }
-"""Kinds of tokens: their name in descriptions, and their rank."""
+_WRITTEN = (*_SIGNS, "punctuation", "sentence_end", "digit", "capital", "word", *CLOSED_CLASSES, *OPEN_CLASSES)
 
-Of = Callable[[TextFacts, Numbers], NDArray[np.generic]]
-"""The levels of a feature for some queries of a text, (query, key)."""
+# The catalogue
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Feature:
     """A property of a key that a query may see, with one level for each pair.
 
     Attributes:
         name: Its name in files.
         words: Its name in a description, such as "the previous token".
-        family: The property that it depends on: the key, an offset, a group, a list, or a number.
+        about: The part of a line that says it: on which sinks heads rest, kinds of keys whatever the query is, the
+            distance of the key, or another relation of both.
         rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
-        of: Its levels for some queries of a text.
         levels: How many levels it has.
         shown_by: The feature of 0 and 1 that says how much attention a number is about.
     """
 
     name: str
     words: str
-    family: Family
+    about: Literal["sink", "kind", "distance", "relation"]
     rank: int
-    of: Of = field(repr=False)
     levels: int = 2
     shown_by: str = ""
 
-    @property
-    def is_of_keys(self) -> bool:
-        """Say whether it tells kinds of keys apart, whatever the query is."""
-        return self.family == "key" or self.name == "rarity"
 
+_KINDS = {
+    "punctuation": "punctuation",
+    "sentence_end": "sentence ends",
+    "comma": "commas",
+    "dash": "dashes",
+    "quote": "quotation marks",
+    "bracket": "brackets",
+    "newline": "line breaks",
+    "digit": "digits",
+    "capital": "capitalised words",
+    "name": "capitalised words within a sentence",
+    "word": "words",
+    "piece": "word pieces",
+    "frequent": "frequent words",
+    "infrequent": "rarer words",
+    **{name: f"English {name}" for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
+}
+"""Kinds of tokens, and their names in descriptions."""
 
-def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Numbers) -> Levels:
-    """Return the levels of features for some queries of a text, (feature, query, key), uint8."""
-    blocks = np.empty((len(features), len(queries), facts.n), np.uint8)
-    for number, feature in enumerate(features):
-        blocks[number] = feature.of(facts, queries)
-    return blocks
+_SIMPLE = ("sentence_end", "comma", "dash", "quote", "bracket", "newline", "digit")
+_RANKS = {"punctuation": 2, **dict.fromkeys(_SIMPLE, 3)}
+"""Ranks of kinds; those of all others are 4."""
+
+_OTHERS = (
+    Feature("rarity", "rare tokens", "kind", 5, GRADES, "infrequent"),
+    Feature("same", "the same token", "relation", 2),
+    Feature("same_elsewhere", "the same token elsewhere", "relation", 2),
+    Feature("sentence", "the same sentence", "relation", 4),
+    Feature("sentence_start", "the start of its sentence", "relation", 4),
+    Feature("last_punctuation", "the last punctuation mark", "relation", 4),
+    Feature("induction", "what followed the same token before", "relation", 3),
+    Feature("likeness", "other tokens like it", "relation", 5, GRADES, "alike"),
+    Feature("alike", "other tokens much like it", "relation", 5),
+    Feature("line", "the same line", "relation", 4),
+    Feature("line_start", "the start of its line", "relation", 4),
+    Feature("opener", "the bracket that it stands in", "relation", 4),
+)
 
 
 def catalogue(special_labels: Sequence[str]) -> list[Feature]:
@@ -112,155 +125,245 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
 
     They depend on which of the tokenizer's special tokens occur.
     """
-    is_first = _of_keys(lambda facts: np.arange(facts.n) == 0)
-    rests = _of_keys(lambda facts: facts.tokens.special | (np.arange(facts.n) == 0))
-    features = _offsets()
-    features += [Feature(SPECIAL + label, label, "key", 1, _of_label(label)) for label in special_labels]
-    features.append(Feature("first", "the first token", "key", 2, is_first))
-    features.append(Feature(RESTING, "special and first tokens", "key", 3, rests))
-    features += [Feature(name, words, "key", rank, _of_class(name)) for name, (words, rank) in _KINDS.items()]
-    return [
-        *features,
-        Feature("rarity", "rare tokens", "graded", 5, _of_keys(_rarity), GRADES, "infrequent"),
-        Feature("same", "the same token", "group", 2, _same(lambda facts: facts.tokens.ids)),
-        Feature("same_elsewhere", "the same token elsewhere", "group", 2, _same_elsewhere),
-        Feature("sentence", "the same sentence", "group", 4, _same(lambda facts: facts.sentence)),
-        Feature("sentence_start", "the start of its sentence", "list", 4, _start_of(lambda facts: facts.sentence)),
-        Feature("last_punctuation", "the last punctuation mark", "list", 4, _last_mark),
-        Feature("induction", "what followed the same token before", "list", 3, _induction),
-        Feature("likeness", "other tokens like it", "graded", 5, _likeness, GRADES, "alike"),
-        Feature("alike", "other tokens much like it", "group", 5, _is_alike),
-        Feature("line", "the same line", "group", 4, _same(lambda facts: facts.line)),
-        Feature("line_start", "the start of its line", "list", 4, _start_of(lambda facts: facts.line)),
-        Feature("opener", "the bracket that it stands in", "list", 4, _opener),
-    ]
-
-
-# Distances
-
-
-def _offsets() -> list[Feature]:
-    """Return the features of distances."""
     # Single offsets, up to the farthest with a feature of its own.
-    features = [Feature("self", "the token itself", "offset", 0, _of_offset(partial(np.equal, 0)))]
+    features = [Feature("self", "the token itself", "distance", 0)]
     for n in range(1, FARTHEST_OFFSET + 1):
-        for offset, side, nearest in ((-n, "before", "previous"), (n, "after", "next")):
+        for sign, side, nearest in (("-", "before", "previous"), ("+", "after", "next")):
             words = f"the token {n} {side}" if n > 1 else f"the {nearest} token"
-            levels = _of_offset(partial(np.equal, offset))
-            features.append(Feature(f"offset{offset:+d}", words, "offset", n - 1, levels))
+            features.append(Feature(f"offset{sign}{n}", words, "distance", n - 1))
     # Sides, and distances as numbers on either side.
-    features.append(Feature("left", "to the left", "offset", 5, _of_offset(partial(np.greater, 0))))
-    features.append(Feature("right", "to the right", "offset", 5, _of_offset(partial(np.less, 0))))
-    for name, words, is_log in (("near", "near tokens", True), ("window", "nearby tokens", False)):
-        for side, (sign, where) in _SIDES.items():
-            near = _near(sign, is_log=is_log)
-            features.append(Feature(f"{name}{side}", words + where, "graded", 5, near, FARTHEST, f"within{side}"))
-    for side, (sign, where) in _SIDES.items():
-        words = f"tokens at most {WITHIN} away{where}"
-        features.append(Feature(f"within{side}", words, "offset", 4, _within(sign)))
-    return features
+    features += [Feature(side, f"to the {side}", "distance", 5) for side in ("left", "right")]
+    for name, words in (("near", "near tokens"), ("window", "nearby tokens")):
+        for side, (_, where) in _SIDES.items():
+            features.append(Feature(name + side, words + where, "distance", 5, FARTHEST, f"within{side}"))
+    for side, (_, where) in _SIDES.items():
+        features.append(Feature(f"within{side}", f"tokens at most {WITHIN} away{where}", "distance", 4))
+    # Kinds of keys, and the rest.
+    features += [Feature(_SPECIAL + label, label, "sink", 1) for label in special_labels]
+    features.append(Feature("first", "the first token", "sink", 2))
+    features.append(Feature(RESTING, "special and first tokens", "sink", 3))
+    features += [Feature(name, words, "kind", _RANKS.get(name, 4)) for name, words in _KINDS.items()]
+    return [*features, *_OTHERS]
 
 
-def _of_offset(levels: Callable[[Numbers], NDArray[np.generic]]) -> Of:
-    """Return levels that depend on the distance alone, key minus query, in tokens."""
-    return lambda facts, queries: levels(np.arange(facts.n) - queries[:, None])
+def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Numbers) -> Levels:
+    """Return the levels of features for some queries of a text, (feature, query, key), uint8."""
+    tokens = facts.tokens
+    labels = np.array(tokens.labels, object)
+    levels = facts.of_keys | _levels_of_distances(facts, queries) | _levels_of_relations(facts, queries)
+    blocks = np.empty((len(features), len(queries), facts.n), np.uint8)
+    for number, feature in enumerate(features):
+        label = feature.name.removeprefix(_SPECIAL)
+        # Levels of the key alone, (key,), are those for all queries.
+        blocks[number] = levels[label] if label == feature.name else tokens.special & (labels == label)
+    return blocks
 
 
-def _within(side: int) -> Of:
-    return _of_offset(lambda d: (np.abs(d) <= WITHIN) & (d * side >= 0))
-
-
-def _near(side: int, *, is_log: bool) -> Of:
-    """Return the higher, the nearer: the highest level less the distance or its logarithm."""
-
-    def levels(d: Numbers) -> Numbers:
-        # 0 on the other side of the query and from FARTHEST - 1 steps on.
-        away = np.abs(d)
-        steps = np.rint(_LOG_STEPS * np.log2(1 + away)).astype(np.int64) if is_log else away
-        return np.where(d * side >= 0, np.clip(FARTHEST - 1 - steps, 0, None), 0)
-
-    return _of_offset(levels)
-
-
-# Kinds of keys
-
-
-def _of_keys(levels: Callable[[TextFacts], NDArray[np.generic]]) -> Of:
-    """Return levels that depend on the key alone, (token,)."""
-    return lambda facts, queries: np.broadcast_to(levels(facts), (len(queries), facts.n))
-
-
-def _of_class(name: str) -> Of:
-    return _of_keys(lambda facts: facts.classes[name])
-
-
-def _of_label(label: str) -> Of:
-    return _of_keys(lambda facts: facts.tokens.special & (np.array(facts.tokens.labels, object) == label))
-
-
-def _rarity(facts: TextFacts) -> Numbers:
-    # ln frequency from -2 (common) to -10 (rare) becomes 0 to 1.
-    rarity = np.clip((-facts.log_frequency - 2) / 8, 0, 1) * ~facts.tokens.special
-    return np.rint((GRADES - 1) * rarity).astype(np.int64)
-
-
-# Relations of a query and a key
-
-
-def _same(numbers: Callable[[TextFacts], Numbers]) -> Of:
-    """Find keys that have the query's number."""
-    return lambda facts, queries: np.equal.outer(numbers(facts)[queries], numbers(facts))
-
-
-def _same_elsewhere(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-    ids = facts.tokens.ids
-    elsewhere: NDArray[np.bool_] = np.not_equal.outer(queries, np.arange(facts.n))
-    return elsewhere & np.equal.outer(ids[queries], ids)
-
-
-def _start_of(numbers: Callable[[TextFacts], Numbers]) -> Of:
-    """Find the first token of the query's own group."""
-
-    def start(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-        groups = numbers(facts)
-        is_first: NDArray[np.bool_] = np.append(True, groups[1:] != groups[:-1])
-        return is_first & np.equal.outer(groups[queries], groups)
-
-    return start
-
-
-def _last_mark(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-    # The place of the last mark before each query; -1 = there is none.
-    marks = np.append(-1, np.flatnonzero(facts.classes["punctuation"]))
-    last = marks[np.searchsorted(marks, queries) - 1]
-    is_last: NDArray[np.bool_] = np.equal.outer(last, np.arange(facts.n))
-    return is_last
-
-
-def _induction(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-    """Find keys up to the query that follow its token, elsewhere."""
-    ids = facts.tokens.ids
-    before = np.append(-1, ids[:-1])
-    is_earlier: NDArray[np.bool_] = np.greater.outer(queries, np.arange(facts.n))
-    follows: NDArray[np.bool_] = np.equal.outer(ids[queries], before)
-    return is_earlier & follows
-
-
-def _opener(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-    """Find the innermost bracket that is open at the query."""
-    is_opener: NDArray[np.bool_] = np.equal.outer(facts.opener[queries], np.arange(facts.n))
-    return is_opener
-
-
-def _likeness(facts: TextFacts, queries: Numbers) -> Numbers:
-    if facts.embeddings is None:
-        return np.zeros((len(queries), facts.n), np.int64)
-    # Cosines of 0 to 1, without keys of the query's own token.
-    cosine = facts.embeddings[queries] @ facts.embeddings.T
-    is_other = facts.tokens.ids[queries][:, None] != facts.tokens.ids
-    levels: Numbers = np.rint((GRADES - 1) * np.clip(cosine, 0, 1) * is_other).astype(np.int64)
+def _levels_of_distances(facts: TextFacts, queries: Numbers) -> dict[str, NDArray[Any]]:
+    """Return the levels of distances by name, (query, key)."""
+    distance = np.arange(facts.n) - queries[:, None]
+    away = np.abs(distance)
+    levels: dict[str, NDArray[Any]] = {"self": away == 0, "left": distance < 0, "right": distance > 0}
+    for n in range(1, FARTHEST_OFFSET + 1):
+        levels[f"offset-{n}"] = distance == -n
+        levels[f"offset+{n}"] = distance == n
+    # The higher, the nearer: the highest level less the distance or its logarithm; 0 on the other side of the query.
+    log_steps = np.rint(_LOG_STEPS * np.log2(1 + away)).astype(np.int64)
+    for side, (sign, _) in _SIDES.items():
+        is_there = distance * sign >= 0
+        levels[f"within{side}"] = is_there & (away <= WITHIN)
+        levels[f"near{side}"] = is_there * np.maximum(FARTHEST - 1 - log_steps, 0)
+        levels[f"window{side}"] = is_there * np.maximum(FARTHEST - 1 - away, 0)
     return levels
 
 
-def _is_alike(facts: TextFacts, queries: Numbers) -> NDArray[np.generic]:
-    return _likeness(facts, queries) >= GRADES // 2
+def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArray[Any]]:
+    """Return the levels of other relations of a query and a key by name, (query, key)."""
+    keys = np.arange(facts.n)
+    ids = facts.tokens.ids
+    own_ids = ids[queries][:, None]
+    is_same = own_ids == ids
+    levels: dict[str, NDArray[Any]] = {"same": is_same, "same_elsewhere": is_same & (keys != queries[:, None])}
+    # Keys up to the query that follow its token, elsewhere.
+    levels["induction"] = (keys < queries[:, None]) & (own_ids == np.append(-1, ids[:-1]))
+    # Groups of tokens that the query is in, and the first token of each.
+    for name, numbers in (("sentence", facts.sentence), ("line", facts.line)):
+        levels[name] = numbers[queries][:, None] == numbers
+        levels[f"{name}_start"] = levels[name] & _begins(numbers)
+    # The last mark before each query, and the innermost bracket that is open there; -1 = there is none.
+    marks = np.append(-1, np.flatnonzero(facts.of_keys["punctuation"]))
+    levels["last_punctuation"] = marks[np.searchsorted(marks, queries) - 1][:, None] == keys
+    levels["opener"] = facts.opener[queries][:, None] == keys
+    # Cosines of 0 to 1, without keys of the query's own token.
+    cosine = np.zeros(is_same.shape)
+    if facts.embeddings is not None:
+        cosine = np.clip(facts.embeddings[queries] @ facts.embeddings.T, 0, 1)
+    levels["likeness"] = np.rint((GRADES - 1) * cosine * ~is_same)
+    levels["alike"] = levels["likeness"] >= GRADES // 2
+    return levels
+
+
+def _begins(numbers: NDArray[np.integer]) -> Flags:
+    """Return which tokens have another number than the one before, (token,)."""
+    return np.append(True, numbers[1:] != numbers[:-1])
+
+
+# A text
+
+
+@dataclass(frozen=True, eq=False)
+class TextFacts:
+    """The facts of one text that features need, each worked out once, arrays (token,) unless said otherwise.
+
+    Attributes:
+        log_frequency: (token,): natural logarithm of each token's relative frequency.
+        frequent: (token,): whether it is among the most frequent words, which together are half of all text.
+        embeddings: (token, d): static embeddings of length 1; None if they are not known.
+    """
+
+    tokens: Tokens
+    log_frequency: NDArray[np.float64]
+    frequent: Flags
+    embeddings: NDArray[np.float32] | None = None
+
+    @cached_property
+    def n(self) -> int:
+        """Return how many tokens there are."""
+        return len(self.tokens)
+
+    @cached_property
+    def written(self) -> str:
+        """Return the text; both texts of a pair, each on lines of its own."""
+        return f"{self.tokens.text}\n{self.tokens.pair or ''}"
+
+    @cached_property
+    def spans(self) -> Numbers:
+        """Return each token's first and last + 1 character in `written`, (token, 2); -1 = it stands for no text."""
+        tokens = self.tokens
+        shifts = tokens.segments[:, None].astype(np.int64) * (len(tokens.text) + 1)
+        return np.where(tokens.offsets < 0, -1, tokens.offsets + shifts)
+
+    @cached_property
+    def surfaces(self) -> list[str]:
+        """Return each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
+        # The text itself, because the tokenizer's label may have lost case or line breaks.
+        surfaces = [self.written[start:stop] for start, stop in self.spans.tolist()]
+        for place, label in enumerate(self.tokens.labels):
+            if not surfaces[place] and not self.tokens.special[place]:
+                surfaces[place] = label.removeprefix("##").replace("·", " ")
+        return surfaces
+
+    @cached_property
+    def stripped(self) -> list[str]:
+        """Return each token as in `surfaces`, without white space around it."""
+        return [surface.strip() for surface in self.surfaces]
+
+    @cached_property
+    def of_keys(self) -> dict[str, NDArray[Any]]:
+        """Return the levels of features of the key alone by name, each (token,): kinds, sinks, and how rare it is."""
+        tokens = self.tokens
+        is_ordinary = ~tokens.special
+        kinds = [_kinds_of(surface) for surface in self.stripped]
+        flags = {name: np.array([name in of_token for of_token in kinds], np.bool_) & is_ordinary for name in _WRITTEN}
+        # Tokens that go on with a word that has begun, in the same segment.
+        is_piece = np.zeros(self.n, np.bool_)
+        if tokens.words is not None:
+            is_piece = (tokens.words >= 0) & ~_begins(tokens.words) & ~_begins(tokens.segments) & is_ordinary
+        for name in ("capital", *OPEN_CLASSES):
+            flags[name] &= ~is_piece
+        # A name is capitalised and begins no sentence, and follows no mark that opens one.
+        is_start = _begins(self.sentence)
+        is_start[1:] |= (is_start & flags["opening"])[:-1]
+        is_first = np.arange(self.n) == 0
+        # ln frequency from -2 (common) to -10 (rare) becomes 0 to 1.
+        rarity = np.clip((-self.log_frequency - 2) / 8, 0, 1) * is_ordinary
+        return {
+            **flags,
+            "name": flags["capital"] & ~is_start,
+            "piece": is_piece,
+            "frequent": flags["word"] & self.frequent & ~is_piece,
+            "infrequent": flags["word"] & ~self.frequent & ~is_piece,
+            # Tokens with a line break in them; where the tokenizer drops line breaks, there are none.
+            "newline": np.array(["\n" in surface for surface in self.surfaces], np.bool_) & is_ordinary,
+            "first": is_first,
+            RESTING: tokens.special | is_first,
+            "rarity": np.rint((GRADES - 1) * rarity),
+        }
+
+    @cached_property
+    def sentence(self) -> Numbers:
+        """Return the number of each token's sentence; special tokens are in none, each with a number of its own.
+
+        A sentence ends with a mark and the quotes and brackets that close it.
+        """
+        numbers = -1 - np.arange(self.n)
+        number = 0
+        has_ended = False
+        for place, surface in enumerate(self.stripped):
+            if self.tokens.special[place] or not surface:
+                continue
+            # A closing mark belongs to the sentence before it, unless a space stands between them: the character before
+            # the token, or the first one in it.
+            is_end = surface[0] in _SENTENCE_ENDS
+            start = max(0, int(self.spans[place, 0]))
+            around_start = self.written[max(0, start - 1) : start] + self.surfaces[place][:1]
+            closes = is_end or (surface[0] in _CLOSING and not any(map(str.isspace, around_start)))
+            if has_ended and not closes:
+                number += 1
+                has_ended = False
+            numbers[place] = number
+            has_ended = has_ended or is_end
+        # Both texts of a pair have sentences of their own.
+        return np.where(numbers < 0, numbers, numbers + self.n * self.tokens.segments)
+
+    @cached_property
+    def line(self) -> Numbers:
+        """Return the number of each token's line; a token without a place in the text has a number of its own."""
+        # Spans count characters, so line breaks are found in code points, not bytes.
+        starts = self.spans[:, 0]
+        breaks = np.flatnonzero(np.frombuffer(self.written.encode("utf-32-le"), "<u4") == ord("\n"))
+        return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
+
+    @cached_property
+    def opener(self) -> Numbers:
+        """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
+        # Brackets that stand open, each with the token it is in.
+        standing = [("", -1)]
+        openers = np.full(self.n, -1, np.int64)
+        for place, surface in enumerate(self.stripped):
+            innermost = standing[-1][1]
+            # A closing bracket ends the innermost open one, if it is of the same kind.
+            signs = "" if self.tokens.special[place] else surface
+            for sign in signs:
+                if sign in _BRACKETS.values():
+                    standing.append((sign, place))
+                elif sign in _BRACKETS and standing[-1][0] == _BRACKETS[sign]:
+                    standing.pop()
+            # A token that closes a bracket has the innermost one before it, one that opens a bracket itself.
+            openers[place] = max(innermost, standing[-1][1])
+        return openers
+
+
+@cache
+def _kinds_of(surface: str) -> frozenset[str]:
+    """Return the kinds of a token by how it is written; see `TextFacts.of_keys`."""
+    if not surface:
+        return frozenset()
+    # By the first character, by the whole of it, then by lists of English words.
+    kinds = {name for name, signs in _SIGNS.items() if surface[0] in signs}
+    if all(unicodedata.category(character)[0] in "PS" for character in surface):
+        kinds.add("punctuation")
+        if surface[0] in _SENTENCE_ENDS:
+            kinds.add("sentence_end")
+    if any(map(str.isdigit, surface)):
+        kinds.add("digit")
+    if any(map(str.isalpha, surface)):
+        kinds.add("word")
+    if surface[0].isupper():
+        kinds.add("capital")
+    lower = surface.lower()
+    kinds |= {name for name, words in CLOSED_CLASSES.items() if lower in words}
+    open_class = class_of(lower)
+    if open_class in OPEN_CLASSES:
+        kinds.add(open_class)
+    return frozenset(kinds)

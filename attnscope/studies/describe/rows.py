@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.core.sampled_rows import Rows, starts_of
 from attnscope.corpus import Chunk, CorpusText, chunks, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.describe.facts import TextFacts
-from attnscope.studies.describe.features import RESTING, SINK, Feature, blocks_of, catalogue
+from attnscope.studies.describe.features import RESTING, Feature, TextFacts, blocks_of, catalogue
 from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
-    from attnscope.core.sampled_rows import Rows
 
 QUERIES_A_TEXT = 8
 """How many queries of a text are sampled at least, while that leaves texts out."""
@@ -126,7 +125,7 @@ class Drawing:
         # Keep as many texts and queries as time and memory allow.
         n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
         bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
-        n_units, n_queries = _cut_sample(units, options.queries, bytes_per_entry)
+        n_units, n_queries = _cut_sample(units, options.queries, min(MOST_ENTRIES, MOST_BYTES // bytes_per_entry))
         units = units[:n_units]
         for unit in units:
             rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
@@ -140,23 +139,22 @@ class Drawing:
         return sorted(units, key=lambda unit: not unit.fits)
 
 
-def _cut_sample(units: Sequence[Unit], most_rows: int, bytes_per_entry: int) -> tuple[int, int]:
+def _cut_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tuple[int, int]:
     """Return how many units are kept and how many queries of each: all that time and memory allow."""
-    sizes = np.array([(len(unit.queries), len(unit.chunk)) for unit in units]).reshape(-1, 2)
+    n_queries_of = np.array([len(unit.queries) for unit in units], np.int64)
+    n_keys_of = np.array([len(unit.chunk) for unit in units], np.int64)
 
     def fits(n_units: int, n_queries: int) -> bool:
-        rows = np.minimum(sizes[:n_units, 0], n_queries)
-        n_rows = int(rows.sum())
-        n_entries = int((rows * sizes[:n_units, 1]).sum())
-        is_small = n_entries * bytes_per_entry <= MOST_BYTES and n_entries <= MOST_ENTRIES
-        return n_rows <= most_rows and (is_small or n_rows <= _FEWEST_ROWS)
+        rows = np.minimum(n_queries_of[:n_units], n_queries)
+        n_entries = rows @ n_keys_of[:n_units]
+        return bool(rows.sum() <= (most_rows if n_entries <= most_entries else min(most_rows, _FEWEST_ROWS)))
 
     # First leave out texts, until each may have QUERIES_A_TEXT queries.
     n_units = len(units)
     while n_units > FEWEST_TEXTS and not fits(n_units, QUERIES_A_TEXT):
         n_units -= max(1, n_units // 50)
     # Then give each as many queries as still fit.
-    most = int(sizes[:n_units, 0].max(initial=1))
+    most = int(n_queries_of[:n_units].max(initial=1))
     return n_units, next((n for n in range(most, 1, -1) if fits(n_units, n)), 1)
 
 
@@ -206,7 +204,6 @@ class Group:
         sinks: All rows. The first entry stands for all keys that are not resting, if there are any; the others are the
             resting keys.
         sink_features: The numbers of the features that `sinks` has, in its order.
-        resting: The number of the feature of keys on which heads rest.
         sink_rows: (active row,): the row of `sinks` that it is part of.
         ordinary: (active row,): whether its query is no special token. Descriptions are fitted to these rows.
         offsets: (active entry,): how far each key is behind its query, in tokens.
@@ -215,12 +212,11 @@ class Group:
 
     kind: str
     heads: tuple[tuple[int, int], ...]
-    features: tuple[Feature, ...]
+    features: Sequence[Feature]
     types: Types
     active: Rows
     sinks: Rows
-    sink_features: tuple[int, ...]
-    resting: int
+    sink_features: Sequence[int]
     sink_rows: NDArray[np.int64]
     ordinary: NDArray[np.bool_]
     offsets: NDArray[np.int32]
@@ -243,42 +239,47 @@ def join_rows(
     `also` are types of token that other texts have: their numbers and labels.
     """
     # Features and types of tokens, of all texts together.
-    tokens = [tokens for unit in units for tokens in (unit.chunk.tokens, unit.target) if tokens is not None]
     special: dict[str, None] = {}
     labels = dict(also or {})
-    for text in tokens:
-        special |= dict.fromkeys(text.labels[place] for place in np.flatnonzero(text.special))
-        labels |= dict(zip(text.ids.tolist(), text.labels, strict=True))
+    for unit in units:
+        for text in filter(None, (unit.chunk.tokens, unit.target)):
+            special |= dict.fromkeys(text.labels[place] for place in np.flatnonzero(text.special))
+            labels |= dict(zip(text.ids.tolist(), text.labels, strict=True))
     features = catalogue(list(special))
     types = Types.of(model, labels)
     frequent = frequent_words(units, frequencies)
 
-    # One group for each kind of attention and each set of layers with the same mask.
     groups = []
     for kind in model.info.kinds:
         facts = [text_facts(model, unit.tokens(kind), frequencies, frequent) for unit in units]
         blocks = [blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)]
-        for layers in _alike(kind, units, heads):
-            groups.append(_group(kind, layers, units, blocks, tuple(features), types))
+        # Layers whose queries may attend to the same keys in all texts are one group: layer -> its heads.
+        by_mask: dict[bytes, dict[int, list[int]]] = {}
+        for layer, weights in sorted(units[0].rows[kind].weights.items()):
+            chosen = [head for head in range(weights.shape[1]) if heads is None or (layer, head) in heads]
+            if chosen:
+                mask = b"".join(np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units)
+                by_mask.setdefault(mask, {})[layer] = chosen
+        groups += [_group(kind, layers, units, blocks, features, types) for layers in by_mask.values()]
     return groups
 
 
-def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent: frozenset[int]) -> TextFacts:
-    """Return the facts of a text that features need."""
+def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent: NDArray[np.int64]) -> TextFacts:
+    """Return the facts of a text that features need; `frequent` is the result of `frequent_words`."""
     import torch
 
     embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     return TextFacts(
         tokens,
         frequencies.of(tokens.ids),
-        np.isin(tokens.ids, list(frequent)),
+        np.isin(tokens.ids, frequent),
         None if embeddings is None else embeddings[0].cpu().numpy(),
     )
 
 
-def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset[int]:
-    """Return the most frequent words, which together are half of all words."""
-    # Words that the sample holds, by number.
+def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> NDArray[np.int64]:
+    """Return the most frequent words by number, which together are half of all words."""
+    # Words that the sample holds.
     words: set[int] = set()
     for unit in units:
         tokens = unit.chunk.tokens
@@ -289,20 +290,8 @@ def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> frozenset
     share = np.exp(frequencies.of(ids))
     order = np.argsort(-share, kind="stable")
     before = np.cumsum(share[order]) - share[order]
-    return frozenset(ids[order[before < share.sum() / 2]].tolist())
-
-
-def _alike(
-    kind: str, units: Sequence[Unit], chosen: Sequence[tuple[int, int]] | None
-) -> Iterable[dict[int, list[int]]]:
-    """Return sets of layers whose queries may attend to the same keys: layer -> its heads, or those that are chosen."""
-    groups: dict[bytes, dict[int, list[int]]] = {}
-    for layer, weights in sorted(units[0].rows[kind].weights.items()):
-        heads = [head for head in range(weights.shape[1]) if chosen is None or (layer, head) in chosen]
-        if heads:
-            masks = b"".join(np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units)
-            groups.setdefault(masks, {})[layer] = heads
-    return groups.values()
+    is_frequent: NDArray[np.bool_] = before < share.sum() / 2
+    return ids[order[is_frequent]]
 
 
 def _group(
@@ -310,41 +299,53 @@ def _group(
     layers: Mapping[int, list[int]],
     units: Sequence[Unit],
     blocks: Sequence[NDArray[np.uint8]],
-    features: tuple[Feature, ...],
+    features: Sequence[Feature],
     types: Types,
 ) -> Group:
-    # Features of sinks, and of queries.
-    sink_features = [n for n, feature in enumerate(features) if SINK.match(feature.name)]
-    resting = next(n for n, feature in enumerate(features) if feature.name == RESTING)
+    sink_features = [number for number, feature in enumerate(features) if feature.about == "sink"]
+    resting = [feature.name for feature in features].index(RESTING)
     active: list[dict[str, NDArray[Any]]] = []
     sinks: list[dict[str, NDArray[Any]]] = []
     more: list[dict[str, NDArray[Any]]] = []
     n_sink_rows = 0
     for number, (unit, levels) in enumerate(zip(units, blocks, strict=True)):
-        # Keys that queries may attend to, and the weights of the group's heads.
-        allowed = unit.rows[kind].allowed[next(iter(layers))]
-        by_layer = [unit.rows[kind].weights[layer][:, heads] for layer, heads in layers.items()]
-        weights = np.concatenate(by_layer, 1).transpose(1, 0, 2)  # (head, row, key)
-        rests = levels[resting] > 0
+        # Keys that queries may attend to, (row, key), and the weights of the group's heads, (head, row, key).
+        rows = unit.rows[kind]
+        allowed = rows.allowed[next(iter(layers))]
+        by_layer = [rows.weights[layer][:, heads] for layer, heads in layers.items()]
+        weights = np.concatenate(by_layer, 1).transpose(1, 0, 2)
         tokens = unit.tokens(kind)
         token_types = types.places(tokens.ids)
-        # Its rows off the sinks, and on them.
-        used, of_unit = _active_rows(weights, allowed & ~rests, unit.queries, levels, token_types)
-        active.append({**of_unit, "texts": np.full(len(used), number)})
-        sinks_used, of_unit = _sink_rows(weights, allowed, rests, levels[sink_features])
-        sinks.append({**of_unit, "texts": np.full(len(sinks_used), number)})
+        rests = levels[resting] > 0
+        is_free = allowed & ~rests
+        n_free = is_free.sum(1)
+
+        # Off the sinks: rows with at least two such keys.
+        used = np.flatnonzero(n_free > 1)
+        is_entry = is_free & (n_free > 1)[:, None]
+        queries, keys = is_entry.nonzero()
+        entries = _cut_out(number, is_entry, levels, weights)
+        active.append({**entries, "key_types": token_types[keys], "query_types": token_types[unit.queries[used]]})
+
+        # On them: rows with a choice. The first entry of a row stands for all its free keys; the resting keys follow.
+        has_choice = allowed.sum(1) > 1
+        is_entry = np.column_stack([n_free > 0, allowed & rests]) & has_choice[:, None]
+        on_free = np.where(is_free, weights, 0).sum(2, dtype=np.float32)[..., None]
+        levels_of_sinks = np.pad(levels[sink_features], ((0, 0), (0, 0), (1, 0)))
+        entries = _cut_out(number, is_entry, levels_of_sinks, np.concatenate([on_free, weights], 2))
+        counts = np.column_stack([n_free, np.ones(allowed.shape)])[is_entry]
+        sinks.append({**entries, "counts": counts})
+
         # Where the active rows stand: in `sinks`, in the text, and how far their keys are.
-        queries = unit.queries[used]
-        of_row, keys = (allowed & ~rests)[used].nonzero()
         more.append(
             {
-                "sink_rows": n_sink_rows + np.searchsorted(sinks_used, used),
-                "ordinary": ~tokens.special[queries],
-                "offsets": (keys - queries[of_row]).astype(np.int32),
-                "queries": queries,
+                "sink_rows": n_sink_rows + np.cumsum(has_choice)[used] - 1,
+                "ordinary": ~tokens.special[unit.queries[used]],
+                "offsets": (keys - unit.queries[queries]).astype(np.int32),
+                "queries": unit.queries[used],
             }
         )
-        n_sink_rows += len(sinks_used)
+        n_sink_rows += int(has_choice.sum())
 
     n_levels = np.array([feature.levels for feature in features])
     return Group(
@@ -354,50 +355,22 @@ def _group(
         types=types,
         active=_join_rows(active, n_levels),
         sinks=_join_rows(sinks, n_levels[sink_features]),
-        sink_features=tuple(sink_features),
-        resting=resting,
+        sink_features=sink_features,
         **_join(more),
     )
 
 
-def _active_rows(
-    weights: NDArray[np.float16],
-    free: NDArray[np.bool_],
-    queries: NDArray[np.int64],
-    levels: NDArray[np.uint8],
-    token_types: NDArray[np.int32],
-) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-    """Return the numbers of the rows with at least two keys off the sinks, and the arrays of these keys, by name."""
-    n_free = free.sum(1)
-    used = np.flatnonzero(n_free > 1)
-    is_entry = free[used]
-    return used, {
-        # Entries are cut out row by row: (…, row, key) to (…, entry).
-        "features": levels[:, used][:, is_entry],
-        "lengths": n_free[used],
-        "attention": weights[:, used][:, is_entry],
-        "key_types": token_types[is_entry.nonzero()[1]],
-        "query_types": token_types[queries[used]],
-    }
-
-
-def _sink_rows(
-    weights: NDArray[np.float16], allowed: NDArray[np.bool_], rests: NDArray[np.bool_], levels: NDArray[np.uint8]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
-    """Return the numbers of the rows with at least two keys, and the arrays of their entries, by name.
-
-    The first entry of a row stands for all its free keys; the resting keys follow.
-    """
-    free = allowed & ~rests
-    used = np.flatnonzero(allowed.sum(1) > 1)  # a query with one key has no choice
-    n_free = free[used].sum(1)[:, None]
-    is_entry = np.concatenate([n_free > 0, (allowed & rests)[used]], 1)
-    on_free = np.where(free, weights, 0).sum(2, dtype=np.float32)[:, used, None]
-    return used, {
-        "features": np.pad(levels[:, used], ((0, 0), (0, 0), (1, 0)))[:, is_entry],
-        "lengths": is_entry.sum(1),
-        "attention": np.concatenate([on_free, weights[:, used]], 2)[:, is_entry],
-        "counts": np.pad(n_free, ((0, 0), (0, allowed.shape[1])), constant_values=1)[is_entry].astype(np.float64),
+def _cut_out(
+    number: int, is_entry: NDArray[np.bool_], levels: NDArray[np.uint8], weights: NDArray[np.floating]
+) -> dict[str, NDArray[Any]]:
+    """Cut the entries of a text out, row by row: (…, row, key) to (…, entry); rows without any are left out."""
+    lengths = is_entry.sum(1)
+    lengths = lengths[lengths > 0]
+    return {
+        "features": levels[:, is_entry],
+        "attention": weights[:, is_entry],
+        "lengths": lengths,
+        "texts": np.full(len(lengths), number),
     }
 
 
@@ -407,7 +380,5 @@ def _join(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]
 
 
 def _join_rows(parts: Sequence[Mapping[str, NDArray[Any]]], levels: NDArray[np.int64]) -> Rows:
-    from attnscope.core.sampled_rows import Rows, starts_of
-
     joined: Any = _join(parts)
     return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

@@ -7,8 +7,7 @@ names. This module fits both parts of each description, scores them on the other
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
-from attnscope.studies.describe.words import Names, least_named, summarise
+from attnscope.studies.describe.words import HeadWords, Kinds, least_named
 from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 
@@ -53,6 +52,7 @@ BEFORE = 6
 """How many tokens before it are shown."""
 
 _NAN = float("nan")
+_NO_TEXTS = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
 
 Line = dict[str, Any]
 """A head's row of `DESCRIPTION`, with its `place` (kind, layer, head), and its rows of the tables `terms` and
@@ -79,7 +79,9 @@ def add_descriptions(
         "n_queries": sum(len(unit.queries) for unit in sample),
         "n_scored": sum(not unit.fits for unit in sample) if fits else 0,
     }
-    lines = [line for fit in fits for line in describe_fitted(fit, sample)]
+    lines: list[Line] = []
+    for fit in fits:
+        lines += describe_fitted(fit, sample)
     return add_lines(replace(result, options={**result.options, "described": described}), lines)
 
 
@@ -90,9 +92,8 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     # The columns of heads; those that were not described have none of it.
     heads = result.table("heads")
     by_place = {line["place"]: line for line in lines}
-    nothing: Line = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
     places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
-    rows = [by_place.get(place, nothing) for place in places]
+    rows: list[Line] = [by_place.get(place, _NO_TEXTS) for place in places]
     added = Table.of(DESCRIPTION, rows)
     described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})
 
@@ -187,22 +188,23 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
     # Spelling and English classes, (type, column).
-    classes = np.array(
-        [[not any(map(str.isalnum, label)), any(map(str.isdigit, label)), label.startswith("##")] for label in labels]
-    )
-    english = np.array([class_of(label.strip("·Ġ▁ ").lower()) for label in labels])
-    is_english = english[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES])
-    columns = [classes, is_english, np.log1p(occurrences)[:, None] / 10]
-    return directions.describe_types(group.types.embeddings, occurrences, np.concatenate(columns, 1).astype(np.float32))
+    classes = np.array([class_of(label.strip("·Ġ▁ ").lower()) for label in labels])
+    columns = [
+        [not any(map(str.isalnum, label)) for label in labels],
+        [any(map(str.isdigit, label)) for label in labels],
+        [label.startswith("##") for label in labels],
+        classes[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES]),
+        np.log1p(occurrences) / 10,
+    ]
+    return directions.describe_types(group.types.embeddings, occurrences, np.column_stack(columns).astype(np.float32))
 
 
 def _distinct(group: Group) -> list[int]:
     """Return the features that differ from every simpler one somewhere in the sample."""
     # The simplest feature comes first, and keeps its place among those with the same levels.
     simplest: dict[bytes, int] = {}
-    for number in sorted(range(len(group.features)), key=lambda number: (group.features[number].rank, number)):
-        digest = hashlib.blake2b(group.active.features[number].tobytes()).digest()
-        simplest.setdefault(digest, number)
+    for number in sorted(range(len(group.features)), key=lambda number: group.features[number].rank):
+        simplest.setdefault(group.active.features[number].tobytes(), number)
     return list(simplest.values())
 
 
@@ -217,9 +219,8 @@ def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[n
     # Attention off the sinks, put into the rows that it is part of, (loss or nats, row).
     sinks = fit.scored_sinks
     active = np.zeros((2, len(fit.group.sinks.texts)))
-    mass = rows.mass[:, head]
-    active[0, fit.group.sink_rows] = mass * active_left(fit, head)[0]
-    active[1, fit.group.sink_rows] = mass * rows.uniform_nats[:, head]
+    losses = np.stack([active_left(fit, head)[0], rows.uniform_nats[:, head]])
+    active[:, fit.group.sink_rows] = rows.mass[:, head] * losses
     # Add the losses of where it rests, on the scored rows.
     left, nats = active[:, sinks.index]
     return left + row_losses(sinks, head, fit.sinks[head]), nats + sinks.uniform_nats[:, head]
@@ -253,54 +254,60 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[Line]:
     What a head attends to is its attention on keys that are neither special tokens nor the first. There each row counts
     by how much of its attention lies on such keys, and is scaled to 1. Queries that are special tokens are left out.
     """
-    names = Names(fit.group, fit.fitted)
-    return [_describe_head(fit, sample, names, number) for number in range(len(fit.group.heads))]
+    kinds = Kinds(fit.group, fit.fitted)
+    return [_describe_head(fit, sample, kinds, number) for number in range(len(fit.group.heads))]
 
 
-def _describe_head(fit: Fitted, sample: Sequence[Unit], names: Names, number: int) -> Line:
+def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, number: int) -> Line:
     # How well both parts hold together.
-    place = (fit.group.kind, *fit.group.heads[number])
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
+    line: Line = {**_NO_TEXTS, "place": (fit.group.kind, *fit.group.heads[number]), "whole_nats": whole.nats}
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
-        texts = {"description": "spreads evenly", "summary": "", "first_term": "", "other_half": ""}
-        return {"place": place, **texts, "nats": whole.nats, "whole_nats": whole.nats}
+        return {**line, "description": "spreads evenly", "nats": whole.nats}
 
     # Terms off the sinks, and how well they hold on the scored rows.
+    words = HeadWords(fit.group, fit.fitted, kinds, number)
     description = fit.active[number]
     rows = fit.scored
     active, left = score(rows, number, description)
     mass = rows.mass[:, number]
     share = float(rows.text_weights @ mass)
     nats = active.nats / share if share > 0 else _NAN
-    terms = _terms("attends", description, rows, number, fit.group.features, names)
+    terms = _terms("attends", description, rows, fit.group.features, words)
+    # Where it rests.
+    sink_features = [fit.group.features[feature] for feature in fit.group.sink_features]
+    rests = _terms("rests", fit.sinks[number], fit.scored_sinks, sink_features, words)
     # What the other half of the texts says first.
     other = fit.other_half[number]
-    other_words = ""
     if description.terms[:1] != other.terms[:1]:
-        other_words = f"other half: {names.of_first(other, number) or NO_TERM}"
+        line["other_half"] = f"other half: {_first_term(other, words.of_term) or NO_TERM}"
 
-    # Where it rests, and both parts in words.
-    features = [fit.group.features[feature] for feature in fit.group.sink_features]
-    rests = _terms("rests", fit.sinks[number], fit.scored_sinks, number, features, names)
-    summary = summarise(names, number, description, terms)
-    attending = ""
+    # Both parts in words; where it hardly attends elsewhere, the numbers are those of the whole.
+    parts = _resting(share, rests)
+    main = whole
     if share >= HARDLY:
-        attending = _attending(nats, active.explained, summary)
-    main = active if attending else whole
+        line["summary"] = words.summarise(description, terms)
+        parts = [_attending(nats, active.explained, line["summary"]), *parts]
+        main = active
     return {
-        "place": place,
-        "description": "; ".join(filter(None, (attending, _resting(share, rests)))),
-        "summary": summary if attending else "",
+        **line,
+        "description": "; ".join(parts),
         "kl_explained": Estimate(main.explained, main.low, main.high),
-        "nats": nats if attending else whole.nats,
+        "nats": nats if share >= HARDLY else whole.nats,
         "active_share": share,
         "whole_explained": Estimate(whole.explained, whole.low, whole.high),
-        "whole_nats": whole.nats,
-        "first_term": names.of_first(description, number, in_words=False),
-        "other_half": other_words,
+        "first_term": _first_term(description, words.name),
         "terms": [*terms, *rests],
         "failures": _failures(fit, sample, number, left * mass),
     }
+
+
+def _first_term(description: Description, name: Callable[[int], str]) -> str:
+    """Return the name of the first term, with "not" before it if it is avoided; "" = there is none."""
+    if not description.terms:
+        return ""
+    sign = "not " if description.first_weight < 0 else ""
+    return sign + name(description.terms[0])
 
 
 def _attending(nats: float, explained: float, summary: str) -> str:
@@ -312,10 +319,10 @@ def _attending(nats: float, explained: float, summary: str) -> str:
     return summary if explained >= LITTLE else f"{summary}; mostly undescribed"
 
 
-def _resting(share: float, rests: Sequence[Line]) -> str:
-    """Return how much a head rests and on what, such as "rests 69% on [CLS]"; "" = it hardly does."""
+def _resting(share: float, rests: Sequence[Line]) -> list[str]:
+    """Return how much a head rests and on what, such as "rests 69% on [CLS]"; nothing if it hardly does."""
     if share > 1 - HARDLY:
-        return ""
+        return []
     # Name the two terms with the largest shares; one that only repels attention is no place to rest.
     shares = {}
     for term in rests:
@@ -323,40 +330,37 @@ def _resting(share: float, rests: Sequence[Line]) -> str:
         if on_term.value >= HARDLY and (term["weight"] >= 0 or on_term.value >= on_term.baseline):
             shares[term["words"]] = on_term.value
     named = " and ".join(sorted(shares, key=lambda words: -shares[words])[:2])
-    return f"rests {percent(1 - share)}" + (f" on {named}" if named else "")
+    return [f"rests {percent(1 - share)}" + (f" on {named}" if named else "")]
 
 
 def _terms(
-    part: str, description: Description, rows: Rows, head: int, features: Sequence[Feature], names: Names
+    part: str, description: Description, rows: Rows, features: Sequence[Feature], words: HeadWords
 ) -> list[Line]:
     """Return the terms of a description as rows of a table, with their shares of attention in some rows."""
     terms = []
-    for place, number in enumerate(description.terms):
-        column = rows.column_of(number, head)
-        if column is None:
-            # A graded feature has no share of attention: the share of the set that it is about is shown.
-            name, words = features[number].name, features[number].words
-            shown = [feature.name for feature in features].index(features[number].shown_by or name)
-            share, even = rows.share(shown, head), rows.even(shown, head)
-        else:
-            name, words = names.name(number, head), names.of_term(number, head)
-            share = even = _NAN
-        if column is not None and column.queries is None:
-            # How much the tokens of the term get, and how much under uniform attention.
-            values = rows.by_entry(number, head)
-            is_high = values >= least_named(values)
-            weights = rows.weights[head][rows.row_of[is_high]]
-            share = float((rows.scaled(head)[is_high] * weights).sum())
-            even = float((weights / rows.lengths[rows.row_of[is_high]]).sum())
+    names = [feature.name for feature in features]
+    on = rows.weighted(rows.scaled(words.head), words.head)
+    even = rows.weighted(rows.counts, words.head)
+    for number, weight, gain in zip(description.terms, description.weights, description.gains, strict=True):
+        column = rows.column_of(number, words.head)
+        share = Estimate(_NAN, baseline=_NAN)
+        if column is None or column.queries is None:
+            # How much the tokens of the term get, and how much under uniform attention. A graded feature has no such
+            # tokens: those of the set that it is about are shown.
+            shown = number if column is not None else names.index(features[number].shown_by or names[number])
+            values = rows.by_entry(shown, words.head)
+            if column is not None:
+                values = np.where(values >= least_named(values), 1.0, 0.0)
+            share = Estimate(float(values @ on), baseline=float(values @ even))
         terms.append(
             {
                 "part": part,
-                "feature": name,
-                "words": words,
-                "weight": float(description.weights[place]),
-                "share": Estimate(share, baseline=even),
+                "feature": names[number] if column is None else words.name(number),
+                "words": features[number].words if column is None else words.of_term(number),
+                "weight": float(weight),
+                "share": share,
                 "own": column is not None,
-                "gain": description.gains[place],
+                "gain": gain,
             }
         )
     return terms

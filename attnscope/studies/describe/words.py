@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.descriptions import Description
-from attnscope.core.sampled_rows import Rows
+from attnscope.core.sampled_rows import Column, Rows
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
-from attnscope.studies.describe.features import Feature
 from attnscope.studies.describe.rows import Group
 
 Floats = NDArray[np.float64]
@@ -107,20 +106,19 @@ class Kinds:
         signs: The names of kinds that need no examples.
     """
 
-    def __init__(self, rows: Rows, features: Sequence[Feature]) -> None:
-        numbers = {feature.name: number for number, feature in enumerate(features)}
+    def __init__(self, group: Group, rows: Rows) -> None:
+        numbers = {feature.name: number for number, feature in enumerate(group.features)}
         is_closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
+        order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
         if is_closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
             closed = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
-            order = [*_SIGNS, "digit", "piece", *closed, "name", *OPEN_CLASSES]
-        else:
-            order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
+            order[-3:] = [*closed, "name", *OPEN_CLASSES]
         # A key is of the first kind in the order that it has.
         self.of_entry = np.full(rows.size, len(order))
         for place in reversed(range(len(order))):
             self.of_entry[rows.features[numbers[order[place]]] > 0] = place
         # Names of kinds, and of wholes such as function words.
-        words = [_SHORT.get(name, features[numbers[name]].words.removeprefix("English ")) for name in order]
+        words = [_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")) for name in order]
         self.words = (*words, "other tokens")
         self.signs = {*words[: len(_SIGNS) - 1], "punctuation"}
         parts: dict[str, Sequence[str]] = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
@@ -138,96 +136,86 @@ class Kinds:
             by_words.setdefault(words, []).append(number)
         return list(by_words.items())
 
+    def totals(self, of_entries: Floats) -> Floats:
+        """Return the sum of numbers of entries, (entry,), for each kind, (kind,)."""
+        return np.bincount(self.of_entry, of_entries, len(self.words)).astype(np.float64)
 
-class Names:
-    """The names of terms, from the fitted rows of a group.
+
+class HeadWords:
+    """The names of a head's terms, and its line, from the fitted rows of its group.
 
     Attributes:
         rows: The fitted rows, whose queries are ordinary.
-        offsets: (entry,): how far each key is behind its query, in tokens.
+        head: The number of the head in them.
         kinds: The kinds of keys.
+        offsets: (entry,): how far each key is behind its query, in tokens.
+        on: (entry,): the head's attention, each row scaled to its weight; all sum to 1.
     """
 
-    def __init__(self, group: Group, rows: Rows) -> None:
-        self.group = group
+    def __init__(self, group: Group, rows: Rows, kinds: Kinds, head: int) -> None:
         self.rows = rows
-        self.kinds = Kinds(rows, group.features)
+        self.head = head
+        self.kinds = kinds
         self.offsets = group.offsets[rows.entries]
-        self._words: dict[tuple[int, int], str] = {}
+        self.on = rows.weighted(rows.scaled(head), head)
+        self._features = group.features
+        self._labels = group.types.labels
 
     # How much attention entries get
 
-    def weighted(self, head: int, of_rows: Floats | None = None) -> Floats:
-        """Return the weight of each entry's row for a head, (entry,), times that of its query if rows have any."""
-        weights = self.rows.weights[head]
-        if of_rows is not None:
-            weights = weights * of_rows
-            weights = weights / max(weights.sum(), 1e-30)
-        return self.rows.spread(weights)
-
     def expected(self, scores: Floats) -> Floats:
-        """Return p ∝ exp(score), each row scaled to 1, (entry,)."""
-        p = np.exp(scores - np.max(scores, initial=0.0))
-        scaled: Floats = p / self.rows.spread(np.maximum(self.rows.sums(p), 1e-300))
-        return scaled
+        """Return p ∝ exp(score), each row scaled to its weight, (entry,)."""
+        return self.rows.weighted(np.exp(scores - scores.max(initial=0.0)), self.head)
 
-    def nats(self, head: int, scores: Floats) -> float:
+    def nats(self, scores: Floats) -> float:
         """Return KL(p ‖ uniform) of the attention p that some scores alone give, mean over rows, in nats."""
-        p = self.expected(scores)
-        of_rows = np.log(self.rows.lengths) + self.rows.sums(p * np.log(np.maximum(p, 1e-30)))
-        return float(self.rows.weights[head] @ of_rows)
+        # ln p = score - ln Z, and ln u = -ln n.
+        below_top = scores - scores.max(initial=0.0)
+        log_ratio = np.log(self.rows.lengths / self.rows.sums(np.exp(below_top)))
+        return float(self.rows.weights[self.head] @ log_ratio + self.expected(scores) @ below_top)
 
     # Terms
 
-    def name(self, term: int, head: int) -> str:
+    def column(self, term: int) -> Column | None:
+        """Return the column of a term that is the head's own; None = all heads share it."""
+        return self.rows.column_of(term, self.head)
+
+    def name(self, term: int) -> str:
         """Return a feature's name; of a head's own "keys", or either end of each pair."""
-        features = self.group.features
-        column = self.rows.column_of(term, head)
-        if column is None:
-            return features[term].name
-        pair, is_lower = divmod(term - len(features) + 1, 2)
+        if self.column(term) is None:
+            return self._features[term].name
+        pair, is_lower = divmod(term - len(self._features) + 1, 2)
         return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
 
-    def of_first(self, description: Description, head: int, *, in_words: bool = True) -> str:
-        """Return the words or the name of the first term, with "not" before it if it is avoided; "" = there is none."""
-        if not description.terms:
-            return ""
-        term = description.terms[0]
-        sign = "not " if description.first_weight < 0 else ""
-        return sign + (self.of_term(term, head) if in_words else self.name(term, head))
-
-    def of_term(self, term: int, head: int) -> str:
+    def of_term(self, term: int) -> str:
         """Return the words of a term, such as "tokens like alice, dinah, abbas"."""
-        column = self.rows.column_of(term, head)
+        column = self.column(term)
         if column is None:
-            return self.group.features[term].words
-        if (term, head) in self._words:
-            return self._words[term, head]
+            return self._features[term].words
         # The tokens that get most attention are the examples.
-        on = self.rows.scaled(head) * self.weighted(head)
-        if column.queries is None:
-            words = f"tokens like {self._keys_of(column.key_values[column.keys], on)}"
-        else:
-            from_queries = column.query_values[column.queries]
-            on = on * self.rows.spread(from_queries[self.rows.query_types])
-            to_keys = self._keys_of(column.key_values[column.keys], on)
-            words = f"from {self.of_queries(from_queries, head)[0]} to {to_keys}"
-        self._words[term, head] = words
-        return words
+        of_keys = column.key_values[column.keys][self.rows.key_types]
+        weights = self.on * of_keys * (of_keys >= least_named(of_keys))
+        words = "tokens like"
+        if column.queries is not None:
+            weights = weights * self.rows.spread(_values_of_rows(self.rows, column))
+            words = f"from {self.of_queries(column)[0]} to"
+        labels = self.labels(self.rows.key_types, weights, TOKENS)
+        # A bare comma in a list separated by commas cannot be read.
+        quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
+        return f"{words} {', '.join(quoted)}"
 
-    def of_queries(self, values: Floats, head: int) -> tuple[str, Floats]:
-        """Return the name of the queries whose types have high values, and how much each row is one, (row,), 0 to 1."""
+    def of_queries(self, column: Column) -> tuple[str, Floats]:
+        """Return the name of the queries of high value in a column, and how much each row is one, (row,), 0 to 1."""
         # Rows of the queries that the column names, and their types by weight.
-        of_rows = values[self.rows.query_types]
+        of_rows = _values_of_rows(self.rows, column)
         of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
-        weights = self.rows.weights[head] * of_rows
-        labels = self.labels(np.bincount(self.rows.query_types, weights, len(values)), TOKENS)
+        weights = self.rows.weights[self.head] * of_rows
+        labels = self.labels(self.rows.query_types, weights, TOKENS)
         written = [label for label in labels if any(map(str.isalnum, label))]
         # By kinds, if these are most of them; a query's own entry tells its kind.
-        itself = np.flatnonzero(self.offsets == 0)
-        of_kinds = np.bincount(self.kinds.of_entry[itself], weights[self.rows.row_of[itself]], len(self.kinds.words))
-        shares = of_kinds / max(float(weights.sum()), 1e-30)
-        named = self.kinds.merge([int(n) for n in np.argsort(-shares) if shares[n] >= 0.1], shares >= 0.05)[:2]
+        shares = self.kinds.totals(self.rows.spread(weights) * (self.offsets == 0)) / max(float(weights.sum()), 1e-30)
+        common = [number for number in np.argsort(-shares).tolist() if shares[number] >= 0.1]
+        named = self.kinds.merge(common, shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in named) < COVERED:
             some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
             return ", ".join(list(some)[:4]), of_rows
@@ -236,32 +224,84 @@ class Names:
             words += f" ({', '.join(written[:2])})"
         return words, of_rows
 
-    def _keys_of(self, values: Floats, on: Floats) -> str:
-        """Return the name of the keys whose types have high values: labels, those with most attention first."""
-        of_entries = values[self.rows.key_types]
-        high = np.flatnonzero(of_entries >= least_named(of_entries))
-        weights = on[high] * of_entries[high]
-        labels = self.labels(np.bincount(self.rows.key_types[high], weights, len(values)), TOKENS)
-        # A bare comma in a list separated by commas cannot be read.
-        quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
-        return ", ".join(quoted)
-
-    def labels(self, weights: NDArray[np.number[Any]], most: int) -> list[str]:
-        """Return the labels of types, (type,), the largest weight first; none of them twice."""
+    def labels(self, types: NDArray[np.integer], weights: Floats, most: int) -> list[str]:
+        """Return the labels of types, those with the largest sum of weights above 0 first; none of them twice."""
         labels = []
-        for number in np.argsort(-weights, kind="stable")[: 2 * most]:
-            if weights[number] > 0:
-                label = self.group.types.labels[number]
+        sums = np.bincount(types, weights)
+        for number in np.argsort(-sums, kind="stable")[: 2 * most]:
+            if sums[number] > 0:
+                label = self._labels[number]
                 labels.append(label.strip("·Ġ▁ ") or label)
         return list(dict.fromkeys(labels))[:most]
 
-    def pairs(self, head: int, others: Floats) -> list[str]:
+    # The line
+
+    def summarise(self, description: Description, terms: Sequence[Mapping[str, Any]]) -> str:
+        """Say what a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
+
+        `terms` are rows of the table `terms`, those of the description.
+        """
+        if not terms:
+            return ""
+        # Scores of each term, (term, entry), and how much the terms about one thing say alone.
+        by_term = np.stack([self.rows.by_entry(term, self.head) for term in description.terms])
+        by_term *= description.weights[:, None]
+        total = by_term.sum(0)
+        abouts = np.array([self._about(term) for term in description.terms])
+        scores = {about: by_term[abouts == about].sum(0) for about in dict.fromkeys(abouts.tolist())}
+        strengths = {about: self.nats(of_group) for about, of_group in scores.items()}
+        # A phrase for each of the strongest groups, beside what all the others give; the strongest first.
+        text = ""
+        said: list[str] = []
+        for about in sorted(scores, key=lambda about: -strengths[about]):
+            if len(said) == MOST_GROUPS or strengths[about] < WEAK[about] * max(strengths.values()):
+                continue
+            places = np.flatnonzero(abouts == about).tolist()
+            others = total - scores[about]
+            if about == "kind":
+                phrase = self.by_kind(others, least=MORE if said else LEAST_MORE)
+            elif about == "distance":
+                phrase = self.by_distance(others)
+            elif about == "pair":
+                pairs = (self._pair(description.terms[place], total - by_term[place]) for place in places)
+                phrase = next(filter(None, pairs), "")
+            else:
+                relations = filter(None, (_relation(terms[place]) for place in places))
+                phrase = ", ".join(list(relations)[:MOST_PHRASES])
+            if phrase:
+                if said:
+                    text += "; equally " if strengths[said[-1]] < AS_MUCH * strengths[about] else "; then "
+                text += phrase
+                said.append(about)
+        if not text:  # no kind and no distance stands out
+            text = _relation(terms[0]) or str(terms[0]["words"])
+        # Pairs go beyond the terms that hold for all queries alike.
+        if "pair" not in said and len(said) < MOST_GROUPS:
+            pairs_beside = self.pairs(by_term[abouts != "pair"].sum(0))
+            if pairs_beside:
+                text += f", such as {', '.join(pairs_beside)}"
+        return text
+
+    def _about(self, term: int) -> str:
+        column = self.column(term)
+        if column is None:
+            return self._features[term].about
+        return "kind" if column.queries is None else "pair"
+
+    def _pair(self, term: int, others: Floats) -> str:
+        """Say what queries of some types attend to more: beside all terms but the one that is about them."""
+        column = self.column(term)
+        assert column is not None
+        queries, of_rows = self.of_queries(column)
+        keys = self.by_kind(others, of_rows)
+        return f"from {queries}: {keys}" if keys else ""
+
+    def pairs(self, others: Floats) -> list[str]:
         """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
-        # Attention beyond the terms, times the weight of the row, and the code of the pair of types, (entry,).
+        # Attention beyond the terms, as a multiple of the mean row, and the code of the pair of types, (entry,).
         rows = self.rows
-        labels = self.group.types.labels
-        more = (rows.scaled(head) - self.expected(others)) * self.weighted(head) * len(rows.texts)
-        codes = rows.spread(rows.query_types.astype(np.int64)) * len(labels) + rows.key_types
+        more = (self.on - self.expected(others)) * len(rows.texts)
+        codes = rows.spread(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
         strong = np.arange(len(more))
         if len(more) > _STRONG:  # a strong pair has strong entries
             strong = np.flatnonzero(more >= np.partition(more, -_STRONG)[-_STRONG])
@@ -272,73 +312,113 @@ class Names:
         pairs: list[str] = []
         for number in np.argsort(-means, kind="stable")[:60]:
             texts = np.unique(rows.texts[rows.row_of[order[pair_of == number]]])
-            query, key = divmod(int(distinct[number]), len(labels))
+            query, key = divmod(int(distinct[number]), len(self._labels))
             if len(texts) >= FEWEST_TEXTS and means[number] >= LEAST_PAIR:
-                pairs.append(f"{labels[query]} → {labels[key]}")
+                pairs.append(f"{self._labels[query]} → {self._labels[key]}")
         return pairs[:PAIRS]
 
+    def by_kind(self, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
+        """Name kinds of keys by how much more attention they get than the other terms, (entry,), would give them.
 
-# The line
+        `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
+        `least` times what the other terms would give it.
+        """
+        # Attention of each kind, and what the other terms would give it, (kind,).
+        kinds = self.kinds
+        got = self.on
+        even = self.expected(others)
+        if of_rows is not None:
+            factors = self.rows.spread(of_rows / max(self.rows.weights[self.head] @ of_rows, 1e-30))
+            got = got * factors
+            even = even * factors
+        shares = kinds.totals(got)
+        expected = kinds.totals(even)
+        lifts = _lift(shares, expected)
+        matter = np.maximum(shares, expected) >= LEAST_SHARE
+        is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
+        is_less = matter & (lifts <= LESS)
 
+        # Name the kinds that tell most, and of these the largest lifts first.
+        telling = np.argsort(-shares * np.log(lifts))
+        named = kinds.merge(telling[is_more[telling]].tolist(), matter)[:MOST_PHRASES]
+        phrases: dict[str, float] = {}
+        for words, members in named:
+            times = float(_lift(shares[members].sum(), expected[members].sum()))
+            examples = ""
+            if words not in kinds.signs:
+                more = (got - even) * np.isin(kinds.of_entry, members)
+                labels = self.labels(self.rows.key_types, more, 3 if len(named) == 1 else 2)
+                examples = f" ({', '.join(labels)})"
+            phrases[f"{words} {times:.1f}×{examples}"] = times
+        parts = sorted(phrases, key=phrases.__getitem__, reverse=True)
+        # The kinds that get least come last.
+        telling = np.argsort(shares - expected)
+        avoided = kinds.merge(telling[is_less[telling]].tolist(), matter)[:MOST_PHRASES]
+        if avoided:
+            parts.append(f"least {', '.join(words for words, _ in avoided)}")
+        return ", ".join(parts)
 
-def summarise(names: Names, head: int, description: Description, terms: Sequence[Mapping[str, Any]]) -> str:
-    """Say what a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
+    def by_distance(self, others: Floats) -> str:
+        """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
+        # Attention by entry: of the head, by the other terms, and uniform.
+        away = np.abs(self.offsets)
+        got = self.on
+        even = self.expected(others)
+        uniform = self.rows.weighted(self.rows.counts, self.head)
+        buckets = np.sign(self.offsets) * np.searchsorted(_REACHES, away)
 
-    `terms` are rows of the table `terms`, those of the description.
-    """
-    # Scores of each group of terms, (entry,), and how much they say alone.
-    rows = names.rows
-    groups: dict[str, list[int]] = {}
-    scores: dict[str, Floats] = {}
-    for place, number in enumerate(description.terms):
-        group = _group_of(number, head, names)
-        groups.setdefault(group, []).append(place)
-        of_term = description.weights[place] * rows.by_entry(number, head)
-        scores[group] = scores.get(group, np.zeros(rows.size)) + of_term
-    strengths = {group: names.nats(head, of_group) for group, of_group in scores.items()}
-    # A phrase for each of the strongest groups, beside what all the others give; the strongest first.
-    text = ""
-    said: list[str] = []
-    for group in sorted(groups, key=lambda group: -strengths[group]):
-        if len(said) == MOST_GROUPS or strengths[group] < WEAK[group] * max(strengths.values()):
-            continue
-        others = sum((of_group for name, of_group in scores.items() if name != group), np.zeros(rows.size))
-        if group == "kind":
-            phrase = by_kind(names, head, others, least=MORE if said else LEAST_MORE)
-        elif group == "distance":
-            phrase = by_distance(names, head, others)
-        elif group == "pair":
-            pairs = [_pair(names, head, description, place) for place in groups[group]]
-            phrase = next(filter(None, pairs), "")
+        def times(some: Flags) -> float:
+            return float(_lift(got[some].sum(), even[some].sum(), LEAST_SHARE / 4))
+
+        def shares(some: Flags) -> str:
+            return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
+
+        # How far it reaches on either side, while each distance gets more than the terms give it.
+        lifts = {int(bucket): times(buckets == bucket) for bucket in np.unique(buckets)}
+        itself = lifts.pop(0, 0.0)
+        reach = {-1: 0, 1: 0}
+        for side in reach:
+            while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
+                reach[side] += 1
+        chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
+        # Name the reach; without one, the single distance that gets most.
+        if reach[-1] and reach[-1] == reach[1]:
+            phrase = _span(1, reach[1], "away")
+        elif chosen.any():
+            phrase = " and ".join(_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side])
         else:
-            relations = [_relation(terms[place]) for place in groups[group]]
-            phrase = ", ".join(list(filter(None, relations))[:MOST_PHRASES])
-        if phrase:
-            if said:
-                text += "; equally " if strengths[said[-1]] < AS_MUCH * strengths[group] else "; then "
-            text += phrase
-            said.append(group)
-    if not text and terms:  # no kind and no distance stands out
-        text = _relation(terms[0]) or terms[0]["words"]
-    # Pairs go beyond the terms that hold for all queries alike.
-    if text and "pair" not in said and len(said) < MOST_GROUPS:
-        columns = [rows.column_of(term, head) for term in description.terms]
-        plain = [place for place, column in enumerate(columns) if column is None or column.queries is None]
-        beside = rows.scores(tuple(description.terms[place] for place in plain), description.weights[plain], head)
-        pairs = names.pairs(head, beside)
-        if pairs:
-            text += f", such as {', '.join(pairs)}"
-    return text
+            best = max(lifts, key=lifts.__getitem__)
+            if lifts[best] < NEAR:
+                return f"the token itself {shares(buckets == 0)}" if itself >= MOSTLY else ""
+            chosen = buckets == best
+            phrase = _bucket(best)
+        parts = [f"{phrase} {shares(chosen)}"]
+
+        # Where most of it is.
+        best, *less = sorted(set(buckets[chosen].tolist()), key=lambda bucket: -lifts[bucket])
+        first, last = away[chosen].min(), away[chosen].max()
+        if less and lifts[best] >= MOSTLY * lifts[less[0]]:
+            parts.append(f"most {_bucket(best)} ({100 * got[buckets == best].sum():.0f}%)")
+        elif first < last:
+            is_nearer = away <= (first + last) / 2
+            more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
+            order = "nearest first" if more >= NEAR else "evenly"
+            parts.append("farthest first" if more <= 1 / NEAR else order)
+        if itself >= MOSTLY:
+            parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
+        if got[chosen].sum() < CLEAR:
+            parts += [f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS]
+        return ", ".join(parts)
 
 
-def _group_of(number: int, head: int, names: Names) -> str:
-    column = names.rows.column_of(number, head)
-    if column is not None:
-        return "kind" if column.queries is None else "pair"
-    feature = names.group.features[number]
-    if feature.is_of_keys:
-        return "kind"
-    return "distance" if feature.family == "offset" or feature.name.startswith(("near", "window")) else "relation"
+def _values_of_rows(rows: Rows, column: Column) -> Floats:
+    """Return the value of each row's query in the column of a pair, (row,), 0 to 1."""
+    assert column.queries is not None
+    return column.query_values[column.queries][rows.query_types]
+
+
+def _lift(share: Floats, expected: Floats, added: float = LEAST_SHARE / 2) -> Floats:
+    return (share + added) / (expected + added)
 
 
 def _relation(term: Mapping[str, Any]) -> str:
@@ -351,114 +431,6 @@ def _relation(term: Mapping[str, Any]) -> str:
     if term["weight"] * (share - even) <= 0 or round(share) == round(even):
         return ""
     return f"{words} ({share:.0f}%; uniform {even:.0f}%)"
-
-
-def _pair(names: Names, head: int, description: Description, place: int) -> str:
-    """Say what queries of some types attend to more: beside all terms but the one that is about them."""
-    rows = names.rows
-    term = description.terms[place]
-    terms = tuple(number for number in description.terms if number != term)
-    others = rows.scores(terms, np.delete(description.weights, place), head)
-    column = rows.column_of(term, head)
-    assert column is not None
-    queries, of_rows = names.of_queries(column.query_values[column.queries], head)
-    keys = by_kind(names, head, others, of_rows)
-    return f"from {queries}: {keys}" if keys else ""
-
-
-def by_kind(names: Names, head: int, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
-    """Name kinds of keys by how much more attention they get than the other terms, (entry,), would give them.
-
-    `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
-    `least` times what the other terms would give it.
-    """
-    # Attention of each kind, and what the other terms would give it, (kind,).
-    kinds = names.kinds
-    weights = names.weighted(head, of_rows)
-    got = names.rows.scaled(head) * weights
-    even = names.expected(others) * weights
-    shares = np.bincount(kinds.of_entry, got, len(kinds.words)).astype(float)
-    expected = np.bincount(kinds.of_entry, even, len(kinds.words)).astype(float)
-    lifts = _lift(shares, expected)
-    matter = np.maximum(shares, expected) >= LEAST_SHARE
-    is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
-    is_less = matter & (lifts <= LESS)
-
-    # Name the kinds that tell most, and of these the largest lifts first.
-    telling = np.argsort(-shares * np.log(lifts))
-    named = kinds.merge([int(n) for n in telling if is_more[n]], matter)[:MOST_PHRASES]
-    phrases: dict[str, float] = {}
-    for words, members in named:
-        times = float(_lift(shares[members].sum(), expected[members].sum()))
-        is_inside = np.isin(kinds.of_entry, members)
-        of_types = np.bincount(names.rows.key_types[is_inside], (got - even)[is_inside], len(names.group.types.ids))
-        examples = ""
-        if words not in kinds.signs:
-            examples = f" ({', '.join(names.labels(of_types, 3 if len(named) == 1 else 2))})"
-        phrases[f"{words} {times:.1f}×{examples}"] = times
-    parts = sorted(phrases, key=phrases.__getitem__, reverse=True)
-    # The kinds that get least come last.
-    avoided = kinds.merge([int(n) for n in np.argsort(shares - expected) if is_less[n]], matter)[:MOST_PHRASES]
-    if avoided:
-        parts.append(f"least {', '.join(words for words, _ in avoided)}")
-    return ", ".join(parts)
-
-
-def _lift(share: Floats, expected: Floats) -> Floats:
-    return (share + LEAST_SHARE / 2) / (expected + LEAST_SHARE / 2)
-
-
-def by_distance(names: Names, head: int, others: Floats) -> str:
-    """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
-    # Attention by entry: of the head, by the other terms, and uniform.
-    away = np.abs(names.offsets)
-    weights = names.weighted(head)
-    got = names.rows.scaled(head) * weights
-    even = names.expected(others) * weights
-    uniform = weights / names.rows.spread(names.rows.lengths)
-    buckets = np.sign(names.offsets) * np.where(away > 0, np.searchsorted(_REACHES, away), 0)
-
-    def times(some: Flags) -> float:
-        return float((got[some].sum() + LEAST_SHARE / 4) / (even[some].sum() + LEAST_SHARE / 4))
-
-    def shares(some: Flags) -> str:
-        return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
-
-    # How far it reaches on either side, while each distance gets more than the terms give it.
-    lifts = {int(bucket): times(buckets == bucket) for bucket in np.unique(buckets)}
-    reach = {-1: 0, 1: 0}
-    for side in reach:
-        while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
-            reach[side] += 1
-    chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
-    # Name the reach; without one, the single distance that gets most.
-    if reach[-1] and reach[-1] == reach[1]:
-        phrase = _span(1, reach[1], "away")
-    elif any(reach.values()):
-        phrase = " and ".join(_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side])
-    else:
-        best = max((bucket for bucket in lifts if bucket), key=lambda bucket: lifts[bucket])
-        if lifts[best] < NEAR:
-            return f"the token itself {shares(buckets == 0)}" if lifts.get(0, 0.0) >= MOSTLY else ""
-        chosen = buckets == best
-        phrase = _bucket(best)
-    parts = [f"{phrase} {shares(chosen)}"]
-
-    # Where most of it is.
-    best, *less = sorted({int(bucket) for bucket in buckets[chosen]}, key=lambda bucket: -lifts[bucket])
-    first, last = away[chosen].min(), away[chosen].max()
-    if less and lifts[best] >= MOSTLY * lifts[less[0]]:
-        parts.append(f"most {_bucket(best)} ({100 * got[buckets == best].sum():.0f}%)")
-    elif first < last:
-        is_nearer = away <= (first + last) / 2
-        more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
-        order = "nearest first" if more >= NEAR else "evenly"
-        parts.append("farthest first" if more <= 1 / NEAR else order)
-    if lifts.get(0, 0.0) >= MOSTLY:
-        parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
-    if got[chosen].sum() < CLEAR:
-        parts += [f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS]
-    return ", ".join(parts)
 
 
 def _bucket(bucket: int) -> str:
