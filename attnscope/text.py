@@ -4,6 +4,7 @@ It knows no model and no tokenizer library, so that it loads at once.
 """
 
 import contextlib
+import io
 import re
 import sys
 import unicodedata
@@ -260,10 +261,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         raise UsageError("both a text and a file are given", "give one of them")
     if text == "-" or str(file) == "-":
         name = "stdin"
-        if sys.stdin is None:
-            raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-        binary = getattr(sys.stdin, "buffer", None)  # a stdin of a notebook or a test may have none
-        result = _decode(_read_whole(binary, name), name) if binary else sys.stdin.read()
+        result = _decode(_read_whole(open_stdin(), name), name)
     elif file is not None:
         name = str(file)
         if file.suffix.lower() in _RECORD_FILES:
@@ -288,6 +286,19 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
 
 _RECORD_FILES = (".jsonl", ".ndjson", ".csv", ".tsv")
 """How files end that hold a text in each of their records."""
+
+
+def open_stdin() -> BinaryIO:
+    """Return stdin as bytes.
+
+    Raises:
+        AttnscopeError: There is none.
+    """
+    if sys.stdin is None:
+        raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
+    buffer: BinaryIO | None = getattr(sys.stdin, "buffer", None)  # a stdin of a notebook or a test may have none
+    return buffer or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
+
 
 _TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
 """How files that hold texts end, those that attnscope cannot read among them."""

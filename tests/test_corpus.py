@@ -247,7 +247,7 @@ def test_no_text_at_all_is_an_error(raw, tmp_path):
         with pytest.raises(AttnscopeError, match="no text is left: nothing to read in 1 source") as caught:
             texts(write(tmp_path / "a.txt", raw), split=split)
         assert "blank" in caught.value.hint
-    with pytest.raises(AttnscopeError, match=r"2 sources; .*nope: No such file or directory, and 1 more problem "):
+    with pytest.raises(AttnscopeError, match=r"2 sources: .*nope: No such file or directory, and 1 more problem "):
         texts(tmp_path / "nope", tmp_path / "nope2")
 
 

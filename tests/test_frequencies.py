@@ -1,12 +1,13 @@
-"""Counts of tokens, from a corpus or a file; and the probe of random tokens that come twice."""
+"""Counts of tokens, and the probe of random tokens that come twice."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.corpus import CorpusText, TokenCounts, count_tokens, repeat_probe
+from attnscope.corpus import CorpusText, count_tokens, repeat_probe
 from attnscope.errors import AttnscopeError
+from attnscope.studies.heads.measuring import Frequencies
 from tests.corpus_helpers import CLS, SEP, encode
 
 # The probe
@@ -38,32 +39,21 @@ def test_the_probe_is_the_same_for_ever():
 def test_probes_that_cannot_be_are_refused():
     for arguments in (([], 1, 1, 0), ([1], 0, 1, 0), ([1], 1, 0, 0), ([1], 1, 1, -1)):
         with pytest.raises(AttnscopeError, match="no probe"):
-            repeat_probe(*arguments)
+            list(repeat_probe(*arguments))
 
 
 # Frequencies
 
-IDS = st.lists(st.integers(0, 300), max_size=20)
-
-
-@given(st.lists(IDS, max_size=6), st.randoms(use_true_random=False))
-def test_counts_do_not_depend_on_the_order(parts, random):
-    held = TokenCounts()
-    for ids in parts:
-        held.add(ids)
-    other = TokenCounts()
-    for ids in random.sample(parts, len(parts)):
-        other.add(ids)
-    flat = [i for ids in parts for i in ids]
-    expected = np.bincount(np.array(flat, int))
-    assert held.counts.tolist() == other.counts.tolist() == expected.tolist()
-    assert held.total == len(flat)
-    expected = np.log((np.bincount(np.array(flat, int), minlength=301) + 1) / (len(flat) + 301))
-    np.testing.assert_array_equal(held.log_frequency(301), expected)
-    assert np.exp(held.log_frequency(301)).sum() == pytest.approx(1)
-
 
 def test_the_tokens_of_a_corpus_are_counted_without_special_ones():
     texts = [CorpusText(0, "a", 1, "ab"), CorpusText(1, "a", 2, ids=(1, 100, 2)), CorpusText(2, "a", 3, "b")]
-    counts = count_tokens(texts, encode, special_ids=[CLS, SEP]).counts
+    counts = count_tokens(texts, encode, special_ids=[CLS, SEP])
     assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 2, 101: 2}
+    assert count_tokens([], encode).tolist() == [0]
+
+
+def test_tokens_that_were_never_seen_have_a_frequency_too():
+    counts = np.array([0, 3, 1])
+    frequencies = Frequencies.of_counts(counts)
+    np.testing.assert_allclose(frequencies.table, np.log((counts + 1) / 7))
+    np.testing.assert_allclose(frequencies.of(np.array([1, 9])), np.log([4 / 7, 1 / 7]))

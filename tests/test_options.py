@@ -121,7 +121,7 @@ def test_what_cannot_be_given_beside_an_option_is_named(groups, others, named):
         ("heatmap", b"%PDF-1.7", "hint: extract its text first"),
         ("compare", b"PK\x03\x04", "hint: save it as plain text first"),
         ("relations", b"\x89PNG\r\n\x1a\n", "hint: give pictures with --image"),
-        ("batch -o out", b"%PDF-1.7", "error: no text is left: nothing to read in 1 source; notes.x: a PDF"),
+        ("batch -o out", b"%PDF-1.7", "error: no text is left: nothing to read in 1 source: notes.x: a PDF"),
     ],
 )
 def test_a_file_that_is_no_text_is_recognised(run, tmp_path, command_line, start, says):

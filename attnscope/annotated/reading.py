@@ -82,7 +82,7 @@ class AnnotatedCorpus:
                 n_texts += 1
                 yield text
         if not n_texts:
-            why = f": {name_problems(self.problems)}" if self.problems else ""
+            why = name_problems(self.problems)
             raise AttnscopeError(f"there is no annotated text{why}", "give CoNLL-U, jsonl with links, or Python")
         self.sha256 = digest.hexdigest()
 

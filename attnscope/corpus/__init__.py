@@ -18,11 +18,11 @@ from attnscope.corpus.batching import (
     block_batches,
     blocks,
     chunks,
+    count_tokens,
     runs,
     tokens_of_ids,
 )
 from attnscope.corpus.copies import Copies, distinct, essence, fold
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
-from attnscope.corpus.frequencies import TokenCounts, count_tokens
 from attnscope.corpus.probes import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, repeat_probe, word_ids
 from attnscope.corpus.texts import Corpus, CorpusText, expand

@@ -1,5 +1,9 @@
-"""Cut a corpus into blocks, long texts into chunks, and chunks into batches. Every cut depends on the texts alone."""
+"""Cut a corpus into blocks, long texts into chunks, and chunks into batches; and count the tokens of a corpus.
 
+Every cut depends on the texts alone.
+"""
+
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -90,9 +94,9 @@ class Chunk:
     @property
     def repeated(self) -> NDArray[np.bool_]:
         """Return a mask (token,) of the tokens that the chunk before it held too: they are context and count once."""
-        places = np.arange(len(self)) - self.n_opening
-        is_repeated: NDArray[np.bool_] = (places >= 0) & (places < self.n_repeated)
-        return is_repeated
+        mask = np.zeros(len(self), np.bool_)
+        mask[self.n_opening : self.n_opening + self.n_repeated] = True
+        return mask
 
 
 def chunks(
@@ -119,7 +123,9 @@ def chunks(
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
     # The ordinary tokens are first … last - 1; special tokens at both ends go into every chunk.
     ordinary = np.flatnonzero(~tokens.special)
-    first, last = (int(ordinary[0]), int(ordinary[-1]) + 1) if len(ordinary) else (0, len(tokens))
+    first, last = 0, len(tokens)
+    if len(ordinary):
+        first, last = int(ordinary[0]), int(ordinary[-1]) + 1
     n_ends = first + len(tokens) - last
     room = None if size is None else size - n_ends
     if room is not None and room < 1:
@@ -127,10 +133,10 @@ def chunks(
             f"chunks of {size} tokens have no room for text besides {n_ends} special tokens", "choose a larger --chunk"
         )
     if stride is not None and (stride < 1 or (room is not None and stride > room)):
-        raise AttnscopeError(
-            f"a stride of {stride} tokens does not fit" + (f" chunks of {size}" if size else ""),
-            "it is at least 1" + (f" and at most {room}, for special tokens take {n_ends}" if room else ""),
-        )
+        hint = "it is at least 1"
+        if room is not None:
+            hint += f" and at most {room}, for special tokens take {n_ends}"
+        raise AttnscopeError(f"a stride of {stride} tokens does not fit", hint)
     # An empty text has no chunk; one that fits stays whole.
     if not len(tokens):
         return []
@@ -194,7 +200,6 @@ def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens
         pieces=[f"<{number}>" for number in ids],
         offsets=None,
         special=[number in special for number in ids],
-        segments=[0] * len(ids),
         style="plain",
     )
 
@@ -205,4 +210,38 @@ def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Toke
         return tokens_of_ids(text.ids, special)
     if text.is_chat:
         return encode(text.text or "", is_whole=True)
-    return encode(text.text or "") if text.pair is None else encode(text.text or "", text.pair)
+    texts = [text.text or ""]
+    if text.pair is not None:
+        texts.append(text.pair)
+    return encode(*texts)
+
+
+def count_tokens(
+    texts: Iterable[CorpusText],
+    encode: Encode,
+    special_ids: Iterable[int] = (),
+    tell: Callable[[int, int], None] | None = None,
+) -> NDArray[np.int64]:
+    """Count the tokens of a corpus, special ones left out, in one pass and constant memory.
+
+    Args:
+        texts: The corpus.
+        encode: Tokenises a text.
+        special_ids: The special tokens of texts that come as numbers.
+        tell: Is told after each text how many texts and tokens there were.
+
+    Returns:
+        How often each token occurs, by its number; as long as the largest number that was seen needs, at least 1.
+    """
+    counts: Counter[int] = Counter()
+    special = frozenset(special_ids)
+    n_tokens = 0
+    for number, text in enumerate(texts, 1):
+        tokens = tokens_of(text, encode, special)
+        counts.update(tokens.ids[~tokens.special].tolist())
+        n_tokens += len(tokens)
+        if tell is not None:
+            tell(number, n_tokens)
+    by_number = np.zeros(max(counts, default=0) + 1, np.int64)
+    by_number[list(counts)] = list(counts.values())
+    return by_number

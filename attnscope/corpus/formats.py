@@ -46,6 +46,9 @@ _LONGEST_FIELD = 2**28
 Render = Callable[..., str]
 """Writes messages as a chat template has them, or plainly; an AttnscopeError where that fails."""
 
+_FOR_TEMPLATES = ("tools", "documents")
+"""The fields beside messages that go to a chat template."""
+
 Content = dict[str, Any]
 """The fields of a `CorpusText` that a source sets: text, pair, is_chat."""
 
@@ -65,31 +68,34 @@ class Problem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.source}{'' if self.line is None else f', line {self.line}'}: {self.reason}"
+        place = "" if self.line is None else f", line {self.line}"
+        return f"{self.source}{place}: {self.reason}"
 
 
 def name_problems(problems: Sequence[Problem]) -> str:
-    """Return the first of some problems, and how many more there are; "" for none."""
-    more = f", and {amount(len(problems) - 1, 'more problem')}" if len(problems) > 1 else ""
-    return "".join(map(str, problems[:1])) + more
+    """Return the end of a message: the first of some problems, and how many more there are; "" for none."""
+    if len(problems) < 2:
+        return "".join(f": {problem}" for problem in problems)
+    return f": {problems[0]}, and {amount(len(problems) - 1, 'more problem')}"
 
 
 def suffix_of(name: str) -> str:
     """Return the ending of a file's name that says what is in it, such as .txt; "" for none."""
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes if suffix.lower() != ".gz"]
-    return suffixes[-1] if suffixes else ""
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
 
 
 def format_of(name: str) -> Format:
     """Return the format that a file's name stands for; plain text for unknown suffixes."""
-    known: dict[str, Format] = {
-        ".jsonl": "jsonl",
-        ".ndjson": "jsonl",
-        ".json": "jsonl",
-        ".csv": "csv",
-        ".tsv": "tsv",
-    }
-    return known.get(suffix_of(name), "txt")
+    return _FORMATS.get(suffix_of(name), "txt")
 
 
 class BadLines:
@@ -128,7 +134,7 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
         failed = error
 
     # A paragraph begins with a line after a blank one.
-    is_blank = [not line or line.isspace() for line in first]
+    is_blank = [not line.strip() for line in first]
     n_lines = is_blank.count(False)
     n_paragraphs = sum(before and not blank for before, blank in pairwise([True, *is_blank]))
     separates = n_paragraphs > 1 and n_lines <= MOST_LINES * n_paragraphs
@@ -152,29 +158,30 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
         yield from enumerate(lines, 1)
         return
     text: list[str] = []
-    size = number = 0
+    begin = size = 1
     try:
         for number, line in enumerate(lines, 1):
-            if split == "file" or (line and not line.isspace()):
-                text.append(line)
-                size += len(line) + 1
-                if size > MOST_BYTES:
-                    raise UnreadableError(too_long(f"the {split}")[0])
+            is_gap = split == "paragraph" and not line.strip()
             # A blank line ends a paragraph.
-            elif text:
-                yield number - len(text), "\n".join(text)
+            if is_gap and text:
+                yield begin, "\n".join(text)
                 text = []
-                size = 0
+            if is_gap:
+                continue
+            if not text:
+                begin, size = number, 0
+            text.append(line)
+            size += len(line) + 1
+            if size > MOST_BYTES:
+                raise UnreadableError(too_long(f"the {split}")[0])
     except UnreadableError as error:
         # A text that is cut off is left out from its first line on.
         if text:
             error.reason += f" in line {error.line}" if error.line else ""
-            error.line = number + 1 - len(text)
+            error.line = begin
         raise
-    if split == "file":
-        yield 1, "\n".join(text).rstrip("\n")
-    elif text:
-        yield number + 1 - len(text), "\n".join(text)
+    if text:
+        yield begin, "\n".join(text).rstrip("\n")
 
 
 # Objects of jsonl, rows of CSV
@@ -183,7 +190,7 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
 def json_entries(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
     """Yield the JSON object of each line, or what is wrong with it, with its number."""
     for number, line in enumerate(lines, 1):
-        if line and not line.isspace():
+        if line.strip():
             yield number, json_object(line)
 
 
@@ -212,10 +219,11 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
     except UnreadableError as error:
-        raise UnreadableError(error.reason, error.line and begin) from None
+        error.line = error.line and begin
+        raise
 
 
-def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> Content:
+def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> tuple[Content, list[str]]:
     """Read an object of JSON or a row of CSV: a text, a pair, or a conversation.
 
     Args:
@@ -224,25 +232,23 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
         pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
         render: Writes the messages of a conversation.
 
+    Returns:
+        What it holds, and the names of fields that hold a sentence which is not read.
+
     Raises:
         ValueError: It holds none of them; the reason in one line.
     """
-    if field not in entry and "messages" in entry:
-        return _write_chat(entry, render)
-    content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
-    # A blank second text means that there is none.
-    second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
-    if second is not None and _text_of(second, "the second text").strip():
-        content["pair"] = second
-    return content
-
-
-def unread_fields(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> list[str]:
-    """Return the fields of an entry that hold a sentence and that `read_entry` does not read."""
     read = {field, pair_field or PAIR_FIELD}
-    if field not in entry:
-        read |= {"messages"} if render is write_plainly else {"messages", "tools", "documents"}
-    return [name for name, value in entry.items() if name not in read and _holds_sentence(value)]
+    if field not in entry and "messages" in entry:
+        content = _write_chat(entry, render)
+        read = {"messages"} if render is write_plainly else {"messages", *_FOR_TEMPLATES}
+    else:
+        content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
+        # A blank second text means that there is none.
+        second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
+        if second is not None and _text_of(second, "the second text").strip():
+            content["pair"] = second
+    return content, [name for name, value in entry.items() if name not in read and _holds_sentence(value)]
 
 
 def _holds_sentence(value: Any) -> bool:
@@ -266,8 +272,8 @@ def _text_of(value: Any, name: str) -> str:
 def _field_of(entry: dict[str, Any], name: str) -> Any:
     """Return the value of a field."""
     if name not in entry:
-        there = f"its fields are {', '.join(map(str, entry))}" if entry else "it is empty"
-        raise ValueError(f'no field "{name}": {shorten(there)}')
+        fields = ", ".join(map(str, entry)) or "none"
+        raise ValueError(f'no field "{name}": {shorten(f"its fields are {fields}")}')
     return entry[name]
 
 
@@ -288,7 +294,7 @@ def _write_chat(entry: dict[str, Any], render: Render) -> Content:
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')
     plain = [_plain_message(message) for message in messages]
-    more = {field: entry[field] for field in ("tools", "documents") if entry.get(field)}
+    more = {field: entry[field] for field in _FOR_TEMPLATES if entry.get(field)}
     try:
         text = _text_of(render(plain, **more), "what the chat template writes")
     except AttnscopeError as error:
@@ -304,13 +310,11 @@ def _plain_message(message: Any) -> dict[str, Any]:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    parts = content if isinstance(content, list) and content else [content]
-    texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
-        texts.append(text)
+    # A list of texts, or of parts that each hold a text.
+    texts = content if isinstance(content, list) and content else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in texts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
     return {**message, "content": "".join(texts)}
 
 
@@ -327,11 +331,11 @@ def json_object(line: str) -> dict[str, Any] | str:
 
 def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a JSON object; refuses one of which a field comes twice."""
-    entry = dict(pairs)
-    if len(entry) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'the field "{shorten(twice)}" comes twice')
+    entry: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entry:
+            raise ValueError(f'the field "{shorten(name)}" comes twice')
+        entry[name] = value
     return entry
 
 

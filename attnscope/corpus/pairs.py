@@ -58,29 +58,33 @@ class Pairs:
 
     def __init__(self, pairs: str | Path | Sequence[str | Path | Mapping[str, Any]]) -> None:
         # Mappings are pairs themselves; names are files of pairs.
-        listed = [pairs] if isinstance(pairs, str | Path) else list(pairs)
+        if isinstance(pairs, str | Path):
+            pairs = [pairs]
         self.problems: list[Problem] = []
         entries: Iterator[tuple[str, int, Any]]
-        if any(isinstance(each, Mapping) for each in listed):
+        if any(isinstance(each, Mapping) for each in pairs):
             self.sources: tuple[str, ...] = ("pairs",)
-            entries = (("pairs", number, each) for number, each in enumerate(listed, 1))
+            entries = (("pairs", number, each) for number, each in enumerate(pairs, 1))
         else:
-            corpus = Corpus([str(each) for each in listed], format="txt", most_characters=None)
+            corpus = Corpus([str(each) for each in pairs], format="txt", most_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
         # Keep the first pair of the same two texts, list the others.
-        known: dict[tuple[Any, ...], int] = {}
         self._pairs: list[Pair] = []
+        known: dict[tuple[str, str], int] = {}
         for source, line, entry in entries:
-            pair = _pair_from(source, line, entry)
-            if isinstance(pair, Pair) and (first := known.setdefault((pair.clean, pair.corrupt), line)) != line:
-                pair = f"it has the texts of pair {first}, which counts once"
-            if isinstance(pair, Pair):
-                self._pairs.append(pair)
-            else:
-                self.problems.append(Problem(source, line, pair))
+            try:
+                pair = _pair_from(source, line, entry)
+                texts = pair.clean, pair.corrupt
+                if texts in known:
+                    raise ValueError(f"it has the texts of pair {known[texts]}, which counts once")
+            except ValueError as error:
+                self.problems.append(Problem(source, line, str(error)))
+                continue
+            known[texts] = line
+            self._pairs.append(pair)
         if not self._pairs:
-            why = f": {name_problems(self.problems)}" if self.problems else ""
+            why = name_problems(self.problems)
             raise AttnscopeError(f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}')
         self.sha256 = hashlib.sha256(json.dumps([asdict(pair) for pair in self._pairs]).encode()).hexdigest()
 
@@ -91,23 +95,29 @@ class Pairs:
         return len(self._pairs)
 
 
-def _pair_from(source: str, line: int, entry: Any) -> Pair | str:
-    """Return a pair, or what is wrong with it."""
+def _pair_from(source: str, line: int, entry: Any) -> Pair:
+    """Return a pair.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
     if not isinstance(entry, Mapping):
-        return entry if isinstance(entry, str) else "it is no mapping"
-    if missing := [name for name in FIELDS[:2] if name not in entry]:
-        return f"it has no field {missing[0]!r}"
-    answers: dict[str, Answers] = {"right": (), "wrong": ()}
-    for name in answers:
-        if name not in entry:
-            continue
-        listed = entry[name] if isinstance(entry[name], list | tuple) else [entry[name]]
-        if not listed or not all((isinstance(each, str) and each) or is_id(each) for each in listed):
-            return f'"{name}" is {json.dumps(entry[name], default=str)[:60]}: give words or numbers of tokens'
-        answers[name] = tuple(listed)
+        raise ValueError(entry if isinstance(entry, str) else "it is no mapping")
+    # Two texts that differ.
     for name in FIELDS[:2]:
+        if name not in entry:
+            raise ValueError(f"it has no field {name!r}")
         if not isinstance(entry[name], str) or not entry[name].strip():
-            return f'"{name}" is no text'
+            raise ValueError(f'"{name}" is no text')
     if entry["clean"] == entry["corrupt"]:
-        return "clean and corrupt are the same text"
+        raise ValueError("clean and corrupt are the same text")
+    # The answers, one or several.
+    answers: dict[str, Answers] = {}
+    for name in FIELDS[2:]:
+        value = entry.get(name, ())
+        listed = tuple(value) if isinstance(value, list | tuple) else (value,)
+        is_known = all((isinstance(each, str) and each) or is_id(each) for each in listed)
+        if not is_known or (not listed and name in entry):
+            raise ValueError(f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens')
+        answers[name] = listed
     return Pair(source, line, entry["clean"], entry["corrupt"], answers["right"], answers["wrong"])

@@ -1,5 +1,6 @@
 """Make texts that test heads: words hidden in a long text that asks for them at its end; tokens that come twice."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ DEPTH_TOKENS = 32
 _LEAST_ROOM = 16
 """The fewest tokens of a haystack: in a shorter one too many needles would share a place, or an offset."""
 
-_LEAST_LETTERS = 3
+_WORD = re.compile(" [a-z]{3,}")
 _FEWEST_WORDS = 200
 
 
@@ -211,13 +212,8 @@ def depth_range(depth: float, room: int) -> tuple[int, int]:
 
 def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
     """Return the tokens spelled as lower-case words after a blank; all tokens where fewer than 200 are."""
-
-    def is_word(text: str) -> bool:
-        is_long = len(text) > _LEAST_LETTERS  # the blank is one of them
-        return text[:1] == " " and is_long and text[1:].isascii() and text[1:].isalpha() and text.islower()
-
-    spelled = map(spell, numbers.tolist())
-    words = numbers[np.fromiter((is_word(text) for text in spelled), bool, len(numbers))]
+    is_word = [_WORD.fullmatch(spell(number)) is not None for number in numbers.tolist()]
+    words = numbers[np.array(is_word, bool)]
     return words if len(words) >= _FEWEST_WORDS else numbers
 
 
@@ -251,14 +247,11 @@ def repeat_probe(
             "texts, tokens and vocabulary are at least 1, the seed at least 0",
         )
 
-    def texts() -> Iterator[CorpusText]:
-        for index in range(n_texts):
-            # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-            # The remainder prefers no token by more than 1 in 2^64 / len(vocabulary).
-            *raw, raw_half = np.random.PCG64(np.random.SeedSequence([seed, index])).random_raw(length + 1)
-            drawn = np.array(raw) % np.uint64(len(vocabulary))
-            n_half = length - int(raw_half) % (length // 2 + 1)
-            half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
-            yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after))
-
-    return texts()
+    for index in range(n_texts):
+        # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
+        # The remainder prefers no token by more than 1 in 2^64 / len(vocabulary).
+        *raw, raw_half = np.random.PCG64(np.random.SeedSequence([seed, index])).random_raw(length + 1)
+        drawn = np.array(raw) % np.uint64(len(vocabulary))
+        n_half = length - int(raw_half) % (length // 2 + 1)
+        half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
+        yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after))

@@ -1,12 +1,9 @@
 """Read the texts of files one at a time, as often as you iterate. Splitting and parsing are left to `formats`."""
 
-import contextlib
-import errno
 import glob
 import hashlib
-import io
+import itertools
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +26,14 @@ from attnscope.corpus.formats import (
     read_entry,
     shorten,
     split_lines,
-    unread_fields,
     write_plainly,
 )
 from attnscope.corpus.lines import Replay, UnreadableError, lines_of
 from attnscope.errors import AttnscopeError, amount, require_choice
-from attnscope.text import MOST_CHARACTERS, is_blank
+from attnscope.host import refuse_pipe
+from attnscope.text import MOST_CHARACTERS, is_blank, open_stdin
+
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
@@ -135,10 +134,8 @@ class Corpus:
             raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
         for source in self.sources:
-            if Path(source).is_char_device():  # such as /dev/zero, which has no end
-                raise AttnscopeError(
-                    f"{source} is a device, and a text is read from a file", "give a file, or - for stdin"
-                )
+            if not _is_stream(source):
+                refuse_pipe(Path(source), "a text")  # a device, such as /dev/zero, has no end
         self.split = split
         self.field = field
         self.format = format
@@ -154,11 +151,10 @@ class Corpus:
     @property
     def n_bytes(self) -> int | None:
         """Return the size of all sources in bytes; None where stdin or a pipe is one of them."""
-        if "-" in self.sources:
+        if any(map(_is_stream, self.sources)):
             return None
-        sizes = [_size(Path(source)) for source in self.sources]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        paths = map(Path, self.sources)
+        return sum(path.stat().st_size for path in paths if path.is_file())
 
     @property
     def split_as(self) -> Split | Literal[""]:
@@ -190,13 +186,11 @@ class Corpus:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
         # Nothing was read: say why.
         if not index:
-            if len(self.problems) == len(self.sources) == 1 and self.problems[0].reason == os.strerror(errno.ENOENT):
-                raise AttnscopeError(f"there is no file {self.problems[0].source}", "check its name")
-            why = f"; {name_problems(self.problems)}" if self.problems else ""
-            raise AttnscopeError(
-                f"no text is left: nothing to read in {amount(len(self.sources), 'source')}{why}",
-                self._hint(),
-            )
+            sources = amount(len(self.sources), "source")
+            hint = "they are empty or blank: give at least one word"
+            if self.problems:
+                hint = "name files that hold text, and with --field what holds it in jsonl or CSV; see docs/heads.md"
+            raise AttnscopeError(f"no text is left: nothing to read in {sources}{name_problems(self.problems)}", hint)
         self.sha256 = digest.hexdigest()
 
     def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
@@ -205,96 +199,79 @@ class Corpus:
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
             return None
-        cut: Content = {field: self._cut(content[field], name, line) for field in ("text", "pair") if field in content}
-        return CorpusText(index, name, line, **(content | cut))
-
-    def _cut(self, text: str, name: str, line: int) -> str:
-        """Return a text, or the beginning of one that would fill the memory as it is tokenised."""
+        # A text that would fill the memory as it is tokenised is cut.
         most = self.most_characters
-        if most is None or len(text) <= most:
-            return text
-        reason = f"the text has {len(text):,} characters: the first {most:,} are read, the rest is left out"
-        self.problems.append(Problem(name, line, reason))
-        return text[:most]
-
-    def _hint(self) -> str:
-        if not self.problems:
-            return "they are empty or blank: give at least one word"
-        if any(self._format_of(problem.source) != "txt" for problem in self.problems):
-            return "say with --field which field or column holds the text; for conversations see docs/heads.md"
-        return "name files that hold text"
+        for field in content.keys() & {"text", "pair"}:
+            n = len(content[field])
+            if most is not None and n > most:
+                reason = f"the text has {n:,} characters: the first {most:,} are read, the rest is left out"
+                self.problems.append(Problem(name, line, reason))
+                content[field] = content[field][:most]
+        return CorpusText(index, name, line, **content)
 
     def _read(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
         """Yield what one source holds, with the lines that it begins on; blank texts too."""
         n_before = self.bytes_read
         with self._open(source) as file:
-            for place in self._contents(source, name, lines_of(file, name)):
+            contents = self._contents(source, name, lines_of(file, name))
+            # At the end, which is None, all bytes are read.
+            for place in itertools.chain(contents, [None]):
                 if file.seekable():
                     self.bytes_read = n_before + file.tell()
-                yield place
-            if file.seekable():
-                self.bytes_read = n_before + file.tell()
+                if place is not None:
+                    yield place
 
     def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
         """Yield what lines hold by their format; malformed ones are listed."""
-        wanted = self._format_of(name)
+        wanted = format_of(name) if self.format == "auto" else self.format
         # Plain text: a stream's lines are passed on as they come, so nothing is guessed from them.
         if wanted == "txt":
             split = self.split
-            if split == "auto":
-                comes_slowly = source == "-" or Path(source).is_fifo()
-                split, lines = ("line", lines) if comes_slowly else guess_split(lines)
+            if split == "auto" and _is_stream(source):
+                split = "line"
+            elif split == "auto":
+                split, lines = guess_split(lines)
             self._splits.add(split)
             for number, text in split_lines(lines, split):
                 yield number, {"text": text}
             return
         # jsonl and CSV: list a malformed line, read the next.
+        entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, _DELIMITERS[wanted])
         bad = BadLines(name, self.problems)
         named: set[str] = set()
-        delimiters = {"csv": ",", "tsv": "\t"}
-        entries = csv_entries(lines, delimiters[wanted]) if wanted in delimiters else json_entries(lines)
         for number, entry in entries:
             try:
                 if isinstance(entry, str):
                     raise ValueError(entry)
-                content = read_entry(entry, self.field, self.pair_field, self.chat)
+                content, unread = read_entry(entry, self.field, self.pair_field, self.chat)
             except ValueError as error:
                 bad.add(number, str(error))
                 continue
             # A field that holds text and is not read is named once.
-            for unread in unread_fields(entry, self.field, self.pair_field, self.chat):
-                if unread not in named:
-                    reason = f'the field "{shorten(unread)}" holds text too, which is not read'
+            for field in unread:
+                if field not in named:
+                    reason = f'the field "{shorten(field)}" holds text too, which is not read'
                     self.problems.append(Problem(name, number, reason))
-                named.add(unread)
+            named.update(unread)
             yield number, content
 
-    def _format_of(self, name: str) -> Format:
-        return format_of(name) if self.format == "auto" else self.format
-
     def _open(self, source: str) -> BinaryIO:
-        if source != "-" and not Path(source).is_fifo():
+        if not _is_stream(source):
             return Path(source).open("rb")
-        if source not in self._streams:  # what can be read once, such as a pipe, is kept for further passes
-            stream = _open_stdin() if source == "-" else Path(source).open("rb", buffering=0)  # noqa: SIM115
+        # What can be read once, such as a pipe, is kept for further passes.
+        if source not in self._streams:
+            if source == "-":
+                stream = open_stdin()
+                # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
+                stream = getattr(stream, "raw", stream)
+            else:
+                stream = Path(source).open("rb", buffering=0)  # noqa: SIM115
             self._streams[source] = Replay(stream, source)
         return self._streams[source].again()
 
 
-def _open_stdin() -> BinaryIO:
-    if sys.stdin is None:
-        raise AttnscopeError("there is no stdin to read from", "give --file PATH")
-    stream = getattr(sys.stdin, "buffer", None)
-    # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
-    stream = getattr(stream, "raw", stream)
-    return stream or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
-
-
-def _size(path: Path) -> int | None:
-    """Return how many bytes a file has; None = that of a pipe is not known."""
-    if path.is_fifo():
-        return None
-    return path.stat().st_size if path.is_file() else 0
+def _is_stream(source: str) -> bool:
+    return source == "-" or Path(source).is_fifo()
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
@@ -304,21 +281,13 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
         if name == "-":
             by_identity.setdefault(name, name)
             continue
-        path = Path(name)
-        with contextlib.suppress(RuntimeError):  # ~ of a user that there is not
-            path = path.expanduser()
-        names = [str(path)]
-        if glob.has_magic(name) and not path.exists():
+        # Functions of os take ~ of a user that there is not, and links that go round in a circle.
+        path = os.path.expanduser(name)  # noqa: PTH111
+        names = [path]
+        if glob.has_magic(name) and not Path(path).exists():
             # Not Path.glob, which takes no absolute patterns.
-            matches = glob.glob(str(path), recursive=True)  # noqa: PTH207
+            matches = glob.glob(path, recursive=True)  # noqa: PTH207
             names = sorted(match for match in matches if Path(match).is_file()) or names
         for each in names:
-            by_identity.setdefault(_identity(each), each)
+            by_identity.setdefault(os.path.realpath(each), each)
     return tuple(by_identity.values())
-
-
-def _identity(name: str) -> str:
-    try:
-        return str(Path(name).resolve())
-    except (OSError, RuntimeError):  # links that go round in a circle
-        return name

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from attnscope.core.catalogue import unit_queries
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, TokenCounts, block_batches
+from attnscope.corpus import TOKEN_BUDGET, Block, Chunk, block_batches
 from attnscope.models.model import Model
 from attnscope.plugins import token_sets
 from attnscope.results.tokens import Tokens
@@ -246,11 +246,11 @@ class Frequencies:
     unseen: float
 
     @classmethod
-    def of_counts(cls, counts: TokenCounts) -> Frequencies:
-        """Return the log frequencies of counted tokens."""
+    def of_counts(cls, counts: NDArray[np.int64]) -> Frequencies:
+        """Return the log frequencies of tokens that were counted by their numbers, with add-one smoothing."""
         # Of the vocabulary only the part up to the largest number that was seen is known here.
-        n_known = max(1, len(counts.counts))
-        return cls(counts.log_frequency(n_known), -math.log(counts.total + n_known))
+        n_smoothed = int(counts.sum()) + len(counts)
+        return cls(np.log((counts + 1) / n_smoothed), -math.log(n_smoothed))
 
     def of(self, ids: NDArray[np.int64]) -> Floats:
         """Return the log frequency of each token."""
