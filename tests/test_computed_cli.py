@@ -11,7 +11,7 @@ from rich.console import Console
 from attnscope.cli.quiz import ask
 from attnscope.questions.cost import Cost
 from attnscope.studies.cost import cost
-from attnscope.studies.trace import trace_example
+from attnscope.studies.trace import trace
 from tests.core_helpers import WORKED
 from tests.processes import python
 
@@ -128,7 +128,7 @@ SAT = ["1 1 2 0 1", "0.71, 0.71, 1.41, 0, 0.71", "(0.18 0.18 0.37 0.09 0.18)", "
 def take_quiz(answers, token="sat"):
     lines = io.StringIO("".join(f"{answer}\n" for answer in answers))
     printed = io.StringIO()
-    ask(trace_example(token, [0]), Console(file=printed, width=100), lines.readline)
+    ask(trace(heads=[0], query=token), Console(file=printed, width=100), lines.readline)
     return printed.getvalue()
 
 

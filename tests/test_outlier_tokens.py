@@ -7,7 +7,7 @@ import torch
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.core.facts import TextFacts, outlying
-from attnscope.models.inside.projections import HiddenNorms
+from attnscope.models.inside.projections import watch_norms
 from attnscope.models.model import Batch
 from attnscope.studies.heads.study import heads
 from tests.conftest import write_tiny
@@ -90,12 +90,11 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
     model = attnscope.load(str(folder), engine=engine)
     tokens = torch.from_numpy(model.tokenizer.encode("the cat saw a cat").ids)[None]
     plain = AutoModel.from_pretrained(folder)(input_ids=tokens, output_hidden_states=True)
-    norms = HiddenNorms(model.blocks())
-    with torch.no_grad(), norms.watch():
+    with torch.no_grad(), watch_norms(model.blocks()) as norms:
         model.run(Batch(tokens), Weights())
         for layer in range(2):
-            seen = norms.of("encoder", layer)
+            seen = norms("encoder", layer)
             assert seen is not None
             torch.testing.assert_close(seen, plain.hidden_states[layer].detach().norm(dim=-1), rtol=1e-5, atol=1e-5)
-    assert norms.of("encoder", 0) is None
-    assert norms.of("cross", 0) is None
+    assert norms("encoder", 0) is None
+    assert norms("cross", 0) is None

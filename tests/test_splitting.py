@@ -9,7 +9,7 @@ import attnscope
 from attnscope.core import splitting
 from attnscope.errors import AttnscopeError
 from attnscope.questions.split import SplitOptions
-from attnscope.studies.split import split, split_example
+from attnscope.studies.split import split
 from tests import oracle
 from tests.core_helpers import EXACT, few_examples
 from tests.rounding import require_no_worse
@@ -56,7 +56,7 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries, n_keys, count, 
 
 def test_a_count_that_does_not_fit_says_which_do():
     with pytest.raises(AttnscopeError, match="into 3 heads.*1, 2, 4"):
-        split_example(SplitOptions((3,)))
+        split(options=SplitOptions((3,)))
 
 
 # Models

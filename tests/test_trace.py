@@ -8,7 +8,7 @@ import attnscope
 from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.studies.inputs.reading import Prompt
-from attnscope.studies.trace import trace, trace_example
+from attnscope.studies.trace import trace
 from tests.core_helpers import WORKED
 from tests.processes import python
 
@@ -72,7 +72,7 @@ def run_lines(record):
 
 @pytest.mark.parametrize("token", [None, "cat", "@4"])
 def test_every_number_of_the_worked_example(token):
-    record = trace_example(token)
+    record = trace(query=token)
     rows = slice(None) if token is None else {"cat": 1, "@4": 4}[token]
     for head, name in enumerate(("weights_head_1", "weights_head_2")):
         np.testing.assert_allclose(record.of("weights", head), np.array(WORKED[name])[rows], **FOUR)
@@ -81,7 +81,7 @@ def test_every_number_of_the_worked_example(token):
 
 
 def test_the_steps_of_one_query_by_hand():
-    record = trace_example("cat", [0])
+    record = trace(heads=[0], query="cat")
     assert record["heads"]["head"].tolist() == [0]
     expected = {
         "query": [0, 2],
@@ -100,7 +100,7 @@ def test_the_steps_of_one_query_by_hand():
 
 
 def test_the_example_is_held_against_the_kernel():
-    check = trace_example().options["check"]
+    check = trace().options["check"]
     assert "scaled_dot_product_attention, float32" in check["kernel"]
     assert 0 < check["outputs"] < 1e-6  # float32 against float64: rounding, but not nothing
     assert check["outputs"] <= check["rounding"]
@@ -156,7 +156,7 @@ def test_a_wrong_number_is_not_shown(monkeypatch):
 
 
 def test_the_script_prints_the_numbers(tmp_path):
-    record = trace_example("cat")
+    record = trace(query="cat")
     for name in ("trace.npz", "trace.py"):
         record.save(tmp_path / name)
     done = python(tmp_path / "trace.py")

@@ -61,14 +61,13 @@ def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing:
     """
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.split import split as study
-    from attnscope.studies.split import split_example
 
     output = files.plan("split", **drawing.changes())
     # The worked example, or a layer of a model.
     if not source.is_given:
         if source.layer:
             raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
-        return output.deliver(split_example(order))
+        return output.deliver(study(options=order))
     if source.layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
     prompt = Prompt(source.read())

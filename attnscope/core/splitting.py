@@ -17,7 +17,6 @@ class Cut:
     """Attention with one number of heads.
 
     Attributes:
-        columns: First column and one past the last of each head, (head, 2).
         weights: (head, query, key), each row summing to 1.
         heads_out: The output of each head, (head, query, d_head).
         entropy_nats: Mean entropy of the rows of each head, (head,); 0 to ln(key).
@@ -28,7 +27,6 @@ class Cut:
             their rows, entropy of the mean less mean of the entropies; 0 (all the same) to ln(head).
     """
 
-    columns: NDArray[np.int64]
     weights: Array
     heads_out: Array
     entropy_nats: Array
@@ -55,25 +53,16 @@ def cut(query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np
         may: (query, key), True = may attend; None = all. Every query must have a key.
 
     Raises:
-        ValueError: d_model is no multiple of n_heads, or shapes do not fit.
+        ValueError: d_model is no multiple of n_heads.
 
     Source:
         Vaswani et al. 2017, section 3.2.2. Jensen-Shannon divergence of several distributions: Lin 1991, equation 5.1.
     """
-    d_model = query.shape[1]
-    if n_heads < 1 or d_model % n_heads or key.shape[1] != d_model or value.shape != key.shape:
-        raise ValueError(
-            f"{n_heads} heads do not fit query {query.shape}, key {key.shape}, value {value.shape}: all share a width "
-            "that is a multiple of the number of heads"
-        )
-    # The columns of each head, then queries, keys and values cut by them: (head, token, d_head).
-    d_head = d_model // n_heads
-    first = np.arange(n_heads) * d_head
-    columns = np.stack([first, first + d_head], 1)
-    q, k, v = (np.stack([rows[:, a:b] for a, b in columns]) for rows in (query, key, value))
+    # Queries, keys and values cut by columns: (token, d_model) -> (head, token, d_head).
+    q, k, v = (rows.reshape(len(rows), n_heads, -1).transpose(1, 0, 2) for rows in (query, key, value))
     # Softmax of scaled dot products, (head, query, key).
     dots = q @ k.transpose(0, 2, 1)
-    scores = dots / math.sqrt(d_head)
+    scores = dots / math.sqrt(q.shape[2])
     if may is not None:
         scores = np.where(may, scores, -np.inf)
     exps = np.exp(scores - scores.max(-1, keepdims=True))
@@ -84,7 +73,6 @@ def cut(query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np
     # A row of a single allowed key is always uniform, and says nothing.
     uniform = (weights.max(-1) <= (1 + 1e-9) / flattest) & (flattest > 1)
     return Cut(
-        columns=columns,
         weights=weights,
         heads_out=weights @ v,
         entropy_nats=entropy.mean(-1),

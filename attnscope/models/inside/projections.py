@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,27 +22,46 @@ ROLES: tuple[Role, ...] = ("query", "key", "value")
 
 
 class OutputWatch:
-    """Finds output projections: of each attention the first linear map that is fed what it gave out, as it is."""
+    """A probe that finds output projections: of each attention the first linear map that is fed what it gave out.
+
+    Attributes:
+        calls: What reached the seam.
+        outputs: What the attentions gave out, (batch, head, query, d_value).
+        modules: The output projections.
+        results: What those gave.
+    """
 
     def __init__(self) -> None:
+        self.calls: dict[Place, AttentionCall] = {}
+        self.outputs: dict[Place, Tensor] = {}
         self.modules: dict[Place, nn.Module] = {}
         self.results: dict[Place, Tensor] = {}
-        self._last: tuple[Place, Tensor] | None = None
+        self._expected: tuple[Place, Tensor] | None = None
+
+    def __call__(self, call: AttentionCall) -> Tensor:
+        """Compute an attention, without gradient, and look for its output projection from now on."""
+        with torch.no_grad():
+            output = attend(call)
+        place = (call.kind, call.layer)
+        self.calls[place] = call
+        self.outputs[place] = output
+        self.expect(place, output)
+        return output
 
     def expect(self, place: Place, output: Tensor) -> None:
         """Look from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
-        self._last = place, output.transpose(1, 2)
+        self._expected = place, output.transpose(1, 2)
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
         """Compare a linear map's input with the expected output; the hook after each linear map."""
-        if self._last is None or not inputs or not isinstance(inputs[0], Tensor):
+        if self._expected is None or not inputs or not isinstance(inputs[0], Tensor):
             return
         # The map that reads the heads' outputs side by side, (batch, query, head, d_value), and nothing else.
-        place, output = self._last
+        place, output = self._expected
         if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
             self.modules[place] = module
             self.results[place] = result
-            self._last = None
+            self._expected = None
 
 
 def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -123,35 +141,29 @@ def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: boo
         yield
 
 
-class HiddenNorms:
-    """The norms of the hidden states that each layer reads."""
+@contextlib.contextmanager
+def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, int], Tensor | None]]:
+    """Within it, keep the norms of the hidden states that blocks are given.
 
-    def __init__(self, blocks: Mapping[Place, nn.Module]) -> None:
-        self._blocks = dict(blocks)
-        self._latest: dict[nn.Module, Tensor] = {}
+    Yields:
+        A function that returns |h| of each token as a layer of a kind reads it, (batch, token), float32 or float64;
+        None if that was not seen.
+    """
+    latest: dict[nn.Module | None, Tensor] = {}
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Within it, keep the norms of the hidden states that the blocks are given."""
-        try:
-            with hooks(dict.fromkeys(self._blocks.values()), self._note, before=True):
-                yield
-        finally:
-            self._latest.clear()
-
-    def of(self, kind: Kind, layer: int) -> Tensor | None:
-        """Return |h| of each token as the layer reads it, (batch, token), float32 or float64; None if not seen."""
-        block = self._blocks.get((kind, layer))
-        return None if block is None else self._latest.get(block)
-
-    def _note(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        latest.pop(block, None)
         hidden = hidden_input(inputs, named)
         if hidden is not None and hidden.ndim == 3:
             # (batch, token, d_model) -> (batch, token); squares overflow in half precision.
             precise = torch.promote_types(hidden.dtype, torch.float32)
-            self._latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
-        else:
-            self._latest.pop(block, None)
+            latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
+
+    try:
+        with hooks(dict.fromkeys(blocks.values()), note, before=True):
+            yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
+    finally:
+        latest.clear()
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +187,7 @@ class Surroundings:
     notes: tuple[str, ...] = ()
 
 
-def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundings:
+def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
     """Run a model once on one text, and return one of its attentions with its output projection.
 
     Raises:
@@ -183,31 +195,23 @@ def surroundings(model: Model, batch: Batch, kind: str, layer: int) -> Surroundi
     """
     require_seam(model.info, "its queries and keys")
     watch = OutputWatch()
-    seen: list[tuple[AttentionCall, Tensor]] = []
-
-    def observe(call: AttentionCall) -> Tensor:
-        output = attend(call)
-        place: Place = (call.kind, call.layer)
-        if place == (kind, layer):
-            seen.append((call, output))
-        watch.expect(place, output)
-        return output
-
     roots = model.modules()
     with torch.no_grad(), hooks(linear_maps(roots), watch.look):
-        model.run(batch, observe)
-    if not seen:
+        model.run(batch, watch)
+    if place not in watch.calls:
+        kind, layer = place
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
-    call, output = seen[-1]
-    place: Place = (call.kind, layer)
-    if place not in watch.modules:
+    call = watch.calls[place]
+    output = watch.outputs[place]
+    # The output projection, where it is a plain linear map.
+    module = watch.modules.get(place)
+    if module is None:
         note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
         return Surroundings(call, output, notes=(note,))
-    module = watch.modules[place]
     weight = None if module in adapted_maps(roots) else weight_of(module)
     if weight is None:
         return Surroundings(call, output, notes=("W_O cannot be shown: it is quantised, or an adapter adds to it",))
     bias = getattr(module, "bias", None)
     # (1, query, d_model), or of OPT (query, d_model)
     attended = watch.results[place].reshape(-1, len(weight))
-    return Surroundings(call, output, weight.detach(), None if bias is None else bias.detach(), attended)
+    return Surroundings(call, output, weight, bias, attended)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
 from attnscope.models.inside.projections import (
@@ -123,7 +122,8 @@ def stream_of(model: Model) -> Stream:
     require_seam(info, "which weights its heads have")
     # Read each attention; a note that several layers share is said once, with their names.
     look = _Look(model)
-    attentions = look.attentions()
+    adapted = adapted_maps(model.modules())
+    attentions = tuple(look.attention(place, adapted) for place in sorted(look.watch.calls))
     notes: list[str] = []
     for note in dict.fromkeys(note for attention in attentions for note in attention.notes):
         where = [f"L{attention.layer}" for attention in attentions if note in attention.notes]
@@ -135,31 +135,32 @@ def stream_of(model: Model) -> Stream:
         )
 
     # The ends of the stream: what stands before the first layer, and between the last one and the words.
-    final = look.module_that_gave(look.hidden, n_calls=len(look.calls))
+    final = look.module_that_gave(look.hidden, len(attentions))
+    final_norm = measure_norm(final)
     is_inner = final in modules_of(look.blocks.values())
-    final_norm = look.norm_of(final)
     head = model.unembedding()
+    read_by_head = [step.given for step in look.steps if step.module is head]
     unembedding = None if head is None else _weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used")
         unembedding = None
+    entered = look.entered_at(attentions[0].layer)
     lacks_norm = any(attention.norm is None for attention in attentions)
-    entered = look.entered_at(0)
     return Stream(
         kind=info.kinds[0],
         attentions=attentions,
-        embedding_norm=None if entered is None else look.norm_of(look.module_that_gave(entered, n_calls=0)),
+        embedding_norm=None if entered is None else measure_norm(look.module_that_gave(entered, 0)),
         final_norm=None if is_inner else final_norm,
         unembedding=unembedding,
-        is_direct=look.unembedded is not None and _same(look.unembedded, look.hidden),
+        is_direct=bool(read_by_head) and _same(read_by_head[-1], look.hidden),
         is_post_norm=lacks_norm and is_inner and final_norm is not None,
         notes=tuple(notes),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class _Passed:
-    """A module of the stream's width in the run: what it was given, what it gave, and how many attentions before."""
+class _Step:
+    """A module that ran: what it was given, what it gave, and how many attentions ran before."""
 
     module: nn.Module
     given: Tensor
@@ -172,26 +173,17 @@ class _Look:
 
     Attributes:
         blocks: The model's blocks, by place.
-        calls: Layer -> what reached its attention.
+        watch: What reached the seam, and the output projections.
+        steps: Linear maps and other modules without children, in the order in which they ran.
         hidden: The last hidden states.
-        unembedded: What the unembedding was given; None without one.
     """
 
     def __init__(self, model: Model) -> None:
         self.blocks = dict(model.blocks())
-        self.calls: dict[int, AttentionCall] = {}
-        self.unembedded: Tensor | None = None
-        self._model = model
+        self.watch = OutputWatch()
+        self.steps: list[_Step] = []
         self._kind: Any = model.info.kinds[0]
-        self._linear = set(linear_maps(model.modules()))
-        self._outputs = OutputWatch()
         self._entered: dict[nn.Module, Tensor] = {}
-        self._passed: list[_Passed] = []
-        self._norms: dict[nn.Module, Norm | None] = {}
-        # What linear maps were given since the last attention, and of each layer what its projections read.
-        self._since: list[tuple[nn.Module, Tensor]] = []
-        self._sources: dict[int, Tensor] = {}
-        self._slopes: dict[tuple[int, Role], Tensor] = {}
         # Two texts of different first tokens, the second of which checks what is found by the first: (2, token)
         ids = example_batch(model).ids
         limit = model.info.max_tokens
@@ -199,69 +191,34 @@ class _Look:
             ids = ids.repeat(1, 2)
         ids = ids.repeat(2, 1)
         ids[1, 0] = int(ids[0, 0] == 0)
-        self._run(Batch(ids))
-
-    # The run ---------------------------------------------------------------------------------------------------------
-
-    def _run(self, batch: Batch) -> None:
-        # Every linear map starts a path, and the probe derives along those of its layer.
-        head = self._model.unembedding()
-
-        def unembed(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            self.unembedded = inputs[0].detach()
-
+        # Every linear map starts a path of derivatives, which ends at the seam.
+        self._maps = set(linear_maps(model.modules()))
+        watched = [m for m in modules_of(model.modules()) if is_leaf(m) or m in self._maps]
+        head = model.unembedding()
+        if head is not None:
+            watched.append(head)
         with (
             torch.enable_grad(),
-            hooks(self._linear, self._enter_map, before=True),
-            hooks(filter(is_leaf, modules_of(self._model.modules())), self._pass),
-            hooks(dict.fromkeys(self.blocks.values()), self._enter_block, before=True),
-            hooks([] if head is None else [head], unembed),
+            hooks(self._maps, _start_path, before=True),
+            hooks(dict.fromkeys(watched), self._note_step),
+            hooks(dict.fromkeys(self.blocks.values()), self._note_entered, before=True),
         ):
-            self.hidden = self._model.outputs(batch, self._observe).hidden.detach()
+            self.hidden = model.outputs(Batch(ids), self.watch).hidden.detach()
 
-    def _enter_map(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Make what a linear map is given the start of a path that can be derived."""
-        if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
-            return None
-        start = inputs[0].detach().requires_grad_()
-        self._since.append((module, start))
-        return (start, *inputs[1:]), named
+    def _note_step(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not inputs or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor):
+            return
+        given = inputs[0]
+        if module in self._maps:
+            self.watch.look(module, inputs, output)
+        else:
+            given = given.detach().clone()  # some networks write into what they were given
+        self.steps.append(_Step(module, given, output.detach().clone(), len(self.watch.calls)))
 
-    def _pass(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if module in self._linear:
-            self._outputs.look(module, inputs, output)
-        elif inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
-            given = inputs[0].detach()
-            keeps_shape = given.shape == output.shape and given.shape[-1] == self._model.info.d_model
-            if keeps_shape and given.is_floating_point():
-                self._passed.append(_Passed(module, given, output.detach(), len(self.calls)))
-
-    def _enter_block(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _note_entered(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         hidden = hidden_input(inputs, named)
         if hidden is not None:
-            self._entered[block] = hidden.detach()
-
-    def _observe(self, call: AttentionCall) -> Tensor:
-        """Derive queries, keys and values by what the projections before them read."""
-        self.calls[call.layer] = call
-        entered = self.entered_at(call.layer)
-        # The projections are the maps that read one and the same: the stream, or a norm of it that was made last.
-        for _, start in reversed(self._since):
-            if entered is not None and (_same(start, entered) or self._norm_between(entered, start) is not None):
-                starts = [other for _, other in self._since if _same(other, start)]
-                self._sources[call.layer] = start.detach()
-                for role in ROLES:
-                    slopes = _derive(getattr(call, role)[0, :, 0], starts)
-                    if slopes is not None:
-                        self._slopes[call.layer, role] = slopes
-                break
-        self._since = []
-        with torch.no_grad():
-            output = attend(call)
-        self._outputs.expect((call.kind, call.layer), output)
-        return output
-
-    # What they show --------------------------------------------------------------------------------------------------
+            self._entered[block] = hidden.detach().clone()
 
     def entered_at(self, layer: int) -> Tensor | None:
         """Return the hidden states that a layer's block was given; None where it is not known."""
@@ -269,47 +226,25 @@ class _Look:
         return None if block is None else self._entered.get(block)
 
     def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
-        """Return the last module that gave a tensor after so many attentions; None if none did."""
-        modules = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.gave, output)]
+        """Return the last module but linear maps that gave a tensor after so many attentions; None if none did."""
+        modules = [step.module for step in self._others() if step.n_calls == n_calls and _same(step.gave, output)]
         return modules[-1] if modules else None
 
-    def norm_of(self, module: nn.Module | None) -> Norm | None:
-        """Return a module as a norm; None if it is none."""
-        if module is None:
-            return None
-        if module not in self._norms:
-            with torch.no_grad():
-                self._norms[module] = measure_norm(module)
-        return self._norms[module]
+    def _others(self) -> list[_Step]:
+        return [step for step in self.steps if step.module not in self._maps and step.given.shape == step.gave.shape]
 
-    def _norm_between(self, before: Tensor, after: Tensor) -> nn.Module | None:
-        """Return the module that made one tensor of another; None if none did."""
-        modules = [p.module for p in self._passed if _same(p.gave, after) and _same(p.given, before)]
-        return modules[-1] if modules else None
-
-    @torch.no_grad()
-    def attentions(self) -> tuple[Attention, ...]:
-        """Return the weights of each layer's attention, as far as they are known."""
-        adapted = adapted_maps(self._model.modules())
-        return tuple(self._attention(layer, adapted) for layer in sorted(self.calls))
-
-    def _attention(self, layer: int, adapted: set[nn.Module]) -> Attention:
-        call = self.calls[layer]
-        place: Place = (self._kind, layer)
+    @torch.enable_grad()
+    def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
+        """Return the weights of an attention, as far as they are known; those of adapted maps are not."""
+        call = self.watch.calls[place]
+        n_before = list(self.watch.calls).index(place)
         notes: list[str] = []
 
         # What reads the stream.
-        entered = self.entered_at(layer)
-        source = self._sources.get(layer)
-        norm = None
-        is_known = False
-        if entered is not None and source is not None:
-            is_direct = _same(source, entered)
-            norm = None if is_direct else self.norm_of(self._norm_between(entered, source))
-            is_known = is_direct or norm is not None
+        norm, sources = self._sources(call.layer, n_before)
         projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
-        if is_known:
-            projections = {role: self._projection(call, role) for role in ROLES}
+        if sources:
+            projections = {role: _projection(getattr(call, role), sources) for role in ROLES}
             lacking = [f"W_{role[0].upper()}" for role in ROLES if projections[role] is None]
             if lacking:
                 notes.append(
@@ -319,20 +254,20 @@ class _Look:
         else:
             notes.append("what its projections read is neither the stream nor a LayerNorm or RMSNorm of it")
 
-        # What writes to it.
+        # What writes to it, and the norm of what was written, if there is one.
         output = output_norm = None
-        module = self._outputs.modules.get(place)
+        module = self.watch.modules.get(place)
         weight = None if module is None or module in adapted else _weight(module)
         if weight is None:
             notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
         else:
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
-            n_calls = list(self.calls).index(layer) + 1  # attentions that had been computed right after this layer's
-            written = self._outputs.results[place]
-            behind = [p.module for p in self._passed if p.n_calls == n_calls and _same(p.given, written)]
-            output_norm = self.norm_of(behind[0]) if behind else None
+            written = self.watch.results[place]
+            after = [step for step in self._others() if step.n_calls == n_before + 1]
+            behind = [step.module for step in after if _same(step.given, written)]
+            output_norm = measure_norm(behind[0]) if behind else None
         return Attention(
-            layer,
+            call.layer,
             call.n_heads,
             call.scale,
             norm,
@@ -342,20 +277,58 @@ class _Look:
             notes=tuple(notes),
         )
 
-    def _projection(self, call: AttentionCall, role: Role) -> Projection | None:
-        """Return a projection, if the slopes and biases of one text's first token give the other's."""
-        weight = self._slopes.get((call.layer, role))
-        if weight is None:
-            return None
-        # (text, d_model) at the first tokens, and (text, head, d_head) that reached the seam.
-        source = self._sources[call.layer].reshape(len(call.query), -1, weight.shape[-1])[:, 0].to(weight)
-        rows = getattr(call, role)[:, :, 0].detach().to(weight)
-        bias = rows[0] - weight @ source[0]
-        expected = weight @ source[1] + bias
-        # Each product rounds, and so does their sum.
-        size = weight.abs() @ source.abs().sum(0) + bias.abs()
-        allowed = 8 * torch.finfo(call.query.dtype).eps * size.amax()
-        return Projection(weight, bias) if bool(((rows[1] - expected).abs() <= allowed).all()) else None
+    def _sources(self, layer: int, n_before: int) -> tuple[Norm | None, list[Tensor]]:
+        """Return what the projections of a layer were given, and the norm that made it of the stream, if one did.
+
+        They are the maps that read one and the same: the stream, or a norm of it that was made last.
+
+        Returns:
+            The norm, and the inputs of the projections; none where they are neither.
+        """
+        entered = self.entered_at(layer)
+        maps = [step for step in self.steps if step.n_calls == n_before and step.module in self._maps]
+        if entered is None:
+            return None, []
+        from_stream = [step for step in self._others() if _same(step.given, entered)]
+        for last in reversed(maps):
+            between = [step.module for step in from_stream if _same(step.gave, last.given)]
+            norm = None
+            if not _same(last.given, entered):
+                if not between:
+                    continue
+                norm = measure_norm(between[-1])
+                if norm is None:
+                    break
+            return norm, [step.given for step in maps if _same(step.given, last.given)]
+        return None, []
+
+
+def _start_path(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Make what a linear map is given the start of a path that can be derived."""
+    if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+        return None
+    return (inputs[0].detach().clone().requires_grad_(), *inputs[1:]), named
+
+
+def _projection(reached: Tensor, sources: Sequence[Tensor]) -> Projection | None:
+    """Return a projection, if the slopes and biases of one text's first token give the other's.
+
+    Args:
+        reached: The queries, keys or values that reached the seam, (2, head, token, d_head).
+        sources: What maps were given that they may depend on.
+    """
+    weight = _derive(reached[0, :, 0], sources)
+    if weight is None:
+        return None
+    # (text, d_model) at the first tokens, and (text, head, d_head) that reached the seam.
+    source = sources[0].detach().reshape(len(reached), -1, weight.shape[-1])[:, 0].to(weight)
+    rows = reached[:, :, 0].detach().to(weight)
+    bias = rows[0] - weight @ source[0]
+    expected = weight @ source[1] + bias
+    # Each product rounds, and so does their sum.
+    size = weight.abs() @ source.abs().sum(0) + bias.abs()
+    allowed = 8 * torch.finfo(reached.dtype).eps * size.amax()
+    return Projection(weight, bias) if bool(((rows[1] - expected).abs() <= allowed).all()) else None
 
 
 def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
@@ -392,10 +365,11 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def measure_norm(module: nn.Module) -> Norm | None:
+@torch.no_grad()
+def measure_norm(module: nn.Module | None) -> Norm | None:
     """Measure a module as a norm on four vectors; None if it is neither LayerNorm nor RMSNorm."""
-    weight = next(iter(module.parameters()), None)
-    if weight is None or weight.ndim != 1:
+    weight = None if module is None else next(iter(module.parameters()), None)
+    if module is None or weight is None or weight.ndim != 1:
         return None
     # Four test vectors, (4, n): z and -z tell gain and bias, two random ones whether it centres.
     n = len(weight)

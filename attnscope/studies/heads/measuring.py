@@ -289,7 +289,6 @@ class HeadMeasurer(Measurer[HeadSums]):
         sampled: Mapping[ChunkKey, NDArray[np.int64]] | None = None,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
-        from attnscope.models.inside.projections import HiddenNorms
 
         super().__init__()
         self._model = model
@@ -300,7 +299,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._dense = model.info.path == "eager"
         self._device = "cpu" if self._dense else model.info.device
         self._start = decoder_start(model)
-        self._norms = HiddenNorms(model.blocks())
+        self._blocks = model.blocks()
         self._buffers = Buffers()
 
     def start(self, block: Block) -> HeadSums:
@@ -336,6 +335,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.attention.probes import Weights
         from attnscope.core.attention.row_samples import RowSamples
         from attnscope.core.measures import HeadMeasures, measures_of_weights
+        from attnscope.models.inside.projections import watch_norms
 
         # The texts that the encoder reads, and those that a decoder beside it writes.
         tokens = [part.tokens for part in batch]
@@ -355,9 +355,9 @@ class HeadMeasurer(Measurer[HeadSums]):
         reader = RowSamples(wanted)
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
-                probe = HeadMeasures(read, written, buffers=self._buffers, norms=self._norms.of)
-                reader = RowSamples(wanted, probe)
-                with self._norms.watch():
+                with watch_norms(self._blocks) as norms:
+                    probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
+                    reader = RowSamples(wanted, probe)
                     self._model.run(inputs, reader)
                 sums = {str(kind): by_layer for kind, by_layer in probe.sums.items()}
             else:

@@ -1,0 +1,161 @@
+"""Run a model on a text, and return what reaches one attention of it; or the worked example, which needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.choice import Choice
+from attnscope.core import example
+from attnscope.core.stepwise import Inputs
+from attnscope.errors import AttnscopeError, UsageError
+from attnscope.models.model import Batch, Model
+from attnscope.results.tokens import Tokens
+from attnscope.studies.failures import require_finite
+from attnscope.studies.inputs.provenance import run_of, run_of_example
+from attnscope.studies.inputs.reading import Prompt, batch_of, read
+from attnscope.text import build_tokens, word_spans
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.core.attention.probes import Place
+    from attnscope.core.attention.seam import AttentionCall
+    from attnscope.models.inside.projections import Surroundings
+
+
+@dataclass(frozen=True, eq=False)
+class OneLayer:
+    """Hold one attention of one layer on one text.
+
+    Attributes:
+        text: The text.
+        place: The kind of attention, and the layer.
+        heads: The heads that are looked at.
+        queries: The tokens that attend.
+        keys: The tokens that are attended to.
+        inputs: Queries, keys, values and masks, float64; all are numbers.
+        run: What made them, as a record keeps it.
+        batch: What the model reads; None for the worked example.
+        around: The call of the attention as the model makes it, and its output projection; None for the worked example.
+    """
+
+    text: str
+    place: Place
+    heads: tuple[int, ...]
+    queries: Tokens
+    keys: Tokens
+    inputs: Inputs
+    run: dict[str, Any]
+    batch: Batch | None = None
+    around: Surroundings | None = None
+
+
+def read_layer(
+    model: Model | None,
+    text: str | Prompt | None,
+    layer: int,
+    kind: str | None = None,
+    heads: Sequence[int] | None = None,
+) -> OneLayer:
+    """Run a model on a text, and return one of its attentions.
+
+    Args:
+        model: A loaded model, see `attnscope.load`; None = the worked example.
+        text: What to run it on.
+        layer: Which layer.
+        kind: "encoder", "decoder" or "cross"; None = the model's first.
+        heads: Which heads are looked at; None = all.
+
+    Raises:
+        AttnscopeError: There is no such layer or head, the model does not show its queries and keys, or they are no
+            numbers.
+    """
+    if model is None:
+        return _read_example(heads)
+    from attnscope.models.inside.projections import surroundings
+
+    if text is None:
+        raise UsageError("no text is given", "a model is looked at on a text")
+    chosen = Choice((layer,), None if heads is None else tuple(heads)).within(model.info)
+    place: Place = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
+    # Read the text, run the model, and keep what reaches the attention.
+    reading = read(model, Prompt(text) if isinstance(text, str) else text)
+    queries, keys = reading.queries_and_keys(place[0])
+    batch = batch_of(reading, model.info.device)
+    around = surroundings(model, batch, place)
+    inputs = _inputs_of(around)
+    for numbers in (inputs.Q, inputs.K, inputs.V):
+        require_finite({place[0]: {layer: numbers[None]}}, model.info)
+    run = run_of(model.info, reading.notes)
+    return OneLayer(reading.text, place, chosen.heads, queries, keys, inputs, run, batch, around)
+
+
+def _read_example(heads: Sequence[int] | None) -> OneLayer:
+    """Return the worked example: "The cat sat on mat", d_model 4, 2 heads, no projections."""
+    numbers = range(example.N_HEADS)
+    beyond = [head for head in heads or () if head not in numbers]
+    if beyond:
+        raise AttnscopeError(f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1")
+    chosen = numbers if heads is None else sorted(set(heads))
+    # Each token is a word.
+    text = " ".join(example.TOKENS)
+    n_tokens = len(example.TOKENS)
+    tokens = build_tokens(
+        text,
+        ids=range(n_tokens),
+        pieces=example.TOKENS,
+        offsets=word_spans(text),
+        special=[False] * n_tokens,
+        style="plain",
+    )
+    # No weights are read: Q, K and V are constants of the example.
+    scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
+    inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
+    return OneLayer(text, ("encoder", 0), tuple(chosen), tokens, tokens, inputs, run_of_example())
+
+
+def _inputs_of(around: Surroundings) -> Inputs:
+    from attnscope.core.attention.seam import allowed
+
+    call = around.call
+    may = allowed(call)
+    if may is not None and bool(may.all()):
+        may = None
+    return Inputs(
+        Q=_side_by_side(call.query),
+        K=_side_by_side(call.key),
+        V=_side_by_side(call.value),
+        n_heads=call.n_heads,
+        n_kv_heads=call.n_kv_heads,
+        scale=call.scale,
+        may=_whole(may, call),
+        bias=_whole(call.bias, call),
+        softcap=call.softcap,
+        sinks=array_of(call.sinks),
+        W_O=array_of(around.w_o),
+        b_O=array_of(around.b_o),
+    )
+
+
+def _side_by_side(heads: Tensor) -> Any:
+    """Return (1, head, token, width) as an array (token, head * width)."""
+    return array_of(heads[0].transpose(0, 1).flatten(1))
+
+
+def _whole(scores: Tensor | None, call: AttentionCall) -> Any:
+    """Return a mask or a bias as an array (1 or n_heads, query, key)."""
+    if scores is None:
+        return None
+    return np.array(array_of(scores[0].expand(-1, call.query.shape[2], call.key.shape[2])))
+
+
+def array_of(tensor: Tensor | None) -> Any:
+    """Return a tensor as an array of its shape: truth values, or float64."""
+    if tensor is None:
+        return None
+    values = tensor.detach().cpu()
+    return values.double().numpy() if values.is_floating_point() else values.numpy()
