@@ -40,7 +40,6 @@ from attnscope.models.hf.examples import (
     count_tokens,
     examples,
     length_beyond,
-    long_example,
     reaches,
 )
 from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
@@ -191,8 +190,9 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
 
 def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_maps: bool) -> None:
     """Compare hidden states, and where asked for also weights, with eager on a text of so many tokens."""
-    example = long_example(model, n_tokens)
-    if example is None or n_tokens <= LENGTHS[1]:
+    _, example = examples(model, n_tokens)
+    reads_text = example.real is not None or example.target_real is not None
+    if not reads_text or n_tokens <= LENGTHS[1]:
         return
     example.inputs.update(survey.extras)
     try:
@@ -350,7 +350,7 @@ def _exact_outcome(model: PreTrainedModel, survey: Survey, example: Example, *, 
         # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
-            eager_output, maps = run_eager(twin, survey.layers, inputs, weights=with_maps)
+            eager_output, maps = run_eager(twin, inputs, survey.layers, weights=with_maps)
             output, seen = rehearse(twin, inputs)
         exact = _states(eager_output) | _name_maps(survey, model.config, maps)
         # Of longer texts hidden states alone are compared.
@@ -401,7 +401,7 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
 def _by_eager(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
     try:
-        output, maps = run_eager(model, survey.layers, example.inputs, weights=with_maps)
+        output, maps = run_eager(model, example.inputs, survey.layers, weights=with_maps)
     except Exception:  # a model may fail in any way
         return _states(run_unchanged(model, example.inputs))
     return _states(output) | _name_maps(survey, model.config, maps)

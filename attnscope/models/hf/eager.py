@@ -4,7 +4,7 @@ The check compares with them what passes the seam. Models whose attention does n
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +30,11 @@ def run_unchanged(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
 
 
 def run_eager(
-    model: PreTrainedModel, kinds: Collection[Kind], inputs: Mapping[str, Any], *, weights: bool = True
+    model: PreTrainedModel, inputs: Mapping[str, Any], kinds: Iterable[Kind] = KINDS, *, weights: bool = True
 ) -> tuple[Any, Maps]:
     """Run a model by its own eager attention; return its output and, where asked for, the weights that it gives out.
 
-    Those of a model that is no encoder-decoder are all of the first of the `kinds`.
+    Those of a model that is no encoder-decoder are all of the first of the `kinds`: an encoder's by default.
     """
     with use_attention(model, "eager"):
         if getattr(model.config, "attention_type", "") == "block_sparse":
@@ -89,7 +89,7 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps
     Raises:
         Unclear: These are not the softmax weights of all of its attention.
     """
-    output, maps = run_eager(model, ("encoder",), example.inputs)
+    output, maps = run_eager(model, example.inputs)
     if hidden_states(output) is None:
         raise Unclear("it returns no hidden states")
     for kind, of_kind in maps.items():
@@ -124,7 +124,7 @@ def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: S
             f"{name} does not pass its attention through the seam: only its weights can be seen",
             f"{type(probe).__name__} needs another model",
         )
-    output, maps = run_eager(model, survey.layers, inputs)
+    output, maps = run_eager(model, inputs, survey.layers)
     # Number the maps by the survey's layers, which may skip those without attention.
     for kind, layers in survey.layers.items():
         for layer, weights in zip(layers, maps[kind], strict=True):

@@ -62,8 +62,10 @@ class Example:
         return self.target_real if is_target else self.real
 
 
-def examples(model: PreTrainedModel) -> tuple[Example, Example]:
+def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Example, Example]:
     """Return two random inputs of different length padded together, and the second of them alone.
+
+    Texts and targets are all of `n_tokens` where it is given.
 
     Raises:
         AttnscopeError: Inputs of the model's kind cannot be made up.
@@ -71,22 +73,28 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     config = model.config
     name = input_name(model)
     generator = torch.Generator().manual_seed(0)
+    lengths = LENGTHS if n_tokens is None else (n_tokens, n_tokens)
+    target_lengths = TARGET_LENGTHS if n_tokens is None else lengths
     if name in ("input_ids", "decoder_input_ids") or accepts(model, "input_ids"):
-        padded, alone = _text_examples(model, "", LENGTHS, generator)
+        padded, alone = _text_examples(model, "", lengths, generator)
     else:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
         padded = Example({name: both, **_beside(model, both)})
         alone = Example({name: both[1:], **_beside(model, both[1:])})
-        if max(getattr(config, "max_source_positions", 0), _count_patches(config, shape)) > _MANY_POSITIONS:
-            # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
+        # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
+        n_positions = getattr(config, "max_source_positions", 0)
+        patch_size = getattr(config, "patch_size", None)
+        if len(shape) == 3 and isinstance(patch_size, int):
+            n_positions = (shape[-1] // patch_size) * (shape[-2] // patch_size)
+        if n_positions > _MANY_POSITIONS:
             padded = Example({name: both[1:]})
     if config.is_encoder_decoder:
         if not accepts(model, "decoder_input_ids"):
             message = f"{config.model_type} has a decoder that reads no text, which is not supported"
             raise AttnscopeError(message, OWN_INPUTS)
         # An encoder-decoder also needs a target, of lengths that differ from the text's.
-        target_padded, target_alone = _text_examples(model, "decoder_", TARGET_LENGTHS, generator)
+        target_padded, target_alone = _text_examples(model, "decoder_", target_lengths, generator)
         if padded.batch_size == 1:
             target_padded = target_alone
         padded = Example({**padded.inputs, **target_padded.inputs}, padded.real, target_padded.real)
@@ -94,20 +102,6 @@ def examples(model: PreTrainedModel) -> tuple[Example, Example]:
     for example in (padded, alone):
         example.inputs.update(standing_arguments(model))
     return padded, alone
-
-
-def long_example(model: PreTrainedModel, n_tokens: int) -> Example | None:
-    """Return one random text of about `n_tokens` tokens; None for models that read none."""
-    inputs = examples(model)[1].inputs
-    real: dict[str, Tensor | None] = {}
-    for prefix in ("", "decoder_"):
-        if f"{prefix}input_ids" in inputs:
-            # A target of another length tells the kinds of attention apart.
-            length = max(1, n_tokens - 5 * bool(real))
-            _, text = _text_examples(model, prefix, (length, length), torch.Generator().manual_seed(n_tokens))
-            inputs |= text.inputs
-            real[prefix] = text.real
-    return Example(inputs, real.get(""), real.get("decoder_")) if real else None
 
 
 def _text_examples(
@@ -189,11 +183,6 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     )
 
 
-def _count_patches(config: Any, shape: tuple[int, ...]) -> int:
-    size = getattr(config, "patch_size", None)
-    return (shape[-1] // size) * (shape[-2] // size) if isinstance(size, int) and len(shape) == 3 else 0
-
-
 # Lengths ----------------------------------------------------------------------------------------------------------
 
 _REACH = re.compile(
@@ -236,21 +225,17 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
     scaled by its length beyond a limit. The mask is (text, token), 1 or True at real tokens.
     """
     text = config.get_text_config()
-    longest = getattr(text, "max_position_embeddings", 0)
     rope = getattr(text, "rope_parameters", None) or {}
-    if mask is None or not rope:
+    if mask is None:
         return False
+    shortest = int(mask.sum(1).min())
+    longest = mask.shape[1]
+    limit = getattr(text, "max_position_embeddings", 0)
     # Some models have several rotary settings, by kind of layer.
-    by_layer = [rope] if "rope_type" in rope else [inner for inner in rope.values() if isinstance(inner, dict)]
-    lengths = [mask.shape[1], *mask.sum(1).tolist()]
-    for settings in by_layer:
-        if settings.get("rope_type") == "longrope":
-            limit = settings.get("original_max_position_embeddings", longest)
-            classes = {n_tokens > limit for n_tokens in lengths}
-        elif "dynamic" in settings.get("rope_type", ""):
-            classes = {max(n_tokens, longest) for n_tokens in lengths}
-        else:
-            continue
-        if len(classes) > 1:
+    for settings in [rope] if "rope_type" in rope else rope.values():
+        kind = settings.get("rope_type", "") if isinstance(settings, dict) else ""
+        if kind == "longrope" and shortest <= settings.get("original_max_position_embeddings", limit) < longest:
+            return True
+        if "dynamic" in kind and longest > max(limit, shortest):
             return True
     return False

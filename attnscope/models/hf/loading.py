@@ -103,7 +103,8 @@ def load_huggingface(
         _check_finite(model, source.name)
         raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
         # A verdict is remembered by hashes, but only of plain weights on one device: elsewhere more decides on results.
-        if check is not False and gguf is None and device_map is None and not quantisation(model.config):
+        is_plain = gguf is None and device_map is None and not trust_remote_code and not quantisation(model.config)
+        if check is not False and is_plain:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
             if source.adapter is not None:  # its own hash is of its weights; its configuration scales them
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER)

@@ -38,7 +38,6 @@ from attnscope.models.hf.parts import (
     standing_arguments,
     takes_recordings,
     vocab_size,
-    wordless,
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
@@ -49,13 +48,10 @@ from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.verdicts import Memory
 from attnscope.models.hf.weights import head_slices
-from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.info import ModelInfo, require_length, require_numbers, require_seam
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
 from attnscope.models.turns import take_turn
-
-_READ_BESIDE = "reads words beside a picture alone"
-_GIVE_A_PICTURE = "give it one: --image photo.jpg"
 
 
 class HuggingFaceModel(Model):
@@ -90,22 +86,19 @@ class HuggingFaceModel(Model):
         self.info = info
         self.survey = survey
         self.layers: Mapping[Kind, tuple[int, ...]] = survey.layers
+        self.at_seam = survey.path == "seam"
         self.device = input_device(base)
         self.is_spread = is_spread(base)
         self.vocabulary = tokenizer
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = tokenizer
         if survey.beside and not isinstance(tokenizer, WordlessTokenizer):
-            self.tokenizer = WordlessTokenizer(info.name, _READ_BESIDE, _GIVE_A_PICTURE)
+            hint = "give it one: --image photo.jpg"
+            self.tokenizer = WordlessTokenizer(info.name, "reads words beside a picture alone", hint)
         self._processor = processor
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer
         self._memory = memory
         self._expected: dict[tuple[int, ...], int] = {}
-
-    @property
-    def at_seam(self) -> bool:
-        """Return whether its attention passes the seam."""
-        return self.survey.path == "seam"
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
@@ -190,18 +183,16 @@ class HuggingFaceModel(Model):
             require(call.query.shape[2], call.key.shape[2])
             return probe(call)
 
-        with in_one_line(self.info.name, "does not run on this input"):
-            hidden = self._run(inputs, watch if n_tokens is not None and self.at_seam else probe)
-        for by_layer in probe.maps.values() if isinstance(probe, Weights) and not self.at_seam else ():
+        if self.at_seam:
+            return self._run(inputs, watch if n_tokens is not None else probe).hidden
+        hidden = self._run(inputs, probe).hidden
+        for by_layer in probe.maps.values() if isinstance(probe, Weights) else ():
             for weights in by_layer.values():
                 require(*weights.shape[2:])
         return hidden
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
-        """Run a batch as `Model.outputs` says, with the language-model head if there is one and it is asked for.
-
-        At the last so many tokens alone, masks are by key alone where texts are long.
-        """
+        """Run a batch as `Model.outputs` says, with the language-model head if there is one and it is asked for."""
         return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last)
 
     def outputs_of_inputs(
@@ -213,16 +204,45 @@ class HuggingFaceModel(Model):
         skipped: Mapping[nn.Module, int] | None = None,
     ) -> Outputs:
         """Run as `outputs` does; modules leave out their `skipped` first calls, in the part that is not computed."""
+        require_seam(self.info, "changed heads")
+        return self._run(inputs, probe, logits, last, skipped)
+
+    def _run(
+        self,
+        inputs: Mapping[str, Any],
+        probe: Probe,
+        logits: bool = False,
+        last: int | None = None,
+        skipped: Mapping[nn.Module, int] | None = None,
+    ) -> Outputs:
         inputs = self._forward_inputs(inputs)
-        self.require_seam("its heads cannot be changed")
-        plan = self.survey.plan
+        survey = self.survey
         with in_one_line(self.info.name, "does not run on this input"):
-            if not logits or self.loss is None:
-                return Outputs(self._hidden(perform(self.base, inputs, plan, probe, skipped=skipped)))
-            light = None if last is None else self._light_from(inputs)
-            return run_with_logits(
-                self.model, self.base, inputs, plan, probe, skipped=skipped, light_from=light, last=last
-            )
+            if not self.at_seam:
+                output = run_for_weights(self.base, inputs, survey, self.info.name, probe)
+            elif logits and self.loss is not None:
+                # Masks by key alone serve long texts, of which no more than the last tokens have scores.
+                light = None if last is None else self._light_from(inputs)
+                return run_with_logits(
+                    self.model, self.base, inputs, survey.plan, probe, skipped=skipped, light_from=light, last=last
+                )
+            else:
+                output = perform(
+                    self.base,
+                    inputs,
+                    survey.plan,
+                    probe,
+                    None if survey.beside else self._light_from(inputs),
+                    through=survey.through,
+                    skipped=skipped,
+                    beside=survey.beside or ("pixel_values" in inputs and reads_pictures(self.base)),
+                )
+        hidden = hidden_states(output)
+        if hidden is None and survey.beside:  # some give out what their head says, and no more
+            hidden = getattr(output, "logits", None)
+        if hidden is None:
+            raise AttnscopeError(f"{self.info.name} returns no hidden states")
+        return Outputs(hidden)
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Run a batch, and keep what is needed to run it again from a layer on."""
@@ -230,7 +250,9 @@ class HuggingFaceModel(Model):
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            skipped = skipped_calls(self.survey.plan, block_of, first)
+            skipped = {}
+            for module, places in self.survey.plan.items():
+                skipped[module] = sum(block_of.get(place, first) < first for place in places)
             return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, skipped)
 
         return Rerun(forward, batch, blocks)
@@ -245,20 +267,13 @@ class HuggingFaceModel(Model):
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
-        if self.survey.beside:
-            raise AttnscopeError(f"{self.info.name} {_READ_BESIDE}", _GIVE_A_PICTURE)
-        if not reads_text(self.base):
-            wordless(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
-        ids = self._pad(batch.ids, batch.mask)
-        inputs = {"input_ids": ids, **causal_types(self.base, ids)}
-        if batch.mask is not None:
-            inputs["attention_mask"] = batch.mask.long()
-        segments = batch.segments
+        inputs = self._padded("", batch.ids, batch.mask)
+        inputs |= causal_types(self.base, batch.ids)
         # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
-        if segments is not None and (not bool(segments.any()) or getattr(self.base.config, "type_vocab_size", 0) < 2):
-            segments = None
-        if segments is not None and accepts(self.base, "token_type_ids"):
+        segments = batch.segments
+        knows_segments = getattr(self.base.config, "type_vocab_size", 0) > 1 and accepts(self.base, "token_type_ids")
+        if segments is not None and knows_segments and bool(segments.any()):
             inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
             if batch.target_ids is None:
@@ -266,26 +281,34 @@ class HuggingFaceModel(Model):
                     f"{self.info.name} has an encoder and a decoder, and nothing is given that its decoder reads",
                     "use encode_target or greedy_target",
                 )
-            inputs["decoder_input_ids"] = self._pad(batch.target_ids, batch.target_mask)
-            if batch.target_mask is not None:
-                inputs["decoder_attention_mask"] = batch.target_mask.long()
+            inputs |= self._padded("decoder_", batch.target_ids, batch.target_mask)
         return inputs
 
-    def require_seam(self, otherwise: str) -> None:
-        """Refuse models of which only the weights can be seen."""
-        if not self.at_seam:
-            raise AttnscopeError(
-                f"{self.info.name} does not pass its attention through the seam: {otherwise}",
-                "only its weights can be seen: attnscope heatmap",
-            )
+    def _padded(self, prefix: str, ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """Return token numbers, checked, with the model's own padding, and their mask if there is one."""
+        if position_table(self.base) is not None:
+            require_length(self.info, ids.shape[1])
+        inputs = {}
+        if mask is not None:
+            ids = ids.masked_fill(~mask, pad_id(self.base))
+            inputs[f"{prefix}attention_mask"] = mask.long()
+        self.require_known(ids)
+        return {f"{prefix}input_ids": ids, **inputs}
 
     def modules(self) -> list[nn.Module]:
         """Return the transformers model, without what it has on top for its task."""
         return [self.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """Return the blocks of layers, by (kind, layer); see `blocks_by_layer`."""
-        return blocks_by_layer(self.base, self.survey.plan)
+        """Return the block of each attention whose hidden states are its keys'; one that holds several is nobody's."""
+        blocks: dict[Place, nn.Module] = {}
+        n_attentions: Counter[nn.Module] = Counter()
+        for module, places in self.survey.plan.items():
+            own = [place for place in places if place[0] != "cross"]
+            for block in blocks_of(self.base, [module]) if own else ():
+                n_attentions[block] += 1
+                blocks |= dict.fromkeys(own, block)
+        return {place: block for place, block in blocks.items() if n_attentions[block] == 1}
 
     def unembedding(self) -> nn.Module | None:
         """Return the map from hidden states to scores of the vocabulary; None where its head predicts no words."""
@@ -296,7 +319,7 @@ class HuggingFaceModel(Model):
         """Return which of its weights are the heads' alone; see hf.weights.head_slices."""
         if self.is_spread:
             raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device all")
-        self.require_seam("its heads cannot be told apart")
+        require_seam(self.info, "which weights its heads have")
         return head_slices(self.model, self.base, self.survey, heads)
 
     @torch.no_grad()
@@ -332,17 +355,6 @@ class HuggingFaceModel(Model):
         """Refuse token numbers that the model has no embedding for."""
         require_numbers(self.info, ids, vocab_size(self.base))
 
-    def _run(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        inputs = self._forward_inputs(inputs)
-        survey = self.survey
-        if not self.at_seam:
-            return self._hidden(run_for_weights(self.base, inputs, survey, self.info.name, probe))
-        beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
-        light = None if survey.beside else self._light_from(inputs)
-        return self._hidden(
-            perform(self.base, inputs, survey.plan, probe, light, through=survey.through, beside=beside)
-        )
-
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all that the forward gets, on the model's device."""
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
@@ -357,14 +369,6 @@ class HuggingFaceModel(Model):
         inputs = {**standing_arguments(self.base), **self.survey.extras, **inputs}
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
-    def _hidden(self, output: Any) -> Tensor:
-        hidden = hidden_states(output)
-        if hidden is None and self.survey.beside:  # some give out what their head says, and no more
-            hidden = getattr(output, "logits", None)
-        if hidden is None:
-            raise AttnscopeError(f"{self.info.name} returns no hidden states")
-        return hidden
-
     def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
         """Return whether this run gets light masks: on long texts, where the model is known to understand them."""
         # accelerate moves masks from device to device, so that they are not known again.
@@ -375,34 +379,6 @@ class HuggingFaceModel(Model):
     @cached_property
     def _takes_light(self) -> bool:
         return takes_light_masks(self.base, self.survey)
-
-    def _pad(self, ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Numbers with the model's own padding, checked."""
-        if position_table(self.base) is not None:
-            require_length(self.info, ids.shape[1])
-        ids = ids if mask is None else ids.masked_fill(~mask, pad_id(self.base))
-        self.require_known(ids)
-        return ids
-
-
-def blocks_by_layer(base: PreTrainedModel, plan: Plan) -> dict[tuple[Kind, int], nn.Module]:
-    """Return the block of each attention whose hidden states are its keys'.
-
-    A block that holds several such is nobody's.
-    """
-    blocks: dict[tuple[Kind, int], nn.Module] = {}
-    n_attentions: Counter[nn.Module] = Counter()
-    for module, places in plan.items():
-        own = [place for place in places if place[0] != "cross"]
-        for block in blocks_of(base, [module]) if own else ():
-            n_attentions[block] += 1
-            blocks |= dict.fromkeys(own, block)
-    return {place: block for place, block in blocks.items() if n_attentions[block] == 1}
-
-
-def skipped_calls(plan: Plan, block_of: Mapping[Place, int], first: int) -> dict[nn.Module, int]:
-    """Return how many of its calls each module does not make where blocks before `first` are not computed."""
-    return {module: sum(block_of.get(place, first) < first for place in places) for module, places in plan.items()}
 
 
 def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:

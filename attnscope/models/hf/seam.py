@@ -14,12 +14,16 @@ Knows no files, no tokenizers and no text.
 """
 
 import contextlib
+import inspect
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -39,8 +43,7 @@ from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.devices import device_of
-from attnscope.models.hf.state import restore_state
+from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.turns import take_turn
 
 LIKE_SDPA = "attnscope"
@@ -87,32 +90,24 @@ class Seen:
 
 @dataclass(eq=False)
 class _Run:
-    """One forward pass of one model in one thread."""
+    """One forward pass of one model in one thread: a rehearsal, or with a probe."""
 
-    plan: Plan | None
-    probe: Probe | None
+    probe: Probe | None = None  # None = a rehearsal, which keeps what it sees
+    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)  # calls of each module that are to come
     beside: bool = False
     light_from: int | None = None
     light: list[tuple[Tensor, Light]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
-    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)  # calls that are to come
 
     def __call__(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
-        if self.plan is None or self.probe is None:
-            output, weights = attend_with_weights(call)
-            self.seen.append(Seen(weights, module, call, window))
-            return output
-        return self.probe(call)
-
-    def passes(self, module: nn.Module) -> bool:
-        """Return whether a module's attention is none of the plan's, and may be.
-
-        That of what makes tokens of pictures.
-        """
-        return self.beside and module not in (self.plan or {})
+        if self.probe is not None:
+            return self.probe(call)
+        output, weights = attend_with_weights(call)
+        self.seen.append(Seen(weights, module, call, window))
+        return output
 
     def place(self, module: nn.Module) -> Place:
-        if self.plan is None:
+        if self.probe is None:
             return "encoder", len(self.seen)
         if not self.waiting.get(module):
             raise AttnscopeError(
@@ -122,13 +117,13 @@ class _Run:
         return self.waiting[module].pop(0)
 
     def check_complete(self) -> None:
-        for places in self.waiting.values():
-            if places:
-                kind, layer = places[0]
-                raise AttnscopeError(
-                    f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
-                    "a part would be shown as the whole; give the texts one by one, or one of another length",
-                )
+        missing = next(itertools.chain(*self.waiting.values()), None)
+        if missing is not None:
+            kind, layer = missing
+            raise AttnscopeError(
+                f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
+                "a part would be shown as the whole; give the texts one by one, or one of another length",
+            )
 
 
 _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
@@ -136,7 +131,8 @@ _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
     """Run a model through the seam without a plan; return its output, and its attention calls in order."""
-    return _forward(model, inputs, _Run(None, None))
+    run = _Run()
+    return _forward(model, model, inputs, run), run.seen
 
 
 def perform(
@@ -167,20 +163,18 @@ def perform(
     """
     skipped = skipped or {}
     waiting = {module: [*places][skipped.get(module, 0) :] for module, places in plan.items()}
-    return _forward(model, inputs, _Run(plan, probe, beside, light_from, waiting=waiting), through)[0]
+    return _forward(model, through or model, inputs, _Run(probe, waiting, beside, light_from))
 
 
-def _forward(
-    model: PreTrainedModel, inputs: Mapping[str, Any], run: _Run, through: Callable[..., Any] | None = None
-) -> tuple[Any, list[Seen]]:
+def _forward(model: PreTrainedModel, function: Callable[..., Any], inputs: Mapping[str, Any], run: _Run) -> Any:
     with use_attention(model, implementation_for(model)):
         token = _run.set(run)
         try:
-            output = (through or model)(**inputs)
+            output = function(**inputs)
         finally:
             _run.reset(token)
     run.check_complete()
-    return output, run.seen
+    return output
 
 
 # The registered functions ---------------------------------------------------------------------------------------
@@ -226,10 +220,9 @@ def attention_function(
             raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {name} that is not known")
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    # Find which layer this is. Attention beside the plan runs as if no run were in progress.
-    batch = max(query.shape[0], key.shape[0], value.shape[0])
+    # Find which layer this is. Attention beside the plan, as of what makes tokens of pictures, is no part of the run.
     run = _run.get()
-    if run is not None and run.passes(module):
+    if run is not None and run.beside and module not in run.waiting:
         run = None
     place: Place = ("encoder", 0) if run is None else run.place(module)
     kind, layer = place
@@ -242,6 +235,7 @@ def attention_function(
         mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     # A query, key or value with a batch of 1 is shared by all texts.
+    batch = max(query.shape[0], key.shape[0], value.shape[0])
     call = AttentionCall(
         layer=layer,
         kind=kind,
@@ -309,65 +303,23 @@ def implementation_for(model: PreTrainedModel) -> str:
 # Light masks -----------------------------------------------------------------------------------------------------
 
 
-class _NeededError(Exception):
-    """Raised when a mask would be written out."""
-
-
 def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
     """Return a mask as transformers' own function makes it, or a light one in a run that takes them."""
     run = _run.get()
     n_keys = int(request["kv_length"])
-    if run is None or run.plan is None:
+    if run is None or run.light_from is None or n_keys < run.light_from:
         return written_out(**request)
     # A light mask needs a rule that two words can say, and padding by key.
-    rule = None
-    padding = None
-    if run.light_from is not None and n_keys >= run.light_from:
-        rule = _rule(request)
-        padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
-    if rule is None or (padding is not None and padding.ndim != 2):
-        return written_out(**request)
-    if written_out is sdpa_mask:
-        # Where these models would get no mask at all, they get none here.
-        try:
-            return sdpa_mask(**{**request, "mask_function": _never_write_out})
-        except _NeededError:
-            pass
-    # The padding alone, (batch, 1, 1, key); `_light_of` finds the rule by this very tensor.
-    batch = int(request["batch_size"])
+    rule = _rule(request)
+    padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if padding is None:
-        mask = torch.ones(batch, 1, 1, n_keys, dtype=torch.bool, device=request.get("device", "cpu"))
-    else:
-        mask = padding.bool()[:, None, None, :n_keys].clone()
+        padding = torch.ones(int(request["batch_size"]), n_keys, device=request.get("device", "cpu"))
+    if rule is None or padding.ndim != 2:
+        return written_out(**request)
+    # The padding alone, (batch, 1, 1, key); `_light_of` finds the rule by this very tensor.
+    mask = padding.bool()[:, None, None, :n_keys].clone()
     run.light.append((mask, rule))
     return mask
-
-
-def _never_write_out(*_: object) -> Any:
-    raise _NeededError
-
-
-def _rule(request: Mapping[str, Any]) -> Light | None:
-    """Return the rule of a mask function; None if it is more than causality, a window, or both."""
-    if request.get("q_offset", 0) or request.get("kv_offset", 0):
-        return None
-    # The rule must be a conjunction of causality and windows.
-    parts = _parts(request.get("mask_function", causal_mask_function))
-    if parts is None or (parts != [bidirectional_mask_function] and request["q_length"] != request["kv_length"]):
-        return None
-    is_causal = False
-    window = None
-    for part in parts:
-        if part is causal_mask_function:
-            is_causal = True
-        elif part is not bidirectional_mask_function:
-            near = _closure_value(part, "sliding_window")
-            if not isinstance(near, int):
-                return None
-            # The one says "less than", the other "at most".
-            near += part.__code__ is _BIDIRECTIONAL_WINDOW
-            window = near if window is None else min(window, near)
-    return Light(is_causal, None if window is None or window >= request["kv_length"] else window)
 
 
 _AND = and_masks().__code__
@@ -375,20 +327,31 @@ _WINDOW = sliding_window_overlay(1).__code__
 _BIDIRECTIONAL_WINDOW = sliding_window_bidirectional_overlay(1).__code__
 
 
-def _parts(function: Any) -> "list[Callable[..., Any]] | None":
-    """Return the mask functions that must all allow a key; None if one of them is not known."""
-    code = getattr(function, "__code__", None)
-    if code is _AND:
-        parts = [_parts(part) for part in _closure_value(function, "mask_functions")]
-        return None if None in parts else [function for part in parts for function in part or ()]
-    if function in (causal_mask_function, bidirectional_mask_function) or code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
-        return [function]
-    return None
-
-
-def _closure_value(function: Any, name: str) -> Any:
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return cells[name].cell_contents if name in cells else None
+def _rule(request: Mapping[str, Any]) -> Light | None:
+    """Return the rule of a mask function; None if it is more than causality, windows, or several of them."""
+    if request.get("q_offset", 0) or request.get("kv_offset", 0):
+        return None
+    is_causal = False
+    windows: list[int] = []
+    # A conjunction of functions, each of which must allow a key; values that made a function stand in its closure.
+    waiting = [request.get("mask_function", causal_mask_function)]
+    for function in waiting:
+        code = getattr(function, "__code__", None)
+        if code is _AND:
+            waiting += inspect.getclosurevars(function).nonlocals["mask_functions"]
+        elif code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
+            # The one says "less than", the other "at most".
+            is_wider = code is _BIDIRECTIONAL_WINDOW
+            windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"] + is_wider)
+        elif function is causal_mask_function:
+            is_causal = True
+        elif function is not bidirectional_mask_function:
+            return None
+    n_keys = request["kv_length"]
+    if (is_causal or windows) and request["q_length"] != n_keys:
+        return None
+    window = min(windows, default=n_keys)
+    return Light(is_causal, window if window < n_keys else None)
 
 
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
@@ -420,8 +383,8 @@ _settings = weakref.WeakKeyDictionary()
 def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None]:
     """Make a model use an attention implementation, in eval mode and frozen, and put everything back afterwards.
 
-    What a forward pass itself changes is put back too (see hf.state), so that no text depends on those before it. It is
-    this thread's turn with the model meanwhile.
+    What a forward pass itself changes is put back too (see `restore_state`), so that no text depends on those before
+    it. It is this thread's turn with the model meanwhile.
 
     Gradients still flow through whatever a probe brings along. None stands for the implementation that the model has,
     which is all there is of modules that are no model of transformers.
@@ -467,3 +430,45 @@ def parts_of_config(*configs: Any) -> list[Any]:
         parts[id(config)] = config
         waiting += [getattr(config, name, None) for name in config.sub_configs]
     return list(parts.values())
+
+
+# Leaving a model as it is ----------------------------------------------------------------------------------------
+
+_HOLDERS = frozenset({dict, OrderedDict, list, set})
+
+
+@contextlib.contextmanager
+def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
+    """Put back all that is no parameter after a forward pass that changed it.
+
+    BigBird's block-sparse layers become full ones at the first short text and stay so; rotary tables grow with the
+    longest text. Put back are attributes of modules, submodules, buffers, hooks, and settings of configs. So are the
+    global random states of torch (on the CPU and the model's device) and NumPy: BigBird draws the blocks that it
+    attends to, and a caller's own draws must not depend on what is looked at.
+
+    Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
+    accelerate spreads over devices are left to it, which moves them.
+    """
+    # Copies of the containers, not of their contents: buffers stay the same tensors.
+    owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
+    before = [(holder, holder.copy()) for attributes in owners for holder in (attributes, *_holders_in(attributes))]
+    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
+    try:
+        with fork_rng(device_of(model)):
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        for holder, content in before:
+            # No content that is to stay is ever away: another thread may be reading it.
+            if isinstance(holder, list):
+                holder[:] = content
+                continue
+            holder.update(content)
+            for extra in [key for key in holder if key not in content]:
+                (holder.discard if isinstance(holder, set) else holder.pop)(extra)
+
+
+def _holders_in(attributes: dict[str, Any]) -> list[Any]:
+    """Return the dictionaries, lists and sets among a module's attributes."""
+    left_alone = {"_parameters", "_buffers"} if "_hf_hook" in attributes else {"_parameters"}
+    return [value for name, value in attributes.items() if type(value) in _HOLDERS and name not in left_alone]

@@ -2,7 +2,7 @@
 
 There is one small JSON file per model from files, in the user's cache folder. Its name is a hash of all that a verdict
 depends on, and it holds a checksum: a file that is damaged in any way is no verdict, and the check runs. Models in
-memory are never remembered; nor are failures.
+memory and those that bring their own code are never remembered; nor are failures.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, parse_json
+from attnscope.models.files import file_sha256
 from attnscope.models.hf.seam import implementation_for
 from attnscope.models.hf.survey import Survey
 from attnscope.results.storage import write_whole
@@ -92,7 +92,7 @@ class Memory:
     def _read(self) -> dict[str, Any]:
         """Return the verdict that the file holds; {} if there is none, or it is damaged."""
         try:
-            document = parse_json(self._path.read_bytes()) if self._path.is_file() else {}
+            document = parse_json(self._path.read_bytes())
             verdict: dict[str, Any] = document["verdict"]
             return verdict if document["sha256"] == self._checksum(verdict) else {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -106,7 +106,7 @@ class Memory:
 
     def _checksum(self, verdict: Any) -> str:
         # It covers the file's name too: a file under another name is no verdict.
-        return _sha256(f"{self._path.name} {json.dumps(verdict, sort_keys=True)}".encode())
+        return _hash([self._path.name, verdict])
 
 
 def _cache_folder() -> Path:
@@ -123,40 +123,28 @@ def _cache_folder() -> Path:
 
 def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
     """Return a hash over all that a verdict depends on: files, code, versions, precision and machine."""
-    own_code = [path for folder in _OWN_CODE for path in sorted((PACKAGE / folder).rglob("*.py"))]
-    device = [base.device.type, platform.system(), platform.machine(), torch.get_float32_matmul_precision()]
-    if base.device.type == "cuda":
-        device.append(torch.cuda.get_device_name(base.device))
-    else:
-        device.append(torch.backends.cpu.get_cpu_capability())
-    facts = {
-        **hashes,
-        "attnscope": _hash_files(own_code),
-        "remote code": _hash_files(_remote_code(model)),
-        "packages": versions(),
-        "model": [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(model), type(base))],
-        "attention": [implementation_for(base), str(base.config._attn_implementation)],
-        "dtypes": sorted({str(parameter.dtype) for parameter in base.parameters()}),
-        "device": device,
-    }
-    return _sha256(json.dumps(facts, sort_keys=True).encode())
+    code: dict[str, str] = {}
+    for folder in _OWN_CODE:
+        code |= {str(path.relative_to(PACKAGE)): file_sha256(path) for path in (PACKAGE / folder).rglob("*.py")}
+    is_cuda = base.device.type == "cuda"
+    chip = torch.cuda.get_device_name(base.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
+    return _hash(
+        {
+            "files": dict(hashes),
+            "attnscope": code,
+            "packages": versions(),
+            "model": [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(model), type(base))],
+            "attention": [implementation_for(base), str(base.config._attn_implementation)],
+            "dtypes": sorted({str(parameter.dtype) for parameter in base.parameters()}),
+            "device": [base.device.type, platform.system(), platform.machine(), chip],
+            "precision": torch.get_float32_matmul_precision(),
+        }
+    )
 
 
-def _remote_code(model: PreTrainedModel) -> list[Path]:
-    """Return the files with code that came with a model, sorted; they may import what lies beside them."""
-    names = {kind.__module__ for module in model.modules() for kind in type(module).__mro__}
-    files: set[Path] = set()
-    for name in names:
-        if name.startswith("transformers_modules."):
-            files |= set(Path(str(sys.modules[name].__file__)).parent.rglob("*.py"))
-    return sorted(files)
-
-
-def _hash_files(paths: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{path.name} {_sha256(path.read_bytes())}\n".encode())
-    return digest.hexdigest()
+def _hash(facts: Any) -> str:
+    """Return the SHA-256 of what JSON can hold, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @functools.cache
@@ -167,7 +155,3 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
