@@ -5,7 +5,7 @@ Loads no torch and no engine before a model is loaded.
 
 import os
 import threading
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,7 +108,7 @@ def load(
     if native and source.folder is None:
         from attnscope.models.own.glass_box import load_own
 
-        return load_own(source, device=device, dtype=dtype)
+        return load_own(source.name, device=device, dtype=dtype)
     if native:
         from attnscope.models.own.native import load_native
 
@@ -208,8 +208,7 @@ def describe(
     config = read_config(source)
     sha256 = verify(source)
     info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
-    with ExitStack() as stack:
-        Checkpoint(weight_files(source.folder), Encoder.of(config), stack, "np").plan()
+    Checkpoint(source.folder, Encoder.of(config), "np").plan()
     return info, FastTokenizer.open(source.folder)
 
 

@@ -46,6 +46,13 @@ class Source:
     adapter: Path | None = None  # the folder of an adapter that belongs to it
     pinned_files: tuple[tuple[str, str], ...] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
 
+    @property
+    def files_folder(self) -> Path:
+        """Return the folder of its files; refuse a model that is made in memory."""
+        if self.folder is None:
+            raise AttnscopeError(f"{self.name} has no files", _TRY_NAMES)
+        return self.folder
+
 
 @dataclass(frozen=True)
 class Known:
@@ -309,9 +316,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 def read_config(source: Source) -> dict[str, Any]:
     """Return the model's configuration, as config.json holds it."""
-    if source.folder is None:
-        raise AttnscopeError(f"{source.name} has no files", _TRY_NAMES)
-    path = source.folder / "config.json"
+    path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
         # Counts of layers and heads, also those of configurations within: a huge one would be listed for ever.

@@ -1,14 +1,15 @@
 """The tensors of a checkpoint that our own networks compute, by our names: for torch, or for NumPy without torch."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from attnscope.errors import AttnscopeError, first_line
-from attnscope.models.own.layouts import Encoder
+from attnscope.models.files import weight_files
+from attnscope.models.own.layouts import PREFIXES, Encoder
 
 _NUMPY_FLOATS = ("F16", "F32", "F64")
 """Precisions that NumPy knows, as safetensors names them."""
@@ -17,27 +18,26 @@ _NUMPY_FLOATS = ("F16", "F32", "F64")
 class Checkpoint:
     """The tensors of a checkpoint, in one file or several, found by the names that its family or its elders use.
 
-    The stack closes the files; tensors are torch's ("pt") or NumPy's. `where` is the file, or the folder of several.
+    Tensors are torch's ("pt") or NumPy's.
     """
 
-    def __init__(
-        self, files: list[Path], encoder: Encoder, stack: ExitStack, framework: Literal["pt", "np"] = "pt"
-    ) -> None:
-        self.where = str(files[0] if len(files) == 1 else files[0].parent)
+    def __init__(self, folder: Path, encoder: Encoder, framework: Literal["pt", "np"] = "pt") -> None:
+        paths = weight_files(folder)
+        self._where = paths[0] if len(paths) == 1 else folder
         self._encoder = encoder
         self._framework = framework
-        self._files_by_tensor: dict[str, Any] = {}
-        self._paths_by_tensor: dict[str, Path] = {}
-        for path in files:
+        self._files: dict[str, Any] = {}  # the open file of each tensor
+        self._paths: dict[str, Path] = {}
+        for path in paths:
             try:
-                file = stack.enter_context(safe_open(path, framework=framework))
+                file: Any = safe_open(path, framework=framework)
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
-            self._files_by_tensor |= dict.fromkeys(file.keys(), file)
-            self._paths_by_tensor |= dict.fromkeys(file.keys(), path)
+            self._files |= dict.fromkeys(file.keys(), file)
+            self._paths |= dict.fromkeys(file.keys(), path)
         # A checkpoint saved with a head on top has the family's prefix before every name.
-        has_prefix = f"{encoder.prefix}embeddings.word_embeddings.weight" in self._files_by_tensor
-        self._prefix = encoder.prefix if has_prefix else ""
+        prefix = PREFIXES[encoder.model_type]
+        self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in self._files else ""
 
     def plan(self) -> dict[str, str]:
         """Return the file's names of all tensors that a network needs, by ours.
@@ -45,52 +45,66 @@ class Checkpoint:
         Refuse missing and misshapen ones, and layers that hold more than the network would compute.
         """
         # Check names and shapes first: no tensor is read from a checkpoint that lacks one.
-        plan = {ours: (self._find(theirs), size) for ours, (theirs, size) in self._encoder.tensors().items()}
-        missing = [name for name, _ in plan.values() if name not in self._files_by_tensor]
+        sizes = self._encoder.tensors()
+        plan = {ours: self._find(theirs) for ours, (theirs, _) in sizes.items()}
+        missing = [name for name in plan.values() if name not in self._files]
         if missing:
             raise AttnscopeError(
-                f"{self.where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
+                f"{self._where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
-        needed = {name for name, _ in plan.values()}
         layers = f"{self._prefix}encoder.layer."
-        unused = [name for name in self._files_by_tensor if name.startswith(layers) and name not in needed]
+        unused = [name for name in self._files.keys() - {*plan.values()} if name.startswith(layers)]
         if unused:
             raise AttnscopeError(
-                f"{self.where} holds {len(unused)} tensors that config.json has no place for, such as {unused[0]}",
+                f"{self._where} holds {len(unused)} tensors that config.json has no place for, such as {min(unused)}",
                 "give the config.json that belongs to the weights",
             )
-        for name, size in plan.values():
-            own_size = tuple(self._files_by_tensor[name].get_slice(name).get_shape())
-            if own_size != size:
+        for ours, name in plan.items():
+            size = tuple(self._files[name].get_slice(name).get_shape())
+            if size != sizes[ours][1]:
                 raise AttnscopeError(
-                    f"{self.where}: {name} has shape {own_size}, but config.json makes it {size}",
+                    f"{self._where}: {name} has shape {size}, but config.json makes it {sizes[ours][1]}",
                     "weights and config.json belong to different models",
                 )
-        return {ours: name for ours, (name, _) in plan.items()}
+        return plan
 
-    def raw(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield every tensor that a network needs, once all are there: our name, the file's, the tensor."""
+    def tensors(self, convert: Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
+        """Yield every tensor that a network needs, once all are there: our name, and what `convert` makes of it.
+
+        Refuse NaN and infinity, also those that come of converting.
+        """
         for ours, name in self.plan().items():
             try:
-                tensor = self._read(name)
+                tensor = convert(self._read(name))
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
-                raise _damaged(self._paths_by_tensor[name], error) from error
-            yield ours, name, tensor
+                raise _damaged(self._paths[name], error) from error
+            # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by
+            # NumPy, for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
+            wide = tensor if tensor.itemsize >= 4 else tensor.float()
+            with np.errstate(all="ignore"):
+                total = np.asarray(wide).sum()
+            if not np.isfinite(total):
+                precision = str(tensor.dtype).removeprefix("torch.")
+                raise AttnscopeError(
+                    f"{self._where}: {name} holds NaN or infinite values as {precision}",
+                    "the weights are damaged, or too large for this precision",
+                )
+            yield ours, tensor
 
     def _read(self, name: str) -> Any:
         """Return one tensor of real numbers; refuses complex numbers and quantised integers."""
         # The header tells the type: tensors that are no real numbers are never read.
-        file = self._files_by_tensor[name]
+        file = self._files[name]
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):
             reason = "the weights are complex numbers" if dtype.startswith("C") else "the weights are quantised"
-            raise AttnscopeError(f"{self.where}: {name} is of type {dtype}", reason)
+            raise AttnscopeError(f"{self._where}: {name} is of type {dtype}", reason)
         if self._framework == "pt" or dtype in _NUMPY_FLOATS:
             return file.get_tensor(name)
         # NumPy has no bfloat16 and no float8. torch has, and each of their numbers is a float32.
-        with safe_open(self._paths_by_tensor[name], framework="pt") as torch_file:
-            return torch_file.get_tensor(name).float().numpy()
+        torch_file: Any = safe_open(self._paths[name], framework="pt")
+        return torch_file.get_tensor(name).float().numpy()
 
     def _find(self, name: str) -> str:
         """Return the name in the file.
@@ -99,12 +113,12 @@ class Checkpoint:
         """
         name = self._prefix + name
         elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return elder if name not in self._files_by_tensor and elder in self._files_by_tensor else name
+        return elder if name not in self._files and elder in self._files else name
 
 
 def _damaged(path: Path, error: Exception) -> AttnscopeError:
-    pointer = path.is_file() and path.stat().st_size < 1024
+    is_pointer = path.is_file() and path.stat().st_size < 1024
     return AttnscopeError(
         f"{path} is damaged or cut short: {first_line(error)}",
-        "it may be a Git LFS pointer: git lfs pull" if pointer else "get the file again",
+        "it may be a Git LFS pointer: git lfs pull" if is_pointer else "get the file again",
     )

@@ -57,7 +57,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.catalog import Source, resolve
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch
 from attnscope.models.own.layered import LayeredModel
@@ -106,6 +105,9 @@ def written_slot(layer: int, head: int) -> slice:
 
 # Heads ----------------------------------------------------------------------------------------------------------
 
+Terms = list[tuple[Array, Array]]
+"""What a head's scores are the sum of: rows of its query and of its key projection, (row, d_model) each."""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -113,63 +115,45 @@ class Head:
 
     what: str
     roles: tuple[str, ...]  # the role that it is made for, then those that follow from it
-    # makes its query and key projections, (d_head, d_model), in units of sharpness
-    scores: Callable[[], tuple[Array, Array]]
+    scores: Callable[[], Terms]  # makes the terms of its scores, in units of sharpness
 
 
-def _offset(offset: int, idle: int | None = None) -> tuple[Array, Array]:
-    """Return projections that look `offset` tokens ahead, each (d_head, d_model); queries with the flag `idle` rest."""
-    query, key = _blank()
-    rest_place = place_codes(np.array(1))
+def _rows(slot: slice | int) -> Array:
+    """Return rows that read a slot or a flag of the residual stream, number by number, (row, d_model)."""
+    columns = np.arange(D_MODEL)
+    rows: Array = (columns[slot].reshape(-1, 1) == columns).astype(np.float32)
+    return rows
+
+
+def _offset(offset: int, idle: int | None = None) -> Terms:
+    """Return the terms that look `offset` tokens ahead; queries with the flag `idle` rest."""
     # 2 a(i + o, j) for the place slot; [REST] has its place in its flag.
-    query[PLACE, PLACE] = 2 * _turn(offset)
-    query[PLACE, REST_FLAG] = 2 * _turn(offset) @ rest_place
-    key[PLACE, PLACE] = np.eye(D_PLACE)
-    key[PLACE, REST_FLAG] = rest_place
+    place = _rows(PLACE) + place_codes(np.array(1))[:, None] * _rows(REST_FLAG)
+    terms = [(2 * _turn(offset) @ place, place)]
     if idle is not None:
-        query[D_PLACE, idle] = 2 * len(MODULI) + 2
-        key[D_PLACE, REST_FLAG] = 1
-    return query, key
+        terms.append(((2 * len(MODULI) + 2) * _rows(idle), _rows(REST_FLAG)))
+    return terms
 
 
-def _first() -> tuple[Array, Array]:
-    query, key = _blank()
-    query[PLACE, ONE] = 2 * place_codes(np.array(0))
-    key[PLACE, PLACE] = np.eye(D_PLACE)
-    return query, key
+def _first() -> Terms:
+    return [(2 * place_codes(np.array(0))[:, None] * _rows(ONE), _rows(PLACE))]
 
 
-def _match(codes: slice) -> tuple[Array, Array]:
-    """Return projections that look for the query's token in a slot of the keys, anywhere but at the query itself."""
-    query, key = _blank()
-    n = len(MODULI)
-    token = slice(D_CODE)
-    place = slice(D_CODE, D_CODE + D_PLACE)
-    constant = D_CODE + D_PLACE
+def _match(codes: slice) -> Terms:
+    """Return the terms that look for the query's token in a slot of the keys, anywhere but at the query itself."""
     # The three terms of "same token": matching codes, minus own place, minus a constant that [REST] gets back.
-    query[token, TOKEN] = 4 * n / D_CODE * np.eye(D_CODE)
-    key[token, codes] = np.eye(D_CODE)
-    query[place, PLACE] = -2 * np.eye(D_PLACE)
-    key[place, PLACE] = np.eye(D_PLACE)
-    query[constant, ONE] = 1
-    key[constant, ONE] = -(2 * n + 1)
-    key[constant, REST_FLAG] = 2 * n + 1
-    return query, key
+    n = len(MODULI)
+    minus_place = _rows(PLACE)
+    minus_place[:, PLACE] *= -2
+    return [
+        (4 * n / D_CODE * _rows(TOKEN), _rows(codes)),
+        (minus_place, _rows(PLACE)),
+        (_rows(ONE), (2 * n + 1) * (_rows(REST_FLAG) - _rows(ONE))),
+    ]
 
 
-def _punctuation() -> tuple[Array, Array]:
-    query, key = _blank()
-    query[0, ONE] = 1
-    key[0, ONE] = -1
-    key[0, REST_FLAG] = 1
-    key[0, PUNCTUATION_FLAG] = 2
-    return query, key
-
-
-def _blank() -> tuple[Array, Array]:
-    """Return projections that score all keys alike, each (d_head, d_model), all 0."""
-    query, key = np.zeros((2, D_HEAD, D_MODEL), np.float32)
-    return query, key
+def _punctuation() -> Terms:
+    return [(_rows(ONE), _rows(REST_FLAG) - _rows(ONE) + 2 * _rows(PUNCTUATION_FLAG))]
 
 
 def _turn(offset: int) -> Array:
@@ -200,7 +184,7 @@ _HEADS: dict[str, Head] = {
         partial(_match, written_slot(0, 0)),
     ),
     "delimiter": Head("punctuation", ("delimiter",), _punctuation),
-    "diffuse": Head("all tokens alike", ("diffuse",), _blank),
+    "diffuse": Head("all tokens alike", ("diffuse",), list),
 }
 _LAYER_1 = ("previous", "induction", "self", "first", "same earlier", "two back", "diffuse")
 
@@ -248,11 +232,8 @@ def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
 
 
 def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
-    heads: dict[tuple[int, int], Head] = {}
-    for layer, names in enumerate(VARIANTS[name].heads):
-        for number, head in enumerate(names):
-            heads[layer, number] = _HEADS[head]
-    return heads
+    names = VARIANTS[name].heads
+    return {(layer, head): _HEADS[names[layer][head]] for layer, head in np.ndindex(N_LAYERS, N_HEADS)}
 
 
 # Codes ----------------------------------------------------------------------------------------------------------
@@ -296,17 +277,23 @@ def own_weights(name: str = "own") -> dict[str, Array]:
     """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model)."""
     weights: dict[str, Array] = {}
     for layer, names in enumerate(VARIANTS[name].heads):
-        # Values are the keys' token codes; the output copies their mean into the head's own slot.
-        query, key = zip(*(_HEADS[head].scores() for head in names), strict=True)
-        value, out = np.zeros((2, D_MODEL, D_MODEL), np.float32)
-        for head in range(N_HEADS):
-            first = slice(head * D_HEAD, head * D_HEAD + D_CODE)
-            value[first, TOKEN] = out[written_slot(layer, head), first] = np.eye(D_CODE)
+        query, key, value, out = np.zeros((4, D_MODEL, D_MODEL), np.float32)
+        for number, head in enumerate(names):
+            # The rows of a head's terms, one after the other; the rest of them is 0.
+            row = number * D_HEAD
+            codes = slice(row, row + D_CODE)
+            for query_rows, key_rows in _HEADS[head].scores():
+                rows = slice(row, row + len(query_rows))
+                query[rows] = query_rows
+                key[rows] = key_rows
+                row = rows.stop
+            # Values are the keys' token codes; the output copies their mean into the head's own slot.
+            value[codes, TOKEN] = np.eye(D_CODE)
+            out[written_slot(layer, number), codes] = np.eye(D_CODE)
         # Attention divides scores by the root of the heads' width.
-        weights[f"layers.{layer}.q_proj"] = np.concatenate(query) * np.float32(SHARPNESS * math.sqrt(D_HEAD))
-        weights[f"layers.{layer}.k_proj"] = np.concatenate(key)
-        weights[f"layers.{layer}.v_proj"] = value
-        weights[f"layers.{layer}.out_proj"] = out
+        query *= np.float32(SHARPNESS * math.sqrt(D_HEAD))
+        for part, weight in (("q_proj", query), ("k_proj", key), ("v_proj", value), ("out_proj", out)):
+            weights[f"layers.{layer}.{part}"] = weight
     return weights
 
 
@@ -327,7 +314,7 @@ def own_info(
 ) -> ModelInfo:
     """Return the facts of a glass box, without loading torch."""
     variant = VARIANTS[name]
-    weights = own_weights(name) if weights is None else weights
+    weights = weights or own_weights(name)
     return ModelInfo(
         name=name,
         source="made by attnscope",
@@ -352,10 +339,9 @@ class OwnModel(LayeredModel):
 
     sigma = D_MODEL**-0.5
 
-    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", variant: Variant) -> None:
+    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", looks_back: tuple[bool, ...]) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
-        self._attentions = layers
-        self._variant = variant
+        self._looks_back = looks_back
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Run a batch with the probe at each attention; padding may be on either side, and segments are ignored.
@@ -365,7 +351,7 @@ class OwnModel(LayeredModel):
         batch = self._require(batch)
         hidden = self._embed(batch.ids, batch.mask)
         with self._forward_pass():
-            for layer, looks_back in zip(self._attentions, self._variant.looks_back, strict=True):
+            for layer, looks_back in zip(self._layers, self._looks_back, strict=True):
                 written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
                 hidden = hidden + written
         return hidden
@@ -380,45 +366,45 @@ class OwnModel(LayeredModel):
         import torch
 
         # Places count real tokens only, so that padding on either side moves nothing: (batch, token).
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        real = torch.ones_like(ids) if mask is None else mask
         places = (real.cumsum(1) - 1).clamp(min=0)
         is_rest = ids == REST
         hidden = torch.zeros(*ids.shape, D_MODEL, dtype=getattr(torch, self.info.dtype), device=ids.device)
-        code = torch.from_numpy(place_codes(places.cpu().numpy())).to(hidden)
         # Fill the disjoint slots of (batch, token, d_model).
-        hidden[..., PLACE] = code.masked_fill(is_rest[..., None], 0)
+        hidden[..., PLACE] = torch.from_numpy(place_codes(places.cpu().numpy())).to(hidden)
+        hidden[..., PLACE].masked_fill_(is_rest[..., None], 0)
         hidden[..., TOKEN] = self.static_embeddings(ids).to(hidden)
         hidden[..., ONE] = 1
-        hidden[..., REST_FLAG] = is_rest.to(hidden)
-        hidden[..., PUNCTUATION_FLAG] = ((ids >= FIRST_PUNCTUATION) & (ids < FIRST_WORD)).to(hidden)
-        hidden[..., BOS_FLAG] = (ids == BOS).to(hidden)
-        hidden[..., EOS_FLAG] = (ids == EOS).to(hidden)
+        hidden[..., REST_FLAG] = is_rest
+        hidden[..., PUNCTUATION_FLAG] = (ids >= FIRST_PUNCTUATION) & (ids < FIRST_WORD)
+        hidden[..., BOS_FLAG] = ids == BOS
+        hidden[..., EOS_FLAG] = ids == EOS
         return hidden
 
 
-def load_own(spec: str | Source = "own", *, device: str = "cpu", dtype: str = "float32") -> OwnModel:
+def load_own(name: str = "own", *, device: str = "cpu", dtype: str = "float32") -> OwnModel:
     """Load a glass box, "own" or "own-causal"; AttnscopeError refuses other names."""
-    source = resolve(spec) if isinstance(spec, str) else spec
-    if source.name not in VARIANTS or source.folder is not None:
-        raise AttnscopeError(f"{source.name} is no glass box", f"choose from {', '.join(VARIANTS)}")
-    weights = own_weights(source.name)
+    if name not in VARIANTS:
+        raise AttnscopeError(f"{name} is no glass box", f"choose from {', '.join(VARIANTS)}")
+    variant = VARIANTS[name]
+    weights = own_weights(name)
 
     import torch
 
-    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.core.attention.multihead import PROJECTIONS, MultiHeadAttention
     from attnscope.models.devices import place
 
     # Layers are made on the meta device, and the weights put in: nothing is drawn at random first.
     where, precision = place(device, dtype)
-    info = own_info(source.name, weights, device=str(where), dtype=dtype)
+    info = own_info(name, weights, device=str(where), dtype=dtype)
     layers = []
     for number in range(N_LAYERS):
         with torch.device("meta"):
-            layer = MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=VARIANTS[source.name].kind)
-        state = {
-            f"{part}.weight": torch.from_numpy(weights[f"layers.{number}.{part}"]).to(where, precision)
-            for part in ("q_proj", "k_proj", "v_proj", "out_proj")
-        }
+            layer = MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=variant.kind)
+        state = {}
+        for part in PROJECTIONS:
+            weight = torch.from_numpy(weights[f"layers.{number}.{part}"])
+            state[f"{part}.weight"] = weight.to(where, precision)
         layer.load_state_dict(state, assign=True)
         layers.append(layer.eval().requires_grad_(False))
-    return OwnModel(info, layers, VARIANTS[source.name])
+    return OwnModel(info, layers, variant.looks_back)

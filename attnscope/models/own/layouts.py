@@ -13,24 +13,8 @@ from attnscope.models.info import ModelInfo
 Config = dict[str, Any]
 Shape = tuple[int, ...]
 
-ACTIVATIONS = ("gelu", "gelu_new", "relu")
-"""The activations that native.py and plain.py compute, as config.json names them."""
-
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
 """The families, by model_type, and what a checkpoint with a head on top puts before every name."""
-
-_DEFAULTS: Config = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-}
-"""What a setting is that config.json leaves out."""
 
 _EMBEDDINGS = {
     "word": ("embeddings.word_embeddings", "vocab_size"),
@@ -62,35 +46,37 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Encoder:
-    """The settings of an encoder, by BERT's names.
+    """The settings of an encoder, by BERT's names, and what they are where config.json leaves them out."""
 
-    Attributes:
-        prefix: As in PREFIXES.
-        is_roberta: Whether positions count from pad_token_id + 1, padding has none, and segments say nothing.
-    """
-
-    prefix: str
-    is_roberta: bool
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    hidden_act: str
-    max_position_embeddings: int
-    type_vocab_size: int
-    layer_norm_eps: float
-    pad_token_id: int
+    model_type: str
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
 
     @classmethod
     def of(cls, config: Config) -> "Encoder":
         """Read a configuration that `supports` accepts; null counts as left out."""
-        is_roberta = config["model_type"] != "bert"
-        values: Config = {}
-        for name, default in {**_DEFAULTS, "pad_token_id": int(is_roberta)}.items():
-            value = config.get(name)
-            values[name] = default if value is None else value
-        return cls(PREFIXES[config["model_type"]], is_roberta, **values)
+        known = {name: value for name, value in config.items() if value is not None and name in cls.__annotations__}
+        return cls(**{"pad_token_id": int(config["model_type"] != "bert"), **known})
+
+    @property
+    def is_roberta(self) -> bool:
+        """Return whether positions count from pad_token_id + 1, padding has none, and segments say nothing."""
+        return self.model_type != "bert"
+
+    def positions(self, ids: Any) -> Any:
+        """Return the rows of the table of positions for token numbers, (…, token), arrays of NumPy or of torch."""
+        if not self.is_roberta:
+            return (ids >= 0).cumsum(-1) - 1
+        real = ids != self.pad_token_id  # a padding token that a user types gets no position
+        return real.cumsum(-1) * real + self.pad_token_id
 
     @property
     def max_tokens(self) -> int:
@@ -127,13 +113,11 @@ def supports(config: Config) -> str | None:
             return f"{reason} ({name})"
     if config.get("position_embedding_type") not in (None, "absolute"):
         return f"its positions are {config['position_embedding_type']}, not absolute"
-    own_code = config.get("auto_map")
-    if own_code and (not isinstance(own_code, dict) or any(str(name).startswith("AutoModel") for name in own_code)):
+    if "AutoModel" in str(config.get("auto_map")):
         return "it brings its own code (auto_map)"
     # Settings that no encoder can have: wrong types, and sizes that do not divide.
     encoder = Encoder.of(config)
-    for name in (*_DEFAULTS, "pad_token_id"):
-        value = getattr(encoder, name)
+    for name, value in vars(encoder).items():
         if not _fits(name, value):
             return f"its {name} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
@@ -143,8 +127,8 @@ def supports(config: Config) -> str | None:
 
 def _fits(name: str, value: Any) -> bool:
     """Return whether the native engine can take a setting: a config.json may hold anything."""
-    if name == "hidden_act":
-        return isinstance(value, str) and value in ACTIVATIONS
+    if name in ("model_type", "hidden_act"):
+        return value in (*PREFIXES, "gelu")
     if name == "layer_norm_eps":
         return type(value) in (int, float) and 0 <= value < math.inf
     return type(value) is int and value >= (0 if name == "pad_token_id" else 1)

@@ -3,33 +3,20 @@
 Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from functools import partial
-
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
-from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.devices import name_dtype, place
-from attnscope.models.files import weight_files
+from attnscope.models.devices import place
 from attnscope.models.info import ModelInfo, require_numbers
 from attnscope.models.model import Batch, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.layouts import Encoder, native_info, supports
+from attnscope.models.own.layouts import Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 class NativeModel(LayeredModel):
@@ -57,49 +44,21 @@ class NativeModel(LayeredModel):
 
 
 def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
-    """Load a BERT-family encoder from safetensors; `models.load` explains device and precision.
-
-    Raises:
-        AttnscopeError: `supports` refuses the configuration, or the files are damaged or incomplete.
-    """
+    """Load a BERT-family encoder that `supports` accepts; `models.load` explains device and precision."""
     config = read_config(source)
-    reason = supports(config)
-    if reason or source.folder is None:
-        raise AttnscopeError(
-            f"the native engine does not run {source.name}: {reason or 'it has no files'}", "use --engine hf"
-        )
     # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
     where, precision = place(device, dtype)
-    tokenizer = FastTokenizer.open(source.folder)
+    tokenizer = FastTokenizer.open(source.files_folder)
     info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(where))
     encoder = Encoder.of(config)
-    with ExitStack() as stack:
-        weights = Checkpoint(weight_files(source.folder), encoder, stack)
-        state = dict(_read_weights(weights, precision, where))
+    tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
+    state = {name: tensor.to(where) for name, tensor in tensors}
     # The network takes the tensors as they are: none is allocated twice.
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
     network.eval().requires_grad_(False)
     return NativeModel(info, tokenizer, encoder, network)
-
-
-def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a network, by our name; refuse NaN and infinity."""
-    tensor: Tensor
-    for ours, name, tensor in checkpoint.raw():
-        converted = tensor.to(dtype)
-        # One sum tells: NaN or infinity anywhere never leaves it finite. Wide, for half precision overflows; by NumPy,
-        # for waking torch's threads a hundred times takes up to ten times as long on a busy machine.
-        wide = converted if dtype.itemsize >= 4 else converted.float()
-        with np.errstate(all="ignore"):
-            total = wide.numpy().sum()
-        if not np.isfinite(total):
-            raise AttnscopeError(
-                f"{checkpoint.where}: {name} holds NaN or infinite values as {name_dtype(dtype)}",
-                "the weights are damaged, or too large for this precision",
-            )
-        yield ours, converted.to(device)
 
 
 class _Network(nn.Module):
@@ -113,22 +72,16 @@ class _Network(nn.Module):
         self.segment = _embedding(encoder.type_vocab_size, width)
         self.embedding_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
         self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
-        self._padding_id = encoder.pad_token_id if encoder.is_roberta else None
+        self._encoder = encoder
 
     def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
         # (batch, token) -> (batch, token, d_model), added in this order to round as the original does
         by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
         hidden: Tensor = self.word(ids) + by_segment
-        hidden = self.embedding_norm(hidden + self.position(self._positions(ids)))
+        hidden = self.embedding_norm(hidden + self.position(self._encoder.positions(ids)))
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
         return hidden
-
-    def _positions(self, ids: Tensor) -> Tensor:
-        if self._padding_id is None:
-            return torch.arange(ids.shape[1], device=ids.device)
-        real = ids != self._padding_id
-        return real.cumsum(1) * real + self._padding_id
 
 
 def _embedding(size: int, width: int) -> nn.Embedding:
@@ -149,10 +102,9 @@ class _Layer(nn.Module):
         self.down = nn.Linear(inner, width)
         self.attention_norm = nn.LayerNorm(width, eps)
         self.norm = nn.LayerNorm(width, eps)
-        self._activation = _ACTIVATIONS[encoder.hidden_act]
 
     def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
-        output: Tensor = self.norm(hidden + self.down(self._activation(self.up(hidden))))
+        output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))
         return output

@@ -4,21 +4,16 @@ It is the engine "numpy": what heads attend to on a short text is there before t
 """
 
 import math
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Maps, Model, Tokenizer
 from attnscope.models.own.checkpoint import Checkpoint
-from attnscope.models.own.layouts import Encoder, native_info, supports
+from attnscope.models.own.layouts import Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results.tokens import Tokens
 
@@ -74,12 +69,8 @@ class PlainEncoder(Model):
         require_numbers(self.info, ids, encoder.vocab_size)
         segments = np.asarray(np.zeros_like(ids) if encoder.is_roberta else tokens.segments)
         require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
-        positions = np.arange(len(ids))
-        if encoder.is_roberta:  # a padding token that a user types gets no position
-            real = ids != encoder.pad_token_id
-            positions = real.cumsum() * real + encoder.pad_token_id
         hidden = w["word.weight"][ids] + w["segment.weight"][segments]
-        return self._norm(hidden + w["position.weight"][positions], "embedding_norm")
+        return self._norm(hidden + w["position.weight"][encoder.positions(ids)], "embedding_norm")
 
     def _project(self, hidden: Array, name: str) -> Array:
         rows = self._linear(hidden, name)
@@ -88,7 +79,7 @@ class PlainEncoder(Model):
     def _finish(self, hidden: Array, output: Array, name: str) -> Array:
         """Return the hidden states after a layer, of those before it and of what its heads put out."""
         hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
-        inner = _ACTIVATIONS[self._encoder.hidden_act](self._linear(hidden, f"{name}.up"))
+        inner = _gelu(self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
     def _linear(self, rows: Array, name: str) -> Array:
@@ -108,22 +99,15 @@ def _softmax(scores: Array) -> Array:
 
 
 def load_plain(source: Source) -> PlainEncoder:
-    """Load a BERT-family encoder without torch."""
+    """Load a BERT-family encoder that `supports` accepts, without torch."""
     config = read_config(source)
-    reason = "it has no files" if source.folder is None else supports(config)
-    if reason or source.folder is None:
-        raise AttnscopeError(f"without torch, attnscope computes BERT-family encoders; not {source.name}: {reason}")
     encoder = Encoder.of(config)
-    with ExitStack() as stack:
-        checkpoint = Checkpoint(weight_files(source.folder), encoder, stack, "np")
-        weights = {ours: np.asarray(tensor, np.float32) for ours, _, tensor in checkpoint.raw()}
-    with np.errstate(all="ignore"):  # one sum tells: NaN or infinity anywhere never leaves it finite
-        broken = [name for name, tensor in weights.items() if not np.isfinite(tensor.sum())]
-    if broken:
-        raise AttnscopeError(f"{source.name} holds NaN or infinite values in {broken[0]}", "the weights are damaged")
+    weights = dict(
+        Checkpoint(source.files_folder, encoder, "np").tensors(lambda tensor: np.asarray(tensor, np.float32))
+    )
     # Last, as it is hashed beside all this; see models.load.
     info = native_info(source, config, sha256=verify(source), engine="numpy")
-    return PlainEncoder(info, FastTokenizer.open(source.folder), encoder, weights)
+    return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)
 
 
 def _erf(x: Array) -> Array:
@@ -136,17 +120,5 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.copysign(1 - tail * np.exp(-x * x), x))
 
 
-def _gelu_by_tanh(x: Array) -> Array:
-    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
-    return np.asarray(x / 2 * (1 + np.tanh(inner)))
-
-
 def _gelu(x: Array) -> Array:
     return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], Any]] = {
-    "gelu": _gelu,
-    "gelu_new": _gelu_by_tanh,
-    "relu": partial(np.maximum, 0.0),
-}
