@@ -143,16 +143,21 @@ def block_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def safe_path() -> Iterator[None]:
-    """Start Python processes meanwhile that import no module from the working folder, such as a numpy.py there."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
+def safe_path(**more: str) -> Iterator[None]:
+    """Start Python processes meanwhile that import no module from the working folder, such as a numpy.py there.
+
+    `more` are further variables of their environment.
+    """
+    variables = {"PYTHONSAFEPATH": "1", **more}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
+        for name, value in before.items():
+            del os.environ[name]
+            if value is not None:
+                os.environ[name] = value
 
 
 def tame_matplotlib() -> None:

@@ -17,11 +17,11 @@ class Here:
     def __init__(self, lost: Callable[[Any], bool] = lambda _: False) -> None:
         self._lost = lost
 
-    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome[Any], None, None]:
+    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
         worker = copied(function)
+        worker.load()
         for number, block in enumerate(blocks):
             if self._lost(block):
                 yield Outcome(number, block, None, "struck")
                 continue
-            worker.load()
             yield Outcome(number, block, copied(worker(copied(block))))

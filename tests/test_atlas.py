@@ -100,8 +100,8 @@ def test_what_the_decile_of_a_head_shows_is_a_fair_draw():
         texts = []
         for i, lot in enumerate(lots):
             text = CorpusText(i, "t", i, text=str(i))
-            texts.append(ScoredText(text, 0, 9, int(lot)))
-        scores = Scores.of([("encoder", 0, h) for h in range(7)], texts, values, 2, n_texts)
+            texts.append(ScoredText(int(lot), i, 0, text, 9))
+        scores = Scores(texts, values, 2, n_texts).choose()
         drawn = scores.deciles()[1]
         assert (drawn == drawn[0]).all()
         places = np.array([scores.texts[number].text.index for number in drawn[0]])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,17 +35,16 @@ def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
     Returns:
         Row -> kind and layer, the first that was computed, for the rows that are broken alone.
     """
-    broken: dict[int, Place] = {}
+    # A decoder's layers are between those across; an encoder's are before all of them.
     kinds = list(numbers)
     places = [(kind, layer) for kind in kinds for layer in numbers[kind]]
-    # A decoder's layers are between those across; an encoder's are before all of them.
-    for kind, layer in sorted(places, key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0]))):
+    places.sort(key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0])))
+    broken: dict[int, Place] = {}
+    for kind, layer in places:
         array = numbers[kind][layer]
-        with np.errstate(invalid="ignore", over="ignore"):
-            if np.isfinite(float(array.sum())):
-                continue
-        rows = ~np.isfinite(np.asarray(array.cpu() if hasattr(array, "cpu") else array))
-        for row in np.flatnonzero(rows.reshape(len(rows), -1).any(1)).tolist():
+        array = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+        is_whole = np.isfinite(array).reshape(len(array), -1).all(1)
+        for row in np.flatnonzero(~is_whole).tolist():
             broken.setdefault(row, (kind, layer))
     return broken
 
@@ -90,23 +89,19 @@ class LeftOut:
             raise AttnscopeError(f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info))
 
 
-def require_finite(numbers: Mapping[str, Mapping[int, Any]], info: ModelInfo) -> None:
-    """Refuse numbers, as `broken_rows` takes them, with NaN or infinity on one text: no picture of that is true."""
-    for place in broken_rows(numbers).values():
-        raise refusal(info, place)
-
-
-def refusal(info: ModelInfo, place: Place, what: str = "this text") -> AttnscopeError:
+def refusal(info: ModelInfo, place: Place) -> AttnscopeError:
     """Return the error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
-    return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on {what}", hint(info))
+    return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on this text", hint(info))
 
 
 def describe_place(info: ModelInfo, place: Place) -> str:
     """Such as `decoder layer 3 computes NaN or infinity in float16`."""
     kind, layer = place
     if layer is None:
-        return f"last hidden states{' ' * bool(kind)}{kind} are NaN or infinite in {info.dtype}"
-    return f"{kind + ' ' if len(info.kinds) > 1 else ''}layer {layer} computes NaN or infinity in {info.dtype}"
+        states = f"last hidden states {kind}".strip()
+        return f"{states} are NaN or infinite in {info.dtype}"
+    layers = f"{kind} layer" if len(info.kinds) > 1 else "layer"
+    return f"{layers} {layer} computes NaN or infinity in {info.dtype}"
 
 
 def hint(info: ModelInfo) -> str:
@@ -135,19 +130,16 @@ def failure(step: str, error: Exception) -> dict[str, str]:
     return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
 
 
-def add_steps(record: R, steps: Sequence[tuple[str, Callable[[R], R]]]) -> R:
-    """Return the record after further steps, each with its name; no step follows a failure or an interruption.
+def add_step(record: R, name: str, add: Callable[[R], R]) -> R:
+    """Return the record after a further step with a name; it does not follow a failure or an interruption.
 
     A step that fails or is interrupted leaves the record as it was, and the record says so.
     """
-    for name, add in steps:
-        if is_interrupted(record.corpus) or record.run.get("failures"):
-            return record
-        try:
-            record = add(record)
-        except KeyboardInterrupt:
-            corpus = settle_corpus(record.corpus, interrupted=True)
-            return replace(record, corpus=corpus)
-        except Exception as error:
-            return replace(record, run={**record.run, "failures": [failure(name, error)]})
-    return record
+    if is_interrupted(record.corpus) or record.run.get("failures"):
+        return record
+    try:
+        return add(record)
+    except KeyboardInterrupt:
+        return replace(record, corpus=settle_corpus(record.corpus, interrupted=True))
+    except Exception as error:
+        return replace(record, run={**record.run, "failures": [failure(name, error)]})

@@ -14,7 +14,7 @@ from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.failures import require_finite
+from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of, run_of_example
 from attnscope.studies.inputs.reading import Prompt, batch_of, read
 from attnscope.text import build_tokens, word_spans
@@ -89,7 +89,8 @@ def read_layer(
     around = surroundings(model, batch, place)
     inputs = _inputs_of(around)
     for numbers in (inputs.Q, inputs.K, inputs.V):
-        require_finite({place[0]: {layer: numbers[None]}}, model.info)
+        if not np.isfinite(numbers).all():
+            raise refusal(model.info, place)
     run = run_of(model.info, reading.notes)
     return OneLayer(reading.text, place, chosen.heads, queries, keys, inputs, run, batch, around)
 

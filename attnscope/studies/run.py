@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from attnscope.corpus import Copies, Problem, blocks, distinct
 from attnscope.errors import AttnscopeError, amount, is_out_of_memory
@@ -33,7 +33,7 @@ from attnscope.studies.inputs.texts import (
     sources_of,
     split_of,
 )
-from attnscope.studies.workers import Outcome, Workers, WorkersModel
+from attnscope.studies.workers import Outcome, Workers
 
 STEP = "the study of a later text"
 """What failed, if the study does not name it."""
@@ -41,12 +41,7 @@ STEP = "the study of a later text"
 R = TypeVar("R")
 
 
-class Block(Protocol):
-    """Hold texts that are measured together, in one place."""
-
-    @property
-    def texts(self) -> Sequence[Any]:
-        """Return its texts; each has an `index`, a `source` and a `line`."""
+# What a study brings
 
 
 @dataclass(kw_only=True, eq=False)
@@ -74,19 +69,28 @@ class Part:
     def merge(self, other: Self) -> Self:
         """Return what was added up over the texts of both; neither is changed."""
         both = copy(self)
-        for each in fields(self):
-            if not each.name.startswith("_"):
-                setattr(both, each.name, _add(getattr(self, each.name), getattr(other, each.name)))
-        both.halved_to = min((part.halved_to for part in (self, other) if part.halved_to is not None), default=None)
+        for name, value in other.lasting_fields().items():
+            setattr(both, name, _add(getattr(self, name), value))
+        both.halved_to = min(filter(None, (self.halved_to, other.halved_to)), default=None)
         return both
+
+    def lasting_fields(self) -> dict[str, Any]:
+        """Return the fields that outlast the block."""
+        names = [each.name for each in fields(self) if not each.name.startswith("_")]
+        return {name: getattr(self, name) for name in names}
 
 
 def _add(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
+    """Return the sum of two values of a field; None adds nothing."""
+    if first is None:
+        return second
+    if second is None:
+        return first
     if isinstance(first, Mapping):
         return {**first, **{name: _add(first.get(name), value) for name, value in second.items()}}
-    return first + second if isinstance(first, int | tuple) else first.merge(second)
+    if isinstance(first, int | tuple):
+        return first + second
+    return first.merge(second)
 
 
 P = TypeVar("P", bound=Part)
@@ -94,6 +98,8 @@ P = TypeVar("P", bound=Part)
 
 class Measurer(ABC, Generic[P]):
     """Measure blocks for a study. Each worker has a measurer of its own.
+
+    A block has `texts`, in one place; each text has an `index`, a `source` and a `line`.
 
     Attributes:
         room: How much of a batch fits into memory at once.
@@ -121,6 +127,9 @@ class Measurer(ABC, Generic[P]):
     def finish(self, part: P) -> P:
         """Return the part of a block, without what only later batches of the block needed."""
         return part
+
+
+# What comes of it
 
 
 @dataclass
@@ -152,7 +161,9 @@ class Run(Generic[P]):
     def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
         """Return what made a record: the model, notes and what failed."""
         about = run_of(info, [*notes, *self.notes])
-        return about | {"failures": self.failures} if self.failures else about
+        if self.failures:
+            about["failures"] = self.failures
+        return about
 
     def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
         """Return what a record says of the texts."""
@@ -169,36 +180,28 @@ class Run(Generic[P]):
         }
 
 
+# The loop
+
+
 def run(
-    measurer: Callable[..., Measurer[P]],
-    models: Sequence[Model],
-    texts: Texts,
-    nothing: P,
-    *,
-    block: int,
-    workers: Sequence[Workers] | None = None,
-    report: Report | None = None,
-    step: str = STEP,
+    measurer: Callable[..., Measurer[P]], models: Sequence[Model], texts: Texts, nothing: P, *, block: int, **how: Any
 ) -> Run[P]:
     """Go over a corpus, block by block, as `run_blocks` does. Copies of earlier texts are left out and counted.
 
     Args:
-        measurer: Makes the measurer of the models; with workers it is pickled.
-        models: The models, as a rule one.
+        measurer: As in `run_blocks`, and so are `models` and `nothing`.
+        models: See there.
         texts: The corpus.
-        nothing: The part of no text.
+        nothing: See there.
         block: The most texts of a block.
-        workers: How workers load each model; None = this process measures.
-        report: Hears how far it is after each batch; with workers after each block.
-        step: What is at work, for the record of a failure.
+        how: `workers`, `report` and `step` of `run_blocks`.
     """
     copies = Copies()
 
-    def share(cut: Block) -> float | None:
+    def share(cut: Any) -> float | None:
         return share_read(texts, cut.texts[-1].index)
 
-    cut = blocks(distinct(texts, copies), block)
-    going = run_blocks(measurer, models, cut, nothing, workers=workers, report=report, step=step, share=share)
+    going = run_blocks(measurer, models, blocks(distinct(texts, copies), block), nothing, share=share, **how)
     going.n_copies = copies.n
     return going
 
@@ -206,7 +209,7 @@ def run(
 def run_blocks(
     measurer: Callable[..., Measurer[P]],
     models: Sequence[Model],
-    cut: Iterable[Block],
+    cut: Iterable[Any],
     nothing: P,
     *,
     workers: Sequence[Workers] | None = None,
@@ -217,30 +220,52 @@ def run_blocks(
     """Go over blocks, and add up what comes of each in their order.
 
     If the user ends it, or if something fails after some texts, whole blocks count. Before the first whole block, an
-    interruption keeps the texts that are done: they are the longest of the first block, and a note says so. `share`
-    says how much of all texts had been read when a block was cut.
+    interruption keeps the texts that are done: they are the longest of the first block, and a note says so.
+
+    Args:
+        measurer: Makes the measurer of the models; with workers it is pickled.
+        models: The models, as a rule one.
+        cut: The blocks.
+        nothing: The part of no text.
+        workers: How workers load each model; None = this process measures.
+        report: Hears how far it is after each batch; with workers after each block.
+        step: What is at work, for the record of a failure.
+        share: Returns how much of all texts has been read, 0 to 1, when a block was cut; None = unknown.
 
     Raises:
         AttnscopeError: Something fails before any block is done, or no worker could begin.
     """
     going = Run(nothing)
     order = _InOrder(nothing)
-    tasks = _tasks(cut, share)
+    shares_read: list[float | None] = [0.0]
+
+    def read_blocks() -> Iterator[Any]:
+        for block in cut:
+            shares_read.append(share(block))
+            yield block
+
+    def tell(number: int, fraction: float, part: P) -> None:
+        """Report that a fraction of a block is done, with a part that is not among the sums yet."""
+        if report is not None:
+            before, after = shares_read[number : number + 2]
+            done = None if after is None else (before or 0.0) * (1 - fraction) + after * fraction
+            report(Progress(order.n_texts + part.n_texts, order.n_tokens + part.n_tokens, done))
+
     try:
         if workers is None:
-            outcomes = _here(measurer(*models), tasks, report)
+            outcomes = _measure_here(measurer(*models), read_blocks(), tell)
         else:
-            loaded = tuple(each.model(model) for each, model in zip(workers, models, strict=True))
+            loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
             executor = workers[0].executor_on(models[0].info.device)
-            outcomes = executor.map_blocks(_InWorker(loaded, measurer), tasks)
+            outcomes = executor.map_blocks(_InWorker(loaders, measurer), read_blocks())
         with closing(outcomes):
             for outcome in outcomes:
                 with delay_interrupts():
-                    order.take(outcome)
+                    order.take(outcome.number, outcome.result)
                 if outcome.lost:
-                    going.lost.append(_describe_lost(outcome.block.block, outcome.lost))
-                if report is not None and workers is not None:
-                    report(Progress(order.n_texts, order.n_tokens, outcome.block.share_at(1.0)))
+                    going.lost.append(_describe_lost(outcome.block, outcome.lost))
+                if workers is not None:
+                    tell(outcome.number, 1.0, nothing)
     except KeyboardInterrupt as interruption:
         going.complete = False
         going.notes += interruption.args
@@ -258,28 +283,8 @@ def run_blocks(
     return going
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Hold a block, and how much of all texts had been read before and after it; None = unknown."""
-
-    block: Any
-    before: float
-    after: float | None
-
-    def share_at(self, fraction: float) -> float | None:
-        """Return how much of all texts is done with a fraction of the block."""
-        return None if self.after is None else self.before + (self.after - self.before) * fraction
-
-
-def _tasks(cut: Iterable[Block], share: Callable[[Any], float | None]) -> Iterator[_Task]:
-    before = 0.0
-    for block in cut:
-        after = share(block)
-        yield _Task(block, before, after)
-        before = after or before
-
-
-def _describe_lost(block: Block, why: str) -> dict[str, Any]:
+def _describe_lost(block: Any, why: str) -> dict[str, Any]:
+    """Return the problem of a block that was given up."""
     n_lost = amount(len(block.texts), "text from here on was", "texts from here on were")
     first = block.texts[0]
     return asdict(Problem(first.source, first.line, f"{n_lost} not studied: {why}"))
@@ -300,24 +305,25 @@ class _InOrder(Generic[P]):
         self._waiting: dict[int, P | None] = {}
         self._next = 0
 
-    def take(self, outcome: Outcome[_Task]) -> None:
+    def take(self, number: int, part: P | None) -> None:
         """Take the part of a block; None if it was given up."""
-        part: P | None = outcome.result
-        self._waiting[outcome.number] = part
+        self._waiting[number] = part
         if part is not None:
             self.n_texts += part.n_texts
             self.n_tokens += part.n_tokens
         while self._next in self._waiting:
-            self._add(self._waiting.pop(self._next))
+            self._add(self._next)
             self._next += 1
 
     def take_rest(self) -> bool:
         """Add the parts that wait for a block which will not come; return whether there are any."""
-        for number in sorted(self._waiting):
-            self._add(self._waiting[number])
-        return bool(self._waiting)
+        rest = sorted(self._waiting)
+        for number in rest:
+            self._add(number)
+        return bool(rest)
 
-    def _add(self, part: P | None) -> None:
+    def _add(self, number: int) -> None:
+        part = self._waiting.pop(number)
         if part is not None:
             self.done = self.done.merge(part)
 
@@ -325,10 +331,10 @@ class _InOrder(Generic[P]):
 # Where blocks are measured
 
 
-def _here(
-    measurer: Measurer[P], tasks: Iterable[_Task], report: Report | None
-) -> Generator[Outcome[_Task], None, None]:
-    """Measure blocks in this process, one after the other, and report after each batch.
+def _measure_here(
+    measurer: Measurer[P], cut: Iterable[Any], tell: Callable[[int, float, P], None]
+) -> Generator[Outcome, None, None]:
+    """Measure blocks in this process, one after the other, and tell how far each is after each batch.
 
     If it is interrupted before any text of an earlier block counts, the texts of this one that are done are kept.
 
@@ -336,31 +342,27 @@ def _here(
         KeyboardInterrupt: With a note, if only some texts of a block were kept.
     """
     n_texts = 0
-    n_tokens = 0
-    for number, task in enumerate(tasks):
-        part = measurer.start(task.block)
+    for number, block in enumerate(cut):
+        part = measurer.start(block)
         try:
-            for fraction in _steps(measurer, task.block, part):
-                if report is not None:
-                    share = task.share_at(fraction)
-                    report(Progress(n_texts + part.n_texts, n_tokens + part.n_tokens, share))
+            for fraction in _add_batches(measurer, block, part):
+                tell(number, fraction, part)
         except KeyboardInterrupt:
             if n_texts or not part.n_texts:
                 raise
-            done = _finish(measurer, task.block, part)
-            yield Outcome(number, task, done)
-            n_all = len(task.block.texts)
-            if done.n_texts + done.left_out.n < n_all:
-                note = "Interrupted in the first block of texts, which begins with the longest"
-                raise KeyboardInterrupt(f"{note}: these are {done.n_texts:,} of its {n_all:,}.") from None
-            raise
-        done = _finish(measurer, task.block, part)
+            done = _finish(measurer, block, part)
+            yield Outcome(number, block, done)
+            n_all = len(block.texts)
+            if done.n_texts + done.left_out.n == n_all:
+                raise
+            note = "Interrupted in the first block of texts, which begins with the longest"
+            raise KeyboardInterrupt(f"{note}: these are {done.n_texts:,} of its {n_all:,}.") from None
+        done = _finish(measurer, block, part)
         n_texts += done.n_texts
-        n_tokens += done.n_tokens
-        yield Outcome(number, task, done)
+        yield Outcome(number, block, done)
 
 
-def _steps(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
+def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     """Add a block to its part, batch by batch; yield which fraction of its tokens is done."""
     batches = list(measurer.batches(block))
     n_tokens = sum(map(padded_size, batches))
@@ -373,34 +375,28 @@ def _steps(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
         yield n_done / max(1, n_tokens)
 
 
-def _finish(measurer: Measurer[P], block: Block, part: P) -> P:
-    """Return the part of a block, with the texts that were left out."""
-    finished = measurer.finish(part)
-    names = [each.name for each in fields(finished) if not each.name.startswith("_")]
-    done = type(finished)(**{name: getattr(finished, name) for name in names})
-    done.left_out = LeftOut.of(block.texts, part.broken)
-    done.broken = {}
-    done.halved_to = measurer.room.tokens
-    return done
+def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
+    """Return the part of a block, with the texts that were left out, and without what only this block needed."""
+    lasting = measurer.finish(part).lasting_fields()
+    lasting |= {"broken": {}, "left_out": LeftOut.of(block.texts, part.broken), "halved_to": measurer.room.tokens}
+    return type(part)(**lasting)
 
 
 @dataclass(eq=False)
 class _InWorker(Generic[P]):
     """Measure blocks in a worker, which loads the models once. It is pickled before that."""
 
-    models: tuple[WorkersModel, ...]
+    loaders: Sequence[Callable[[], Model]]
     make: Callable[..., Measurer[P]]
-    measurer: Measurer[P] | None = None
+    measurer: Measurer[P] = field(init=False)
 
     def load(self) -> None:
-        """Load the models, unless that is done."""
-        if self.measurer is None:
-            self.measurer = self.make(*(model.load() for model in self.models))
+        """Load the models."""
+        self.measurer = self.make(*(load() for load in self.loaders))
 
-    def __call__(self, task: _Task) -> P:
+    def __call__(self, block: Any) -> P:
         """Measure a block."""
-        assert self.measurer is not None
-        (outcome,) = _here(self.measurer, [task], None)
+        outcome = next(_measure_here(self.measurer, [block], lambda *_: None))
         part: P = outcome.result
         return part
 
@@ -421,62 +417,42 @@ class Room:
     def __init__(self) -> None:
         self.tokens: int | None = None
 
-    def size(self, batch: Sequence[Any]) -> int:
-        """Return how many tokens are measured at once."""
-        return padded_size(batch)
-
-    def parts(self, batch: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return what is tried in place of a batch that does not fit; nothing if it cannot be less."""
-        return halves(batch)
-
     def each(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
         """Do something with a batch, or with parts of it; yield each part that fitted, and the result.
 
         Raises:
             AttnscopeError: A single text does not fit.
         """
-        n_tokens = self.size(batch)
-        parts: Sequence[Sequence[Any]] = ()
-        if self.tokens is not None and n_tokens > self.tokens:
-            parts = self.parts(batch)
-        if not parts:
-            try:
-                result = _try(do, batch)
-            except MixedLengthsError:
-                parts = halves(batch)
-                if not parts:
-                    raise
-            else:
-                if result is not None:
-                    yield batch, result[0]
-                    return
-                _give_memory_back()
-                self.tokens = max(1, n_tokens // 2)
-                parts = self.parts(batch)
-                if not parts:
-                    raise AttnscopeError(
-                        f"one text of {n_tokens:,} tokens does not fit into memory",
-                        "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
-                    )
-        for part in parts:
-            yield from self.each(part, do)
+        n_tokens = padded_size(batch)
+        middle = len(batch) // 2
+        if not middle or self.tokens is None or n_tokens <= self.tokens:
+            result = self._try(batch, do)
+            if result is not None:
+                yield batch, result[0]
+                return
+        if not middle:
+            raise AttnscopeError(
+                f"one text of {n_tokens:,} tokens does not fit into memory",
+                "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
+            )
+        for half in (batch[:middle], batch[middle:]):
+            yield from self.each(half, do)
 
-
-def _try(do: Callable[[Any], R], batch: Sequence[Any]) -> tuple[R] | None:
-    """Return the result; None if memory ran out."""
-    # A function of its own: as long as the exception is there, its frames hold the tensors that filled the memory.
-    try:
-        return (do(batch),)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    return None
-
-
-def halves(batch: Sequence[Any]) -> Sequence[Sequence[Any]]:
-    """Return the two halves of a batch; nothing of a single text."""
-    middle = len(batch) // 2
-    return (batch[:middle], batch[middle:]) if middle else ()
+    def _try(self, batch: Sequence[Any], do: Callable[[Any], R]) -> tuple[R] | None:
+        """Return the result, or None if the batch must be halved."""
+        try:
+            return (do(batch),)
+        except MixedLengthsError:
+            if len(batch) == 1:
+                raise
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Now the exception is gone, and with it its frames, which held the tensors that filled the memory.
+        _give_memory_back()
+        self.tokens = max(1, padded_size(batch) // 2)
+        return None
 
 
 def padded_size(batch: Sequence[Sized]) -> int:

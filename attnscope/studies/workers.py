@@ -17,17 +17,18 @@ import socket
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
-from attnscope.errors import AttnscopeError, UsageError, amount, first_line
+from attnscope.errors import AttnscopeError, UsageError, amount, first_line, require_choice
 from attnscope.host import block_interrupts, safe_path, tame_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import hashes, remember_hashes
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 Where = Literal["local", "ray"]
 
+_Worker: TypeAlias = "_Process | _Actor"
+
 MOST_COUNT = 4096
 """More workers or threads than that are a slip of the pen."""
 
@@ -47,8 +50,6 @@ RUNS = 3
 
 _PATIENCE_S = 5
 """Seconds that an address of Ray may take to answer."""
-
-B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class Workers:
     loading: LoadOptions = LoadOptions()
 
     def __post_init__(self) -> None:
-        if self.executor not in get_args(Where):
-            raise UsageError(f"there is no executor {self.executor!r}", f"choose one of {', '.join(get_args(Where))}")
+        require_choice("executor", self.executor, get_args(Where))
         if self.address is not None and self.executor != "ray":
             raise UsageError("address is that of a Ray cluster", 'pass executor="ray" too')
         if self.executor == "local" and self.n is None:
@@ -88,63 +88,48 @@ class Workers:
             return RayCluster(self.n, self.threads, self.address, on_gpu=device.startswith("cuda"))
         return Processes(self.n or 1, self.threads)
 
-    def model(self, model: Model) -> WorkersModel:
-        """Return what lets workers load this very model."""
-        device = model.info.device if self.loading.device_map is None else self.loading.device
+    def loader(self, model: Model) -> Callable[[], Model]:
+        """Return what lets workers load this very model; it can be pickled."""
+        loading = self.loading
+        if loading.device_map is None:
+            loading = replace(loading, device=model.info.device)
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
-        return WorkersModel(
-            spec,
-            replace(self.loading, device=device),
-            self.threads,
-            model.info.sha256,
-            dict(versions()),
-            hashes() if self.executor == "local" else {},
-        )
+        known_hashes = hashes() if self.executor == "local" else {}
+        there = replace(self, spec=spec, loading=loading)
+        return partial(_load_same, there, model.info.sha256, dict(versions()), known_hashes)
 
 
-@dataclass(frozen=True)
-class WorkersModel:
-    """Hold the model of a study, as a worker loads it: the same weights, with the same versions.
+def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]) -> Model:
+    """Load a model in a worker.
 
-    Attributes:
-        spec: Its name; a folder is the same folder on every machine.
+    Args:
+        workers: How it is loaded; a folder is the same folder on every machine.
         sha256: What its weights must hash to.
-        versions: Of all that numbers may depend on.
-        hashes: Of its files; see `models.files.hashes`.
+        wanted_versions: The versions of all that numbers may depend on.
+        known_hashes: Those of its files; see `models.files.hashes`.
+
+    Raises:
+        AttnscopeError: It is not there, or another one.
     """
+    import torch
 
-    spec: str
-    loading: LoadOptions
-    threads: int
-    sha256: str
-    versions: dict[str, str]
-    hashes: dict[Any, str]
-
-    def load(self) -> Model:
-        """Load it.
-
-        Raises:
-            AttnscopeError: It is not there, or another one.
-        """
-        import torch
-
-        torch.set_num_threads(self.threads)
-        for name, number in versions():
-            if number != self.versions.get(name):
-                raise AttnscopeError(
-                    f"a worker has {name} {number}, not {self.versions.get(name)}",
-                    "install the same versions on all machines",
-                )
-        remember_hashes(self.hashes)
-        model = self.loading.load(self.spec)
-        if model.info.sha256 != self.sha256:
+    torch.set_num_threads(workers.threads)
+    for name, number in versions():
+        if number != wanted_versions.get(name):
             raise AttnscopeError(
-                f"{self.spec} has other weights on a worker ({model.info.sha256[:12]}, not {self.sha256[:12]})",
-                "give a model that is the same on all machines",
+                f"a worker has {name} {number}, not {wanted_versions.get(name)}",
+                "install the same versions on all machines",
             )
-        return model
+    remember_hashes(known_hashes)
+    model = workers.loading.load(workers.spec)
+    if model.info.sha256 != sha256:
+        raise AttnscopeError(
+            f"{workers.spec} has other weights on a worker ({model.info.sha256[:12]}, not {sha256[:12]})",
+            "give a model that is the same on all machines",
+        )
+    return model
 
 
 # Executors
@@ -154,14 +139,14 @@ class Function(Protocol):
     """Measure each block. A worker gets a pickled copy and keeps it for all of its blocks."""
 
     def load(self) -> None:
-        """Load what all blocks need, such as a model, unless that is done."""
+        """Load what all blocks need, such as a model; called once, before the first block."""
 
     def __call__(self, block: Any, /) -> Any:
         """Return what comes of a block."""
 
 
 @dataclass
-class Outcome(Generic[B]):
+class Outcome:
     """Hold a block, and what came of it.
 
     Attributes:
@@ -172,7 +157,7 @@ class Outcome(Generic[B]):
     """
 
     number: int
-    block: B
+    block: Any
     result: Any = None
     lost: str = ""
     n_deaths: int = 0
@@ -182,10 +167,10 @@ class Executor(ABC):
     """Run blocks in processes somewhere, one per worker."""
 
     @abstractmethod
-    def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Process | _Actor]]]:
+    def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
         """Give the most workers there may be, and a function that starts one."""
 
-    def map_blocks(self, function: Function, blocks: Iterable[B]) -> Generator[Outcome[B], None, None]:
+    def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
         """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
 
         Blocks are read as workers need them. Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt.
@@ -195,61 +180,60 @@ class Executor(ABC):
             AttnscopeError: The function raised it, or no worker could begin.
         """
         unread = (Outcome(number, block) for number, block in enumerate(blocks))
-        queue: list[Outcome[B]] = []
-        workers: list[_Process | _Actor] = []
-        idle: list[_Process | _Actor] = []
-        # What each future is of: a worker, and its block; None while it loads.
-        running: dict[Future[Any], tuple[_Process | _Actor, Outcome[B] | None]] = {}
+        waiting: list[Outcome] = []
+        started: list[_Worker] = []
+        idle: list[_Worker] = []
+        # What each future is of: a worker, and its block; None while it loads what all blocks need.
+        running: dict[Future[Any], tuple[_Worker, Outcome | None]] = {}
         n_failed_starts = 0
         with self._open(function) as (n_workers, start):
             try:
                 while True:
-                    # Give blocks to idle workers, and start as many more workers as there are blocks left.
+                    # Read as many blocks as there may be workers without one.
                     n_busy = sum(task is not None for _, task in running.values())
-                    queue += islice(unread, max(0, n_workers - n_busy - len(queue)))
                     n_loading = len(running) - n_busy
-                    while queue and idle:
-                        worker = idle.pop()
-                        first = queue.pop(0)
-                        running[worker.run(first.block)] = worker, first
-                    for _ in range(len(queue) - n_loading):
-                        workers.append(start())
-                        running[workers[-1].run(None)] = workers[-1], None
-                    if not queue and all(task is None for _, task in running.values()):
+                    waiting += islice(unread, max(0, n_workers - n_busy - len(waiting)))
+                    if not waiting and not n_busy:
                         return
+                    # Give them to idle workers. For each that is left a worker starts, unless as many are starting.
+                    while waiting and idle:
+                        task = waiting.pop(0)
+                        worker = idle.pop()
+                        running[worker.run(task.block)] = worker, task
+                    for _ in range(len(waiting) - n_loading):
+                        started.append(start())
+                        running[started[-1].run(None)] = started[-1], None
                     # Take what is done. The block of a dead worker comes first again, on another one.
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        worker, done = running.pop(future)
+                        worker, finished = running.pop(future)
                         result, death = _take(worker, future)
                         if not death:
                             idle.append(worker)
-                        if done is None:
+                        if finished is None:
                             n_failed_starts = n_failed_starts + 1 if death else 0
                             if n_failed_starts == RUNS:
-                                raise AttnscopeError(
-                                    f"no worker could load the model: {death}",
-                                    "choose fewer --workers, so that more memory is left for each",
-                                )
-                        elif not death or done.n_deaths + 1 == RUNS:
-                            done.result = result
-                            done.lost = death
-                            yield done
+                                hint = "choose fewer --workers, so that more memory is left for each"
+                                raise AttnscopeError(f"no worker could load the model: {death}", hint)
+                        elif death and finished.n_deaths + 1 < RUNS:
+                            finished.n_deaths += 1
+                            waiting.insert(0, finished)
                         else:
-                            done.n_deaths += 1
-                            queue.insert(0, done)
+                            finished.result = result
+                            finished.lost = death
+                            yield finished
             except KeyboardInterrupt:
                 # Keep the results that are ready.
-                for future, (_, task) in running.items():
-                    if task is not None and future.done() and not future.exception():
-                        task.result = future.result()
-                        yield task
+                for future, (_, ready) in running.items():
+                    if ready is not None and future.done() and not future.exception():
+                        ready.result = future.result()
+                        yield ready
                 raise
             finally:
-                for worker in workers:
+                for worker in started:
                     worker.end()
 
 
-def _take(worker: _Process | _Actor, future: Future[Any]) -> tuple[Any, str]:
+def _take(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
     """Return the result of a future, or why its worker died, which is then ended.
 
     Raises:
@@ -267,20 +251,32 @@ def _environment(n_threads: int) -> dict[str, str]:
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
 
 
+class _Server:
+    """Run a function in the process of a worker."""
+
+    def __init__(self, pickled: bytes) -> None:
+        tame_matplotlib()
+        self._function: Function = pickle.loads(pickled)
+
+    def run(self, block: Any) -> Any:
+        """Run the function on a block; None = load what blocks need."""
+        return self._function.load() if block is None else self._function(block)
+
+
 # Processes of this machine
 
 
+@dataclass(frozen=True)
 class Processes(Executor):
     """Run blocks in processes of this machine, `n_workers` of them with `n_threads` each."""
 
-    def __init__(self, n_workers: int, n_threads: int) -> None:
-        self._n_workers = n_workers
-        self._n_threads = n_threads
+    n_workers: int
+    n_threads: int
 
     @contextmanager
-    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Process | _Actor]]]:
+    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Worker]]]:
         pickled = pickle.dumps(function)
-        yield self._n_workers, lambda: _Process(self._n_threads, pickled)
+        yield self.n_workers, lambda: _Process(self.n_threads, pickled)
 
 
 class _Process:
@@ -308,7 +304,7 @@ class _Process:
         return future
 
     def reason_of_death(self, error: Exception) -> str:
-        """Return why the process died: its exit status tells."""
+        """Return why the process died: its exit status tells. Any other error is raised."""
         if isinstance(error, MemoryError):
             return "its process ran out of memory"
         if not isinstance(error, BrokenProcessPool):
@@ -336,31 +332,24 @@ def _safe_start(n_threads: int) -> Iterator[None]:
     """
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
-    before = {name: os.environ.get(name) for name in _environment(n_threads)}
-    os.environ.update(_environment(n_threads))
     try:
-        with block_interrupts(), safe_path():
+        with block_interrupts(), safe_path(**_environment(n_threads)):
             yield
     finally:
         sys.modules["__main__"] = main_module
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
 
 
-_function: Function | None = None
-"""The function of this worker."""
+_server: _Server | None = None
+"""What runs blocks in this worker."""
 
 
 def _begin_process(pickled: bytes) -> None:
     """Begin a worker."""
-    global _function
+    global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what libraries print is none of the command's output
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    tame_matplotlib()
-    _function = pickle.loads(pickled)
+    _server = _Server(pickled)
 
 
 def _end_with_parent() -> None:
@@ -372,75 +361,62 @@ def _end_with_parent() -> None:
 
 
 def _run(block: Any) -> Any:
-    """Run the function of this worker on a block; None = load what blocks need."""
-    assert _function is not None
-    return _function.load() if block is None else _function(block)
+    """Run a block in this worker; see `_Server`."""
+    assert _server is not None
+    return _server.run(block)
 
 
 # A Ray cluster
 
 
+@dataclass(frozen=True)
 class RayCluster(Executor):
     """Run blocks in actors of a Ray cluster.
 
     If this process is connected to a cluster already, that one is used, and stays connected.
 
-    Args:
+    Attributes:
         n_workers: How many blocks run at a time; None = as many as the cluster has room for.
         n_threads: How many threads each computes with, and processors it claims.
         address: The address of the cluster; None = as Ray finds it, else one that is started on this machine.
         on_gpu: Whether each claims a GPU.
     """
 
-    def __init__(self, n_workers: int | None, n_threads: int, address: str | None, *, on_gpu: bool = False) -> None:
-        self._n_workers = n_workers
-        self._n_threads = n_threads
-        self._address = address
-        self._n_gpus = int(on_gpu)
+    n_workers: int | None
+    n_threads: int
+    address: str | None
+    on_gpu: bool = False
 
     @contextmanager
-    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Process | _Actor]]]:
-        with connect(self._address) as ray:
-            n_workers = self._count_room(ray)
+    def _open(self, function: Function) -> Iterator[tuple[int, Callable[[], _Worker]]]:
+        with connect(self.address) as ray:
+            n_workers = self._count_workers(ray.cluster_resources())
             actor = ray.remote(
-                num_cpus=self._n_threads,
-                num_gpus=self._n_gpus,
-                runtime_env={"env_vars": _environment(self._n_threads)},
-            )(_OnRay)
-            # In a list, it arrives as a reference, so that each machine gets it once.
-            shared = [ray.put(pickle.dumps(function))]
-            yield n_workers, lambda: _Actor(ray, actor.remote(shared))
+                num_cpus=self.n_threads,
+                num_gpus=int(self.on_gpu),
+                runtime_env={"env_vars": _environment(self.n_threads)},
+            )(_Server)
+            # As an object of the cluster it comes to each machine once.
+            pickled = ray.put(pickle.dumps(function))
+            yield n_workers, lambda: _Actor(ray, actor.remote(pickled))
 
-    def _count_room(self, ray: Any) -> int:
+    def _count_workers(self, resources: Mapping[str, float]) -> int:
         """Return how many workers there will be: those asked for, or as many as the cluster has room for.
 
         Raises:
             AttnscopeError: It has room for fewer, or for none.
         """
-        resources: dict[str, float] = ray.cluster_resources()
-        room = int(resources.get("CPU", 0)) // self._n_threads
-        if self._n_gpus:
+        room = int(resources.get("CPU", 0)) // self.n_threads
+        if self.on_gpu:
             room = min(room, int(resources.get("GPU", 0)))
-        n_workers = self._n_workers or max(1, room)
+        n_workers = self.n_workers or max(1, room)
         if room < n_workers:
-            gpus = " and a GPU each" if self._n_gpus else ""
+            gpus = " and a GPU each" if self.on_gpu else ""
             raise AttnscopeError(
-                f"Ray has room for {room} workers, not for {n_workers} of {amount(self._n_threads, 'thread')}{gpus}",
+                f"Ray has room for {room} workers, not for {n_workers} of {amount(self.n_threads, 'thread')}{gpus}",
                 "choose fewer --workers or --threads, or add machines",
             )
         return n_workers
-
-
-class _OnRay:
-    """Run a function in a process of the cluster."""
-
-    def __init__(self, shared: list[Any]) -> None:
-        tame_matplotlib()
-        self._function: Function = pickle.loads(importlib.import_module("ray").get(shared[0]))
-
-    def run(self, block: Any) -> Any:
-        """Run the function on a block; None = load what blocks need."""
-        return self._function.load() if block is None else self._function(block)
 
 
 class _Actor:
@@ -485,11 +461,8 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    # Connect, and leave Ray's log level as it was.
     _require_reachable(address)
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of how it is set up
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of how it is set up
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     try:
         with safe_path():
@@ -498,8 +471,6 @@ def connect(address: str | None) -> Iterator[Any]:
         raise AttnscopeError(
             f"Ray cannot be used: {first_line(error)}", "see that `ray status` finds it, with the same versions"
         ) from None
-    finally:
-        logger.setLevel(level)
     try:
         yield ray
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnscope.errors import UsageError, suggest
+from attnscope.errors import require_choice
 from attnscope.options import group, option, options, seed_option
 from attnscope.studies.heads.options import HeadsOptions
 
@@ -42,6 +42,4 @@ class AtlasOptions:
         """Refuse a score that there is not."""
         from attnscope.core.catalogue import measure_names
 
-        scores = (CONTENT, *measure_names())
-        if self.rank not in scores:
-            raise UsageError(f"there is no measure {self.rank!r} to rank texts by", suggest(self.rank, scores))
+        require_choice("measure", self.rank, (CONTENT, *measure_names()))

@@ -31,7 +31,7 @@ from attnscope.questions.heads import Heads, parse_measures
 from attnscope.results.result import settle_corpus
 from attnscope.studies.describe.rows import Drawing
 from attnscope.studies.describe.study import add_descriptions, require_heads
-from attnscope.studies.failures import add_steps
+from attnscope.studies.failures import add_step
 from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums
@@ -196,7 +196,7 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
 def add_effects(record: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
     """Add what changes without each head that has a role; nothing to a record where something failed before."""
     step = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
-    return add_steps(record, [("--causal", step)])
+    return add_step(record, "--causal", step)
 
 
 def study_heads(
@@ -273,7 +273,7 @@ def study_heads(
     for unit in sample:
         unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
     describe = partial(add_descriptions, model=model, sample=sample, frequencies=frequencies, options=how)
-    return add_steps(findings, [("describing the heads", describe)]), done
+    return add_step(findings, "describing the heads", describe), done
 
 
 def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
