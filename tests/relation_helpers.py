@@ -76,8 +76,8 @@ def part_of(
         rules = np.zeros(len(RULES))
         rules[0] = first_rule * n
         cells.append(Cell(name, *lots.deal(None), n, rules))
-        values.append(np.array([[[right, mass * n] for right in hits]], float))
-    part.add_cells(cells, values)
+        values.append([[hits], [[mass * n] * len(hits)]])  # (2, layer, head)
+    part.add_cells(cells, np.array(values, float))
     return part
 
 

@@ -42,14 +42,12 @@ class Placed:
     Attributes:
         chunk: The chunk.
         unit_of_token: From 0 in a chunk; -1 = part of no word. A unit is a word, or words that share tokens. (token,)
-        word_of_unit: The number of the word in the text; -1 = several words, or a part of one. (unit,)
         links: The links that can be seen.
         target: The decoder's tokens, of a text with a target: they are the ones that look. None for other texts.
     """
 
     chunk: Chunk
     unit_of_token: NDArray[np.int64]
-    word_of_unit: NDArray[np.int64]
     links: tuple[PlacedLink, ...]
     target: Tokens | None = None
 
@@ -76,19 +74,14 @@ def place_links(
     Returns:
         The chunks that have links, and how many links none has, by relation and reason.
     """
-    # Map words to the tokens of the whole text; a target looks with its own words.
-    whole = pieces_of(text.words, tokens)
-    looking = None
-    if target is not None:
-        target_pieces = pieces_of(text.target_words, target)
-        looking = _Words(target_pieces, target_pieces, len(target))
+    whole = WordUnits(text.words, tokens)
+    looking = None if target is None else WordUnits(text.target_words, target)
     # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
     reasons: dict[int, str] = {}
     placed: list[Placed] = []
     for part in parts:
-        pieces = whole if len(parts) == 1 else pieces_of(text.words, part.tokens)
-        words = _Words(pieces, whole, len(part.tokens))
+        words = whole if len(parts) == 1 else WordUnits(text.words, part.tokens, whole.pieces)
         links = []
         for number, link in list(waiting.items()):
             link_or_reason = _place_link(link, looking or words, words, causal)
@@ -96,10 +89,10 @@ def place_links(
                 links.append(link_or_reason)
                 del waiting[number]
             # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
-            elif len(parts) == 1 or all(pieces[word] for word in (*link.source, *link.targets)):
+            elif len(parts) == 1 or all(words.pieces[word] for word in (*link.source, *link.targets)):
                 reasons[number] = link_or_reason
         if links:
-            placed.append(Placed(part, words.unit_of_token, words.word_of_unit, tuple(links), target))
+            placed.append(Placed(part, words.unit_of_token, tuple(links), target))
     left_out = Counter((link.relation, reasons.get(number, OUTSIDE)) for number, link in waiting.items())
     return placed, left_out
 
@@ -120,43 +113,42 @@ def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     return pieces
 
 
-class _Words:
-    """Hold the words of a text in the tokens of a chunk; words that share tokens are one unit.
+class WordUnits:
+    """Hold words in the tokens of a text or a chunk; words that share tokens are one unit.
 
     Args:
-        pieces: The tokens of each word in the chunk.
-        whole: The same in the whole text.
-        n_tokens: How many tokens the chunk has.
+        words: Where the words are in the text, by their start.
+        tokens: The tokens.
+        whole: The tokens of each word in the whole text; None = these are all.
 
     Attributes:
+        pieces: The tokens of each word.
         unit_of_token: From 0; -1 = none. (token,)
-        word_of_unit: The number of the word in the text; -1 = several words, or a part of one. (unit,)
         unit_of_word: The unit of each word that the tokens tell apart.
     """
 
-    def __init__(self, pieces: list[list[int]], whole: list[list[int]], n_tokens: int) -> None:
-        self.pieces = pieces
+    def __init__(self, words: Sequence[Span], tokens: Tokens, whole: Sequence[Sequence[int]] | None = None) -> None:
+        self.pieces = pieces_of(words, tokens)
+        self.unit_of_token = np.full(len(tokens), -1, np.int64)
         # A word begins a unit if its first token is after all tokens of the words before it.
-        present = [word for word, tokens in enumerate(pieces) if tokens]
-        first = np.array([pieces[word][0] for word in present], np.int64)
-        last = np.array([pieces[word][-1] for word in present], np.int64)
-        last_before = np.concatenate([[-1], np.maximum.accumulate(last)[:-1]])
-        units = np.cumsum(first > last_before) - 1
-        # Number the tokens' units and name the word of each. (token,), (unit,)
-        self.unit_of_token = np.full(n_tokens, -1, np.int64)
-        words: list[int] = []
-        for word, unit in zip(present, units.tolist(), strict=True):
-            self.unit_of_token[pieces[word]] = unit
-            is_cut = len(pieces[word]) < len(whole[word])
-            if unit == len(words):  # the first word of its unit
-                words.append(-1 if is_cut else word)
-            else:
-                words[unit] = -1
-        self.word_of_unit = np.array(words, np.int64)
-        self.unit_of_word = {word: unit for unit, word in enumerate(words) if word >= 0}
+        words_of_units: list[list[int]] = []
+        last_token = -1
+        for word, piece in enumerate(self.pieces):
+            if not piece:
+                continue
+            if piece[0] > last_token:
+                words_of_units.append([])
+            words_of_units[-1].append(word)
+            self.unit_of_token[piece] = len(words_of_units) - 1
+            last_token = max(last_token, piece[-1])
+        # Words that share tokens, or are cut at the end of a chunk, cannot be told apart.
+        self.unit_of_word = {}
+        for unit, (word, *others) in enumerate(words_of_units):
+            if not others and (whole is None or len(self.pieces[word]) == len(whole[word])):
+                self.unit_of_word[word] = unit
 
 
-def _place_link(link: Link, looking: _Words, looked_at: _Words, causal: bool) -> PlacedLink | str:
+def _place_link(link: Link, looking: WordUnits, looked_at: WordUnits, causal: bool) -> PlacedLink | str:
     """Return a link in tokens, or the reason why it has none."""
     # Refuse words that share tokens with others.
     if any(word not in looking.unit_of_word for word in link.source):

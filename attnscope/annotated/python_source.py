@@ -45,7 +45,7 @@ _EVALUATED: dict[type[ast.AST], Sequence[str]] = {
 """The order in which Python evaluates the fields of a node, where it is not the order of their places."""
 
 
-def parse(text: str, source: str) -> AnnotatedText:
+def parse(text: str, source: str, line: int = 1) -> AnnotatedText:
     """Return a Python file as an annotated text: its words and its links.
 
     Raises:
@@ -77,7 +77,7 @@ def parse(text: str, source: str) -> AnnotatedText:
     names = _Names(text, starts, words)
     names.visit(tree)
     links = (*_link_brackets(operators), *names.links)
-    return AnnotatedText(text, tuple(words), links, source, 1, document=source)
+    return AnnotatedText(text, tuple(words), links, source, line, document=source)
 
 
 def _link_brackets(operators: Sequence[tuple[int, str]]) -> Iterator[Link]:

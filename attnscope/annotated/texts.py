@@ -53,8 +53,8 @@ class AnnotatedText:
     target_words: tuple[Span, ...] = ()
     n_merged: int = 0
 
-    def digest(self) -> bytes:
-        """Return the SHA-256 digest of the text, its words and links; source and line do not enter."""
+    def digested(self) -> bytes:
+        """Return the bytes that hashes of texts are made of: a digest of text, words and links; no source or line."""
         pair = () if self.target is None else (self.target, self.target_words)
         links = [(link.relation, link.source, link.targets) for link in self.links]
         content = repr((self.text, self.words, links, *pair))

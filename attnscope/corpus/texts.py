@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO, ClassVar, Literal, get_args
 
 import numpy as np
 
@@ -116,6 +116,8 @@ class Corpus:
         AttnscopeError: No file is given, or an argument is unknown. While iterating: there is no text at all.
     """
 
+    HINT: ClassVar[str] = "name files that hold text, and with --field what holds it in jsonl or CSV; see docs/heads.md"
+
     def __init__(
         self,
         files: Sequence[str | Path],
@@ -189,7 +191,7 @@ class Corpus:
             sources = amount(len(self.sources), "source")
             hint = "they are empty or blank: give at least one word"
             if self.problems:
-                hint = "name files that hold text, and with --field what holds it in jsonl or CSV; see docs/heads.md"
+                hint = self.HINT
             raise AttnscopeError(f"no text is left: nothing to read in {sources}{name_problems(self.problems)}", hint)
         self.sha256 = digest.hexdigest()
 

@@ -8,11 +8,11 @@ its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found i
 """
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ RULES = (
 aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
 as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
 
-FIRST_DIAGONAL = RULES.index(_sign_rule("diagonal", ALONG[0]))
+_BEFORE, _AFTER, _SAME_PLACE, FIRST_DIAGONAL = range(len(OFFSETS), len(OFFSETS) + 4)
 
 Floats = NDArray[np.float64]
 
@@ -88,51 +88,42 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
 
     From several words offsets count from the outermost one, and no word between them is at any offset.
     """
+    n_words = len(text.words)
     first = np.array([link.source[0] for link in links], np.int64)
     last = np.array([link.source[-1] for link in links], np.int64)
-    spelled = [text.word(number).casefold() for number in range(len(text.words))]
-    n_words = len(spelled)
+    looking, spans = (text.text, text.words) if text.target is None else (text.target, text.target_words)
+    spelled = [looking[spans[link.source[0]][0] : spans[link.source[-1]][1]].casefold() for link in links]
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for number in range(n_words):
+        alike[text.word(number).casefold()].append(number)
 
     # The word that each rule looks at, (link, rule); -1 = none.
     looked_at = np.full((len(links), len(RULES)), -1)
     offsets = np.array(OFFSETS)
     looked_at[:, : len(OFFSETS)] = np.where(offsets < 0, first[:, None], last[:, None]) + offsets
     if text.target is None:
-        for rule, nearest in zip(("same word before", "same word after"), _like_words(spelled), strict=True):
-            looked_at[:, RULES.index(rule)] = np.where(first == last, nearest[first], -1)
+        for row, link in enumerate(links):
+            known = [-1, *alike[spelled[row]], -1]
+            looked_at[row, _BEFORE] = known[bisect_left(known, link.source[0], 1, len(known) - 1) - 1]
+            looked_at[row, _AFTER] = known[bisect_right(known, link.source[-1], 1, len(known) - 1)]
     else:
         # Words are as wide as each other, and the middle of one stands at the same share of its text.
-        along = np.floor((first + last + 1) / 2 / len(text.target_words) * n_words).astype(np.int64)
+        along = np.floor((first + last + 1) / 2 / len(spans) * n_words).astype(np.int64)
         looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
-        for row, (link, near) in enumerate(zip(links, along.tolist(), strict=True)):
-            start, stop = text.target_words[link.source[0]][0], text.target_words[link.source[-1]][1]
-            written = (text.target or "")[start:stop].casefold()
-            alike = [number for number, word in enumerate(spelled) if word == written]
-            looked_at[row, -1] = min(alike, key=lambda number: abs(number - near), default=-1)
+        for row, near in enumerate(along.tolist()):
+            looked_at[row, -1] = min(alike[spelled[row]], key=lambda number: abs(number - near), default=-1)
 
     # Links and words as one number each.
-    n_targets = [len(link.targets) for link in links]
+    link_of_target = np.repeat(np.arange(len(links)), [len(link.targets) for link in links])
     targets = np.array([target for link in links for target in link.targets], np.int64)
-    right = np.repeat(np.arange(len(links)), n_targets) * n_words + targets
-    is_right = np.isin(np.arange(len(links))[:, None] * n_words + looked_at, right)
-    is_right &= (looked_at >= 0) & (looked_at < n_words)
+    looked_at[(looked_at < 0) | (looked_at >= n_words)] = -1
+    is_right = np.isin(np.arange(len(links))[:, None] * n_words + looked_at, link_of_target * n_words + targets)
+    is_right &= looked_at >= 0
     if text.target is not None:
-        is_at_same_place = [any(link.source[0] <= t <= link.source[-1] for t in link.targets) for link in links]
-        is_right[:, RULES.index("same place")] = is_at_same_place
+        # From a target to its text: whether any right word is at the place of the source.
+        is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
+        is_right[link_of_target[is_same], _SAME_PLACE] = True
     return is_right
-
-
-def _like_words(spelled: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for each word the nearest one before and after it that is written alike; -1 = there is none."""
-    before, after = np.full((2, len(spelled)), -1)
-    last: dict[str, int] = {}
-    for number, word in enumerate(spelled):
-        earlier = last.get(word)
-        if earlier is not None:
-            before[number] = earlier
-            after[earlier] = number
-        last[word] = number
-    return before, after
 
 
 # Halves
@@ -207,47 +198,47 @@ class LinkPart(Part):
     unmeasured: dict[tuple[str, str], int] = field(default_factory=dict)
     n_copies: int = 0
 
-    def add_cells(self, cells: Sequence[Cell], values: Sequence[Floats]) -> None:
-        """Add texts: the hits and mass of all heads in each cell, (layer, head, 2), NaN = there is no such head."""
-        rows: defaultdict[tuple[str, int, int], list[tuple[Floats, Floats]]] = defaultdict(list)
-        for cell, of_heads in zip(cells, values, strict=True):
-            source = (cell.relation, cell.halves[0])
-            self.n_sources[source] = self.n_sources.get(source, 0) + cell.is_first
-            # One row per text: rules, then hits, then mass. (rule + head + head,)
-            row = np.concatenate([cell.rules, of_heads[..., 0].ravel(), of_heads[..., 1].ravel()])
-            is_there = ~np.isnan(row)
-            rows[cell.relation, *cell.halves].append((np.where(is_there, row, 0.0), is_there * cell.n))
-        for key, pairs in rows.items():
-            sums = RunningSums(pairs[0][0].shape)
-            sums.add([row for row, _ in pairs], [counts for _, counts in pairs])
-            self.sums[key] = self.sums[key].merge(sums) if key in self.sums else sums
+    def add_cells(self, cells: Sequence[Cell], values: Floats) -> None:
+        """Set the sums to those over texts: the hits and mass of all heads in each cell.
+
+        Args:
+            cells: The cells, at least one.
+            values: Hits and mass, (cell, 2, layer, head); NaN = there is no such head.
+        """
+        # One row per cell: rules, then hits, then mass. (cell, rule + head + head)
+        rules = np.array([cell.rules for cell in cells])
+        rows = np.concatenate([rules, values.reshape(len(cells), -1)], 1)
+        is_there = ~np.isnan(rows)
+        counts = is_there * np.array([[cell.n] for cell in cells])
+        rows_of: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+        n_sources: Counter[tuple[str, int]] = Counter()
+        for number, cell in enumerate(cells):
+            rows_of[cell.relation, *cell.halves].append(number)
+            n_sources[cell.relation, cell.halves[0]] += cell.is_first
+        self.n_sources = dict(n_sources)
+        for key, numbers in rows_of.items():
+            self.sums[key] = RunningSums(rows.shape[1:])
+            self.sums[key].add(np.where(is_there, rows, 0.0)[numbers], counts[numbers])
 
 
-@dataclass(frozen=True, eq=False)
 class Half:
     """Hold the hits of rules and heads on half of the texts of several relations.
+
+    Args:
+        sums: The sums over the texts of each relation.
 
     Attributes:
         n_texts: Texts by relation, (relation,); `n_links`: their links.
         rules: Hits of rules, (relation, rule); `hits` and `mass`: of heads, (relation, head).
     """
 
-    n_texts: NDArray[np.int64]
-    n_links: NDArray[np.int64]
-    rules: RunningSums
-    hits: RunningSums
-    mass: RunningSums
-
-    @classmethod
-    def of(cls, sums: Sequence[RunningSums]) -> "Half":
-        """Return the sums over the texts of each relation side by side."""
-        n_rules = len(RULES)
+    def __init__(self, sums: Sequence[RunningSums]) -> None:
         moments = np.stack([each.moments for each in sums], 1)  # (moment, relation, rule + head + head)
-        n_heads = (moments.shape[-1] - n_rules) // 2
-        parts = np.split(moments, [n_rules, n_rules + n_heads], axis=-1)
-        rules, hits, mass = (RunningSums.of_moments(part, 0) for part in parts)
-        n_links = rules.total("c")[:, 0].astype(np.int64)
-        return cls(np.array([each.n_texts for each in sums]), n_links, rules, hits, mass)
+        n_heads = (moments.shape[-1] - len(RULES)) // 2
+        parts = np.split(moments, [len(RULES), len(RULES) + n_heads], axis=-1)
+        self.rules, self.hits, self.mass = (RunningSums.of_moments(part, 0) for part in parts)
+        self.n_texts = np.array([each.n_texts for each in sums])
+        self.n_links = self.rules.total("c")[:, 0].astype(np.int64)
 
 
 def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]:
@@ -260,12 +251,17 @@ def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]
 
     # Deal by sources; fall back to texts where sources are too few.
     chosen_on, scored_on = sums_of(0, _CHOOSING), sums_of(0, _SCORING)
-    n_sources = [part.n_sources.get((relation, half), 0) for half in (_CHOOSING, _SCORING)]
-    are_alone = sum(n_sources) == sum(sums.n_texts for _, sums in mine)
+    n_sources = _count_sources(part, relation)
+    are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
     suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
     if are_alone or suffice:
         return chosen_on, scored_on, "sources"
     return sums_of(1, _CHOOSING), sums_of(1, _SCORING), "texts"
+
+
+def _count_sources(part: LinkPart, relation: str) -> list[int]:
+    """Return how many sources each half has, where sources are dealt."""
+    return [part.n_sources.get((relation, half), 0) for half in (_CHOOSING, _SCORING)]
 
 
 # Verdicts
@@ -287,12 +283,14 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
     if not names:
         return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
     chosen_sums, scored_sums, dealt = zip(*(halve(part, name) for name in names), strict=True)
-    chosen, scored = Half.of(chosen_sums), Half.of(scored_sums)
+    chosen = Half(chosen_sums)
+    scored = Half(scored_sums)
 
     # The best simple rule of the scored half: (relation,).
-    best_rule = scored.rules.total("s").argmax(1)
+    rule_hits = scored.rules.total("s")
+    rule = np.where(scored.n_links > 0, np.array(RULES)[rule_hits.argmax(1)], "")
     with np.errstate(invalid="ignore"):
-        baseline = scored.rules.total("s").max(1) / scored.n_links
+        baseline = rule_hits.max(1) / scored.n_links
     n_measured = chosen.n_links + scored.n_links
     no_verdict = np.select(
         [n_measured < FEWEST_LINKS, scored.n_texts < FEWEST_TEXTS],
@@ -318,15 +316,14 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
         is_above = grids["accuracy_low"] >= baseline[:, None] + MARGIN
         grids["found"] = is_above & (grids["q"] <= LEVEL)
 
+    # The tables: relations, the heads that there are, and what was left out.
     choice = np.nan_to_num(grids["choice"], nan=-1.0)
-    row_of = {name: row for row, name in enumerate(names)}
-    left_out = [
-        {"relation": row_of[name], "reason": reason, "n": n}
-        for (name, reason), n in part.unmeasured.items()
-        if name in row_of
-    ]
-    left_out.sort(key=itemgetter("relation"))
     layers, heads = np.nonzero(is_there.reshape(shape))
+    left_out = []
+    for row, name in enumerate(names):
+        for (relation, reason), n in part.unmeasured.items():
+            if relation == name:
+                left_out.append({"relation": row, "reason": reason, "n": n})
     tables = {
         "relations": Table.of_arrays(
             Relations.TABLES["relations"],
@@ -335,11 +332,11 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
             n_texts=chosen.n_texts + scored.n_texts,
             n_scored=scored.n_links,
             n_texts_scored=scored.n_texts,
-            rule=np.where(scored.n_links > 0, np.array(RULES)[best_rule], ""),
+            rule=rule,
             baseline=baseline,
             no_verdict=no_verdict,
             best=np.where(choice.max(1) >= 0, choice.argmax(1), -1),
-            n_sources=[sum(part.n_sources.get((name, half), 0) for half in (_CHOOSING, _SCORING)) for name in names],
+            n_sources=[sum(_count_sources(part, name)) for name in names],
             halves=dealt,
         ),
         "heads": Table.of_arrays(HEADS, kind=[kind] * len(heads), layer=layers, head=heads),
@@ -350,9 +347,9 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
 
 def _p_values(scored: Half, baseline: Floats) -> Floats:
     """Return the larger p-value of the test over texts and of that over links, (relation, head)."""
-    # The larger p counts: the t-test over texts, or the binomial test over links.
+    # The t-test over texts, and the binomial test over links.
     over_texts = scored.hits.p_above(baseline[:, None])
     hits = np.floor(scored.hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):
-        tails = bdtrc(np.maximum(hits, 1) - 1, scored.n_links[:, None], baseline[:, None])
-    return np.maximum(over_texts, np.where(hits < 1, 1.0, tails))
+        over_links = bdtrc(np.maximum(hits, 1) - 1, scored.n_links[:, None], baseline[:, None])
+    return np.maximum(over_texts, np.where(hits < 1, 1.0, over_links))

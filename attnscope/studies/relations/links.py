@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, place_links
@@ -18,10 +19,12 @@ from attnscope.questions.relations import RelationsOptions
 from attnscope.studies.failures import Place, broken_rows
 from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
-from attnscope.studies.relations.evidence import Cell, LinkPart, Lots, right_rules
+from attnscope.studies.relations.evidence import Cell, Floats, LinkPart, Lots, right_rules
 from attnscope.studies.run import Measurer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnscope.core.attention.seam import Kind
     from attnscope.core.relations import LinkFacts
 
@@ -29,20 +32,16 @@ COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
 TOO_LONG = "texts or targets longer than the model takes"
 
-Hits = NDArray[np.float64]
-"""Hits and mass of heads in each cell of a piece, (cell, layer, head, 2)."""
 
-
-@dataclass(frozen=True, eq=False)
-class Piece:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Piece(Placed):
     """Hold a chunk with its links, and the cells that they are added to."""
 
-    placed: Placed
     cells: tuple[Cell, ...]
 
     def __len__(self) -> int:
         """Return its tokens; of a pair the longer of both."""
-        return max(len(self.placed.chunk), len(self.placed.target or ()))
+        return max(len(self.chunk), len(self.target or ()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +52,7 @@ class LinkText:
         index: Its number in the block.
         source: The file it is from; `line`: where.
         n_texts: How many texts it stands for: equal ones are merged.
+        n_tokens: How many tokens its chunks have.
         pieces: Its chunks.
     """
 
@@ -60,6 +60,7 @@ class LinkText:
     source: str
     line: int
     n_texts: int
+    n_tokens: int
     pieces: tuple[Piece, ...]
 
 
@@ -75,7 +76,7 @@ class LinkBlock:
 
     texts: tuple[LinkText, ...]
     unmeasured: Mapping[tuple[str, str], int]
-    n_copies: int
+    n_copies: int = 0
 
 
 # Into the model
@@ -97,22 +98,16 @@ class Linker:
         """Return texts as a block."""
         unmeasured: Counter[tuple[str, str]] = Counter()
         linked = []
-        n_copies = 0
+        n_distinct = -len(self._seen)
         for number, text in enumerate(texts):
-            text = replace(text, links=tuple(link for link in text.links if self._is_wanted(link.relation)))
-            n_copies += text.n_merged
-            placed: list[Placed] = []
-            key = hash((fold(text.text), fold(text.target or "")))
-            if key in self._seen:
-                n_copies += 1
-                unmeasured.update((link.relation, COPY) for link in text.links)
-            else:
-                self._seen.add(key)
-                placed, left_out = self._place(text, number)
-                unmeasured += left_out
+            wanted = tuple(link for link in text.links if self._is_wanted(link.relation))
+            placed, left_out = self._place(replace(text, links=wanted), number)
+            unmeasured += left_out
             pieces = tuple(self._deal(text, part) for part in placed)
-            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, pieces))
-        return LinkBlock(tuple(linked), unmeasured, n_copies)
+            n_tokens = sum(len(part.chunk) for part in placed)
+            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, n_tokens, pieces))
+        n_distinct += len(self._seen)
+        return LinkBlock(tuple(linked), unmeasured, sum(text.n_texts for text in linked) - n_distinct)
 
     def _is_wanted(self, relation: str) -> bool:
         """Return whether a relation is studied: by its whole name, or by a label in it."""
@@ -121,21 +116,31 @@ class Linker:
 
     def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Counter[tuple[str, str]]]:
         """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
+        is_across = self._kind == "cross"
         limit = self._model.info.max_tokens
-        if (text.target is not None) != (self._kind == "cross"):
-            return [], Counter((link.relation, MIXED) for link in text.links)
-        # Texts of a model without cross-attention: cut long ones into chunks.
         tokens = self._model.tokenizer.encode(text.text)
-        if text.target is None:
-            parts = chunks(tokens, number, limit=limit, chunk=self._options.chunk, stride=self._options.stride)
-            placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder")
-            return [replace(part, target=self._start) for part in placed], left_out
-        # Pairs of text and target stay whole.
-        assert self._model.writer is not None
-        target = self._model.writer.encode_target(text.target)
-        if limit is not None and max(len(tokens), len(target)) > limit:
-            return [], Counter((link.relation, TOO_LONG) for link in text.links)
-        return place_links(text, chunks(tokens, number), tokens, target=target)
+        target = None
+        if is_across and text.target is not None:
+            assert self._model.writer is not None
+            target = self._model.writer.encode_target(text.target)
+        # Copies count once; pairs of text and target must stay whole.
+        key = hash((fold(text.text), fold(text.target or "")))
+        reason = ""
+        if key in self._seen:
+            reason = COPY
+        elif (text.target is not None) != is_across:
+            reason = MIXED
+        elif target is not None and limit is not None and max(len(tokens), len(target)) > limit:
+            reason = TOO_LONG
+        self._seen.add(key)
+        if reason:
+            return [], Counter((link.relation, reason) for link in text.links)
+        # Long texts are cut into chunks.
+        parts = chunks(tokens, number, limit=limit, chunk=self._options.chunk, stride=self._options.stride)
+        placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder", target=target)
+        if target is None:
+            placed = [replace(part, target=self._start) for part in placed]
+        return placed, left_out
 
     def _deal(self, text: AnnotatedText, part: Placed) -> Piece:
         """Return a chunk with its cells, each relation's links dealt to halves."""
@@ -150,7 +155,7 @@ class Linker:
         for relation, n_links in Counter(relation_of.tolist()).items():
             rules = is_right[relation_of == relation].sum(0)
             cells.append(Cell(relation, *self._lots[relation].deal(source), n_links, rules))
-        return Piece(part, tuple(cells))
+        return Piece(**vars(part), cells=tuple(cells))
 
 
 # Out of the model
@@ -158,31 +163,39 @@ class Linker:
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredPart(LinkPart):
-    """Hold the sums over texts, and the hits of the block at hand."""
+    """Hold the sums over texts, and the hits of the block at hand.
 
+    Attributes:
+        heard: Of recordings what times their words: see `sounds`.
+    """
+
+    heard: tuple[Any, ...] = ()
     _texts: tuple[LinkText, ...] = ()
-    _hits: dict[Piece, Hits] = field(default_factory=dict)
+    _whole: list[LinkText] = field(default_factory=list)
+    _hits: dict[Piece, Floats] = field(default_factory=dict)
 
-    def _is_whole(self, text: LinkText) -> bool:
-        return text.index not in self.broken and all(piece in self._hits for piece in text.pieces)
-
-    def add_hits(self, piece: Piece, hits: Hits) -> None:
-        """Add what heads reach in the cells of a piece, and count its text if that was the last one."""
+    def add_hits(self, piece: Piece, hits: Floats, broken_at: Place | None) -> None:
+        """Add what heads reach in the cells of a piece, (cell, 2, layer, head), and where a number is not finite."""
+        text = self._texts[piece.chunk.text]
         self._hits[piece] = hits
-        text = self._texts[piece.placed.chunk.text]
-        if self._is_whole(text):
+        if broken_at is not None:
+            self.broken.setdefault(text.index, broken_at)
+        # A text counts as soon as all of its chunks are there.
+        if text.index not in self.broken and all(each in self._hits for each in text.pieces):
+            self._whole.append(text)
             self.n_texts += text.n_texts
-            self.n_tokens += sum(len(each.placed.chunk) for each in text.pieces)
+            self.n_tokens += text.n_tokens
+            self.n_chunked += piece.chunk.n_chunks > 1
 
     def add_up(self) -> None:
-        """Add up the texts of which all chunks were measured; each chunk counts as a text."""
-        texts = [text for text in self._texts if self._is_whole(text)]
-        pieces = [piece for text in texts for piece in text.pieces]
-        cells = [cell for piece in pieces for cell in piece.cells]
-        self.add_cells(cells, [hits for piece in pieces for hits in self._hits[piece]])
-        self.n_texts = sum(text.n_texts for text in texts)
-        self.n_tokens = sum(len(piece.placed.chunk) for piece in pieces)
-        self.n_chunked = sum(text.pieces[0].placed.chunk.n_chunks > 1 for text in texts if text.pieces)
+        """Add up the whole texts of the block, in their order; each chunk counts as a text."""
+        texts = sorted(self._whole, key=attrgetter("index"))
+        pieces = list(chain.from_iterable(text.pieces for text in texts))
+        if pieces:
+            cells = list(chain.from_iterable(piece.cells for piece in pieces))
+            self.add_cells(cells, np.concatenate([self._hits[piece] for piece in pieces]))
+        # Texts without any link that can be measured are studied too.
+        self.n_texts += sum(text.n_texts for text in self._texts if not text.pieces)
 
 
 class LinkMeasurer(Measurer[MeasuredPart]):
@@ -192,8 +205,6 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         super().__init__()
         self._model = model
         self._kind = cast("Kind", kind)
-        self._is_dense = model.info.path == "eager"
-        self._shape = shape_of(model, kind)
 
     def start(self, block: LinkBlock) -> MeasuredPart:
         """Return sums of nothing yet."""
@@ -201,55 +212,57 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
         """Cut a block into batches, the longest chunks first."""
-        pieces = {(text.index, piece.placed.chunk.number): piece for text in block.texts for piece in text.pieces}
-        cut = batches((piece.placed.chunk for piece in pieces.values()), TOKEN_BUDGET)
+        pieces = {(text.index, piece.chunk.number): piece for text in block.texts for piece in text.pieces}
+        cut = batches((piece.chunk for piece in pieces.values()), TOKEN_BUDGET)
         return [[pieces[chunk.text, chunk.number] for chunk in batch] for batch in reversed(cut)]
 
-    def measure(self, pieces: Sequence[Piece]) -> tuple[list[Hits], dict[int, Place]]:
-        """Return hits and mass in the cells of each piece, NaN where a layer has fewer heads; and broken pieces."""
+    def measure(self, batch: Sequence[Piece]) -> Any:
+        """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
         import torch
 
         from attnscope.core.attention.probes import Weights, probe_by_kind
         from attnscope.core.relations import Links, links_of_weights
 
         info = self._model.info
-        placed = [piece.placed for piece in pieces]
-        facts = _facts_of(placed, self._kind, "cpu" if self._is_dense else info.device)
-        targets = [part.target for part in placed if part.target is not None]
-        batch = batch_of([part.chunk.tokens for part in placed], targets).to(info.device)
+        is_dense = info.path == "eager"
+        facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
+        targets = [piece.target for piece in batch if piece.target is not None]
+        inputs = batch_of([piece.chunk.tokens for piece in batch], targets).to(info.device)
         with torch.no_grad():
-            if self._is_dense:
+            if is_dense:
                 dense = Weights()
-                self._model.run(batch, dense)
+                self._model.run(inputs, dense)
                 by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
             else:
                 links = Links(facts)
-                self._model.run(batch, probe_by_kind({self._kind: links}))
+                self._model.run(inputs, probe_by_kind({self._kind: links}))
                 by_layer = links.sums[self._kind]
+        return self.hits_of_pieces(batch, by_layer)
 
-        # Cells of all pieces: (cell, layer, head, 2).
-        numbers = {layer: sums.cpu().double().numpy() for layer, sums in by_layer.items()}
-        values = np.full((facts.n_cells, *self._shape, 2), np.nan)
-        for layer, of_layer in numbers.items():
-            values[:, layer, : of_layer.shape[1]] = of_layer
-        # Find the pieces with NaN or infinity, lowest layer first.
-        broken = broken_rows({self._kind: numbers})
-        n_cells = [len(piece.cells) for piece in pieces]
-        piece_of_cell = np.repeat(np.arange(len(pieces)), n_cells).tolist()
-        broken_pieces: dict[int, Place] = {}
-        for cell in sorted(broken, key=lambda cell: broken[cell][1] or 0):
-            broken_pieces.setdefault(piece_of_cell[cell], broken[cell])
-        return np.split(values, np.cumsum(n_cells)[:-1]), broken_pieces
+    def hits_of_pieces(
+        self, batch: Sequence[Piece], by_layer: Mapping[int, Tensor]
+    ) -> tuple[list[Floats], dict[int, Place]]:
+        """Sort what `core.relations` measured, layer -> (cell, head, 2), by pieces.
 
-    def add(
-        self, part: MeasuredPart, batch: Sequence[Piece], result: tuple[Sequence[Hits], Mapping[int, Place]]
-    ) -> None:
+        Returns:
+            Hits and mass in the cells of each piece, (cell, 2, layer, head), NaN where a layer has fewer heads; and
+            where the first number that is not finite was computed, by piece.
+        """
+        n_cells = [len(piece.cells) for piece in batch]
+        first_cells = np.cumsum([0, *n_cells[:-1]])
+        values = np.full((sum(n_cells), 2, *shape_of(self._model, self._kind)), np.nan)
+        sums = {}
+        for layer, of_layer in by_layer.items():
+            numbers = of_layer.cpu().double().numpy()
+            values[:, :, layer, : numbers.shape[1]] = numbers.swapaxes(1, 2)
+            sums[layer] = np.add.reduceat(numbers, first_cells)  # (piece, head, 2)
+        return np.split(values, first_cells[1:]), broken_rows({self._kind: sums})
+
+    def add(self, part: MeasuredPart, batch: Sequence[Piece], result: Any) -> None:
         """Add what heads reach in the cells of each piece."""
-        values, broken = result
+        hits, broken = result
         for number, piece in enumerate(batch):
-            if number in broken:
-                part.broken.setdefault(piece.placed.chunk.text, broken[number])
-            part.add_hits(piece, values[number])
+            part.add_hits(piece, hits[number], broken.get(number))
 
     def finish(self, part: MeasuredPart) -> MeasuredPart:
         """Add up the whole texts of the block."""
@@ -257,7 +270,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         return part
 
 
-def _facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
+def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     """Return the links of a batch of chunks for `core.relations`: a cell for each relation in a chunk."""
     import torch
 

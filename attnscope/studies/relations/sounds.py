@@ -19,27 +19,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.stats import quantile_test
 
-from attnscope.annotated.alignment import UNALIGNED, pieces_of
+from attnscope.annotated import Link
+from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
 from attnscope.core.alignment import cheapest_paths, level_weights
-from attnscope.corpus import Problem
-from attnscope.corpus.formats import json_object
+from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
+from attnscope.corpus.formats import json_object, name_problems, suffix_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Model
 from attnscope.questions.relations import BEST, LEAST_MASS, UPPER, Relations
+from attnscope.report.wording import RECORDINGS
 from attnscope.results.table import Table
+from attnscope.results.tokens import Tokens
 from attnscope.senses.recordings import Recording, read_recording
-from attnscope.studies.failures import broken_rows
-from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Speech, read
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.reading import Reading, Speech, read
+from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.running import run_probe
 from attnscope.studies.relations.evidence import (
     ALONG,
@@ -47,13 +50,22 @@ from attnscope.studies.relations.evidence import (
     RULES,
     THRESHOLDS,
     Cell,
+    Floats,
     Half,
-    LinkPart,
     Lots,
     halve,
-    judge,
 )
-from attnscope.studies.relations.study import note_mixed_halves
+from attnscope.studies.relations.links import (
+    LinkBlock,
+    LinkMeasurer,
+    LinkText,
+    MeasuredPart,
+    Piece,
+    facts_of,
+    shape_of,
+)
+from attnscope.studies.relations.study import conclude
+from attnscope.studies.run import run_blocks
 
 NAME = "word→sound"
 CUT = "words that the recording or the transcript does not reach"
@@ -63,57 +75,6 @@ MOST_KEPT = 2**30
 
 Words = tuple[tuple[str, float, float], ...]
 """Each word, and when it begins and ends, in seconds."""
-
-Floats = NDArray[np.float64]
-
-
-# Recordings on their way in
-
-
-@dataclass(frozen=True)
-class Spoken:
-    """Hold a recording and the times of its words, in seconds."""
-
-    audio: str
-    words: Words
-    source: str
-    line: int
-    document: str | None = None
-
-
-def is_spoken(files: Sequence[str]) -> bool:
-    """Return whether the first line of the first file is about a recording."""
-    first = Path(files[0]) if files else None
-    if first is None or first.suffix != ".jsonl" or not first.is_file():
-        return False
-    with first.open(encoding="utf-8", errors="surrogateescape") as lines:
-        entry = json_object(next((line for line in lines if line.strip()), ""))
-    return isinstance(entry, dict) and "audio" in entry and "words" in entry
-
-
-def _read_spoken(files: Sequence[str], problems: list[Problem]) -> Iterator[Spoken]:
-    """Return the recordings of files of JSON lines; other lines are added to the problems."""
-    for name in files:
-        with Path(name).open(encoding="utf-8", errors="surrogateescape") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    entry = json.loads(line)
-                    words = tuple(
-                        (str(word["word"]), float(word["start"]), float(word["end"])) for word in entry["words"]
-                    )
-                    audio = str(Path(name).parent / entry["audio"])
-                except (ValueError, KeyError, TypeError):
-                    problems.append(Problem(name, number, 'not {"audio": …, "words": [{"word", "start", "end"}, …]}'))
-                    continue
-                starts = [start for _, start, _ in words]
-                are_timed = all(word.split() and 0 <= start <= end < math.inf for word, start, end in words)
-                if not words or not are_timed or starts != sorted(starts):
-                    problems.append(Problem(name, number, "its words are none, or not one after the other in time"))
-                    continue
-                document = entry.get("document")
-                yield Spoken(audio, words, name, number, None if document is None else str(document))
 
 
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
@@ -127,253 +88,270 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     Raises:
         AttnscopeError: There is no recording with word times.
     """
-    # Hear the recordings; an interruption keeps those so far.
-    problems: list[Problem] = []
-    part = LinkPart()
-    heard: list[_Heard] = []
-    is_complete = True
-    try:
-        for each in _hear_all(model, files, part, problems):
-            heard.append(each)
-            if report is not None:
-                report(Progress(len(heard), part.n_tokens, None))
-    except KeyboardInterrupt:
-        is_complete = False
-    if is_complete and not heard:
-        why = f": {problems[0]}" if problems else ""
+    corpus = _lines(files)
+    blocks = _recordings(model, corpus)
+    going = run_blocks(
+        SoundMeasurer, (model,), blocks, MeasuredPart(), report=report, share=lambda _: share_read(corpus)
+    )
+    result = conclude(model, "cross", going, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
+    if going.complete and not result.tables:
+        why = name_problems(corpus.problems)
         raise AttnscopeError(f"there is no recording with word times{why}", "give JSON lines with audio and words")
-    corpus = {
-        "sources": list(files),
-        "unit": None,
-        "of": "recordings",
-        "n_texts": len(heard),
-        "n_tokens": part.n_tokens,
-        "n_chunked": 0,
-        "n_copies": part.n_copies,
-        "n_not_finite": 0,
-        "sha256": "",
-        "complete": is_complete,
-        "problems": [asdict(problem) for problem in problems],
-    }
-    # Judge heads on the one relation.
-    shape = heard[0].shape if heard else (0, 0)
-    tables, grids = judge(part, "cross", shape)
-    about = run_of(model.info, note_mixed_halves(tables))
-    result = Relations(about, corpus, THRESHOLDS, tables, grids)
-    if not is_complete or not result.alignment_heads:
+    heard = going.done.heard
+    if not (going.complete and heard and result.alignment_heads):
         return result
 
     # How well the heads that follow the words time them.
     try:
-        times, counts = _time_words(part, heard, len(result.alignment_heads), report)
+        times = _time_words(going.done, shape_of(model, "cross"), len(result.alignment_heads), report)
     except KeyboardInterrupt:
-        return replace(result, corpus={**corpus, "complete": False})
-    return replace(result, tables={**tables, "word_times": times}, options={**THRESHOLDS, "word_times": counts})
+        return replace(result, corpus={**result.corpus, "complete": False})
+    counts = {"n_recordings": len(heard), "n_words": sum(len(each.rows) for each in heard)}
+    return replace(result, tables={**result.tables, "word_times": times}, options={**THRESHOLDS, "word_times": counts})
+
+
+# Recordings on their way in
+
+
+def is_spoken(files: Sequence[str]) -> bool:
+    """Return whether the first line of the first file is about a recording."""
+    if not files or suffix_of(files[0]) != ".jsonl":
+        return False
+    text = next(iter(_lines(files[:1])))
+    entry = json_object(text.text or "")
+    return isinstance(entry, dict) and "audio" in entry and "words" in entry
+
+
+def _lines(files: Sequence[str]) -> Corpus:
+    return Corpus(files, split="line", format="txt", most_characters=None)
+
+
+def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
+    """Return the recording of a line, its words, and what it has in common with others.
+
+    Raises:
+        AttnscopeError: The line is malformed, or its sound cannot be read.
+    """
+    try:
+        entry = json.loads(text.text or "")
+        words = tuple((str(word["word"]), float(word["start"]), float(word["end"])) for word in entry["words"])
+        audio = str(Path(text.source).parent / entry["audio"])
+    except (ValueError, KeyError, TypeError):
+        raise AttnscopeError('not {"audio": …, "words": [{"word", "start", "end"}, …]}') from None
+    starts_s = [start for _, start, _ in words]
+    are_timed = all(word.split() and 0 <= start <= end < math.inf for word, start, end in words)
+    if not words or not are_timed or starts_s != sorted(starts_s):
+        raise AttnscopeError("its words are none, or not one after the other in time")
+    document = entry.get("document")
+    return read_recording(audio), words, None if document is None else str(document)
+
+
+@dataclass(frozen=True, eq=False)
+class Timing:
+    """Hold what word times need of a recording, from its second word on: every path begins with the first one.
+
+    Attributes:
+        halves: The halves that it is in, by sources and by texts.
+        rows: For each word the row that writes its first token.
+        starts_s: When each of them is spoken.
+        frame_s: How long a frame lasts.
+        levels: What each head listens to as it writes a row of the transcript, (layer · head, row, frame), by
+            `level_weights`.
+    """
+
+    halves: tuple[int, int]
+    rows: list[int]
+    starts_s: Floats
+    frame_s: float
+    levels: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SoundPiece(Piece):
+    """Hold a recording: its words are links from the rows that write them to frames.
+
+    Attributes:
+        reading: What the model hears and writes.
+        rows: The queries that write the transcript, from which the rows of links are counted, (row,).
+        timing: How its words are timed.
+    """
+
+    reading: Reading
+    rows: NDArray[np.int64]
+    timing: Timing
+
+
+def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
+    """Yield each recording as a block; lines that hold none are listed in the problems of the corpus."""
+    lots = Lots()
+    seen: set[tuple[str, Words]] = set()
+    for text in corpus:
+        try:
+            recording, words, document = _read_line(text)
+        except AttnscopeError as error:
+            corpus.problems.append(Problem(text.source, text.line, error.message))
+            continue
+        # A recording with the same sound and words counts once.
+        digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
+        if (digest, words) in seen:
+            yield LinkBlock((), {}, n_copies=1)
+            continue
+        seen.add((digest, words))
+
+        # The words in rows and frames.
+        spelled = [" ".join(word.split()) for word, *_ in words]
+        reading = read(model, Speech(recording, " ".join(spelled)))
+        if reading.target is None or reading.sound is None:
+            raise AttnscopeError(f"{model.info.name} has no decoder, so there is no cross-attention to measure")
+        frame_s, n_frames = reading.sound.seconds_per_frame, len(reading.sound.envelope)
+        written = np.flatnonzero(~reading.target.special)
+        rows = np.arange(max(int(written[0]) - 1, 0), int(written[-1]) + 1)
+        frames = [_frames_of(start, end, frame_s) for _, start, end in words]
+        links, unmeasured = _place_words(spelled, frames, reading.target, int(rows[0]), n_frames)
+        if not links:
+            corpus.problems.append(Problem(text.source, text.line, "none of its words could be placed"))
+            yield LinkBlock((), unmeasured)
+            continue
+        cell = Cell(NAME, *lots.deal(document or digest), len(links), _count_rule_hits(links, len(words), n_frames))
+        later = [link for link in links if link.link.source[0] > 0]
+        starts_s = np.array([words[link.link.source[0]][1] for link in later])
+        piece = SoundPiece(
+            chunk=Chunk(0, 0, 1, reading.target),
+            unit_of_token=np.arange(n_frames),
+            links=tuple(links),
+            cells=(cell,),
+            reading=reading,
+            rows=rows,
+            timing=Timing(cell.halves, [link.tokens[0] for link in later], starts_s, frame_s),
+        )
+        yield LinkBlock((LinkText(0, text.source, text.line, 1, len(links), (piece,)),), unmeasured)
+
+
+def _frames_of(start_s: float, end_s: float, frame_s: float) -> range:
+    """Return the frames in which a word is spoken, at least one."""
+    first = int(start_s / frame_s + 1e-6)
+    return range(first, max(first + 1, math.ceil(end_s / frame_s - 1e-6)))
+
+
+def _place_words(
+    spelled: Sequence[str], frames: Sequence[range], target: Tokens, first_row: int, n_frames: int
+) -> tuple[list[PlacedLink], Counter[tuple[str, str]]]:
+    """Link each word from the rows that write it, counted from the first row, to the frames in which it is spoken.
+
+    Returns:
+        The links, and how many words have none, by relation and reason.
+    """
+    stops = np.cumsum([len(word) + 1 for word in spelled]) - 1
+    spans = [(stop - len(word), stop) for word, stop in zip(spelled, stops.tolist(), strict=True)]
+    units = WordUnits(spans, target)
+    links = []
+    unmeasured: Counter[tuple[str, str]] = Counter()
+    for number, (tokens, spoken) in enumerate(zip(units.pieces, frames, strict=True)):
+        if not tokens or spoken.stop > n_frames + 1:
+            unmeasured[NAME, CUT] += 1
+        elif tokens[0] < 1 or number not in units.unit_of_word:
+            unmeasured[NAME, UNALIGNED] += 1
+        elif spoken.start < n_frames:
+            heard = tuple(spoken[: n_frames - spoken.start])
+            # A token is written in the row before it.
+            rows = tuple(token - 1 - first_row for token in tokens)
+            links.append(PlacedLink(Link(NAME, (number,), heard), rows, heard))
+    return links, unmeasured
+
+
+def _count_rule_hits(links: Sequence[PlacedLink], n_words: int, n_frames: int) -> NDArray[np.int64]:
+    """Return for how many words each simple rule is right, (rule,): the diagonals alone look at frames."""
+    hits = np.zeros(len(RULES), np.int64)
+    for link in links:
+        for rule, step in enumerate(ALONG, FIRST_DIAGONAL):
+            frame = int((link.link.source[0] + step + 0.5) / n_words * n_frames)
+            hits[rule] += frame in link.targets
+    return hits
 
 
 # Hearing
 
 
-@dataclass(frozen=True, eq=False)
-class _Heard:
-    """Hold a recording that was heard.
+class SoundMeasurer(LinkMeasurer):
+    """Measure what heads listen to, recording by recording."""
 
-    Attributes:
-        shape: Layers and heads.
-        halves: The halves that it is in, by sources and by texts.
-        levels: What each head listens to as it writes a row of the transcript, (layer and head, row, frame), by
-            `level_weights`; None = there is no room to keep it.
-        rows: For each word that is timed the row that writes its first token.
-        starts_s: When each of them is spoken.
-        frame_s: How long a frame lasts.
-    """
+    def __init__(self, model: Model) -> None:
+        super().__init__(model, "cross")
+        self._n_bytes = 0
 
-    shape: tuple[int, int]
-    halves: tuple[int, int]
-    levels: NDArray[np.float32] | None
-    rows: list[int]
-    starts_s: Floats
-    frame_s: float
+    def measure(self, batch: Sequence[Any]) -> Any:
+        """Return what `LinkMeasurer` does, and the levels of all heads, (layer · head, row, frame)."""
+        import torch
 
+        from attnscope.core.attention.probes import OfChosen
+        from attnscope.core.attention.row_samples import rows_of
+        from attnscope.core.relations import links_of_weights
 
-class _LeftOutError(Exception):
-    """A recording cannot be studied; the message says why."""
+        # Keep the rows that write words, on frames with sound: (1, head, row, frame) by layer.
+        (piece,) = batch
+        rows = torch.from_numpy(piece.rows)
+        frames = slice(len(piece.unit_of_token))
+        probe = OfChosen(lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"])
+        run_probe(self._model, piece.reading, probe)
+        weights = dict(sorted(probe.maps["cross"].items()))
+        facts = facts_of(batch, "cross", "cpu")
+        sums = {layer: links_of_weights(of_layer, facts) for layer, of_layer in weights.items()}
+        levels = level_weights(torch.cat(list(weights.values()), 1)[0].numpy())
+        return *self.hits_of_pieces(batch, sums), levels.astype(np.float32)
 
-
-def _hear_all(model: Model, files: Sequence[str], part: LinkPart, problems: list[Problem]) -> Iterator[_Heard]:
-    """Run the model on each recording, and add what heads listen to."""
-    lots = Lots()
-    seen: set[tuple[str, Words]] = set()
-    n_bytes = 0
-    for spoken in _read_spoken(files, problems):
-        try:
-            recording = read_recording(spoken.audio)
-        except AttnscopeError as error:
-            problems.append(Problem(spoken.source, spoken.line, error.message))
-            continue
-        # A recording with the same sound and words counts once.
-        digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
-        if (digest, spoken.words) in seen:
-            part.n_copies += 1
-            continue
-        seen.add((digest, spoken.words))
-        try:
-            weights, words, frame_s = _hear(model, spoken, recording, part)
-        except _LeftOutError as error:
-            problems.append(Problem(spoken.source, spoken.line, str(error)))
-            continue
-
-        # What heads and rules reach on its words.
-        halves, is_first = lots.deal(spoken.document or digest)
-        rules = _rule_hits(words, len(spoken.words), weights.shape[-1])
-        part.add_cells([Cell(NAME, halves, is_first, len(words), rules)], [_hits(weights, words)])
-        part.n_tokens += len(words)
-
-        # What word times need. Every path begins with the recording, so the first word says nothing of the heads.
-        timed = [word for word in words if word.number > 0]
-        levels = level_weights(weights.reshape(-1, *weights.shape[2:])).astype(np.float32) if timed else None
-        n_bytes += levels.nbytes if levels is not None else 0
-        yield _Heard(
-            shape=weights.shape[:2],
-            halves=halves,
-            levels=levels if n_bytes <= MOST_KEPT else None,
-            rows=[word.rows[0] for word in timed],
-            starts_s=np.array([spoken.words[word.number][1] for word in timed]),
-            frame_s=frame_s,
-        )
-
-
-@dataclass(frozen=True)
-class _Word:
-    """A word that can be aligned: its number, the rows that write it, and its first frame and the one after it."""
-
-    number: int
-    rows: list[int]
-    frames: tuple[int, int]
-
-
-def _hear(
-    model: Model, spoken: Spoken, recording: Recording, part: LinkPart
-) -> tuple[NDArray[np.float32], list[_Word], float]:
-    """Run the model on a recording and its transcript.
-
-    Returns:
-        The weights, (layer, head, row, frame): the rows that write the transcript, on frames with sound. The words,
-        and how long a frame lasts.
-    """
-    import torch
-
-    from attnscope.core.attention.probes import OfChosen
-    from attnscope.core.attention.row_samples import rows_of
-
-    transcript = " ".join(" ".join(word.split()) for word, *_ in spoken.words)
-    reading = read(model, Speech(recording, transcript))
-    if reading.target is None or reading.sound is None:
-        raise AttnscopeError(f"{model.info.name} has no decoder, so there is no cross-attention to measure")
-    frame_s, n_frames = reading.sound.seconds_per_frame, len(reading.sound.envelope)
-
-    # The words in tokens, which are each written in the row before them, and in frames.
-    spans = []
-    start = 0
-    for word, *_ in spoken.words:
-        n = len(" ".join(word.split()))
-        spans.append((start, start + n))
-        start += n + 1
-    pieces = pieces_of(spans, reading.target)
-    owners = [token for tokens in pieces for token in tokens]
-    written = np.flatnonzero(~reading.target.special)
-    first_row = max(int(written[0]) - 1, 0)
-    # Place each word: its rows in the transcript, its frames in the recording.
-    words = []
-    for number, (tokens, (_, begin, end)) in enumerate(zip(pieces, spoken.words, strict=True)):
-        first = int(begin / frame_s + 1e-6)
-        last = max(first + 1, math.ceil(end / frame_s - 1e-6))
-        reason = ""
-        if not tokens or last > n_frames + 1:
-            reason = CUT
-        elif tokens[0] < 1 or any(owners.count(token) > 1 for token in tokens):
-            reason = UNALIGNED
-        if reason:
-            part.unmeasured[NAME, reason] = part.unmeasured.get((NAME, reason), 0) + 1
-        elif first < n_frames:
-            words.append(_Word(number, [token - 1 - first_row for token in tokens], (first, min(last, n_frames))))
-    if not words:
-        raise _LeftOutError("none of its words could be placed")
-
-    # Run the model, and keep the rows that write words, on frames with sound. (layer, head, row, frame)
-    queries = torch.arange(first_row, int(written[-1]) + 1)
-    probe = OfChosen(lambda call: rows_of(call, queries, keys=slice(n_frames)).float().cpu(), kinds=["cross"])
-    run_probe(model, reading, probe)
-    weights = np.stack([maps[0].numpy() for _, maps in sorted(probe.maps["cross"].items())])
-    if broken_rows({"cross": {0: weights[None]}}):
-        raise _LeftOutError(f"attention is not finite (NaN) in {model.info.dtype}")
-    return weights, words, frame_s
-
-
-def _hits(weights: NDArray[np.float32], words: Sequence[_Word]) -> Floats:
-    """Return on how many words each head is right, and its mass there, (layer, head, 2).
-
-    A word's row is the mean of the rows that write it. If several frames share its largest weight, a frame of the word
-    counts as its share of them.
-    """
-    sums = np.zeros((*weights.shape[:2], 2))
-    for word in words:
-        row = weights[:, :, word.rows].mean(2, dtype=np.float64).astype(np.float32)  # (layer, head, frame)
-        is_largest = (row == row.max(-1, keepdims=True)) & (row > 0)
-        mine = slice(*word.frames)
-        sums[..., 0] += is_largest[..., mine].sum(-1) / np.maximum(is_largest.sum(-1), 1)
-        sums[..., 1] += row[..., mine].sum(-1, dtype=np.float64)
-    return sums
-
-
-def _rule_hits(words: Sequence[_Word], n_words: int, n_frames: int) -> NDArray[np.int64]:
-    """Return for how many words each simple rule is right, (rule,)."""
-    hits = np.zeros(len(RULES), np.int64)
-    for word in words:
-        for rule, step in enumerate(ALONG, FIRST_DIAGONAL):
-            frame = int((word.number + step + 0.5) / n_words * n_frames)
-            hits[rule] += word.frames[0] <= frame < word.frames[1]
-    return hits
+    def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
+        """Add what heads listen to, and keep the levels while there is room."""
+        hits, broken, levels = result
+        super().add(part, batch, (hits, broken))
+        timing = batch[0].timing
+        self._n_bytes += levels.nbytes
+        if timing.rows and not broken and self._n_bytes <= MOST_KEPT:
+            part.heard += (replace(timing, levels=levels),)
 
 
 # Word times
 
 
-def _time_words(
-    part: LinkPart, heard: Sequence[_Heard], n_heads: int, report: Report | None
-) -> tuple[Table, dict[str, int]]:
+def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report: Report | None) -> Table:
     """Time the words of each recording by the heads that are best on the half that it is not in.
 
-    Returns:
-        The table `word_times`, and of how many recordings and words it is.
+    Args:
+        part: What was heard.
+        shape: How many layers there are, and heads in each.
+        n_heads: How many heads follow the words.
+        report: Called after each recording.
     """
-    # Rank the heads of each half on the other half.
+    # Rank the heads of each half on the other half: the most accurate first, those with little weight on words last.
     chosen_on, scored_on, dealt = halve(part, NAME)
-    ranked = [_rank_heads(Half.of([sums])) for sums in (scored_on, chosen_on)]
+    ranked = []
+    for sums in (scored_on, chosen_on):
+        half = Half([sums])
+        ranked.append(np.lexsort((-half.hits.ratio()[0], half.mass.ratio()[0] < LEAST_MASS)))
     axis = ("sources", "texts").index(dealt)
-    timed = [each for each in heard if each.levels is not None]
-    n_layers, n_per_layer = timed[0].shape
+    n_layers, n_per_layer = shape
     upper = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
 
     # The mean error on each recording by each list of heads: (recording, list).
     sizes = sorted({1, n_heads})
-    lists = [*((BEST, size) for size in sizes), (UPPER, len(upper))]
-    errors_s = np.zeros((len(timed), len(lists)))
+    errors_s = np.zeros((len(part.heard), len(sizes) + 1))
     n_words = 0
-    for number, each in enumerate(timed):
+    for number, each in enumerate(part.heard):
         best = ranked[each.halves[axis]]
-        errors_s[number] = _errors(each, [*(best[:size] for size in sizes), upper])
+        lists = [*(best[:size] for size in sizes), upper]
+        costs = np.stack([-each.levels[heads].mean(0, dtype=np.float64) for heads in lists])
+        starts_s = cheapest_paths(costs)[:, each.rows] * each.frame_s
+        errors_s[number] = np.abs(starts_s - each.starts_s).mean(1)
         n_words += len(each.rows)
         if report is not None:
-            report(Progress(number + 1, n_words, (number + 1) / len(timed), "word times"))
+            report(Progress(number + 1, n_words, (number + 1) / len(part.heard), "word times"))
 
     # Medians over recordings, and the change against the upper half of the layers.
-    median, median_low, median_high = median_interval(errors_s)
-    change, change_low, change_high = median_interval(errors_s - errors_s[:, [-1]])
-    times = Table.of_arrays(
+    median, median_low, median_high = _median_interval(errors_s)
+    change, change_low, change_high = _median_interval(errors_s - errors_s[:, [-1]])
+    return Table.of_arrays(
         Relations.TABLES["word_times"],
-        by=[by for by, _ in lists],
-        n_heads=[size for _, size in lists],
+        by=[BEST] * len(sizes) + [UPPER],
+        n_heads=[*sizes, len(upper)],
         median=median,
         median_low=median_low,
         median_high=median_high,
@@ -382,36 +360,14 @@ def _time_words(
         change_low=change_low,
         change_high=change_high,
     )
-    return times, {"n_recordings": len(timed), "n_words": n_words}
 
 
-def _rank_heads(half: Half) -> NDArray[np.int64]:
-    """Return all heads, the most accurate ones first; those that give the words little weight come last."""
-    accuracy, mass = half.hits.ratio()[0], half.mass.ratio()[0]
-    return np.lexsort((-accuracy, mass < LEAST_MASS))
-
-
-def _errors(heard: _Heard, lists: Sequence[NDArray[np.int64]]) -> Floats:
-    """Return the mean error of word starts by each list of heads, in seconds."""
-    assert heard.levels is not None
-    costs = np.stack([-heard.levels[heads].mean(0, dtype=np.float64) for heads in lists])
-    starts_s = cheapest_paths(costs)[:, heard.rows] * heard.frame_s
-    errors_s: Floats = np.abs(starts_s - heard.starts_s).mean(1)
-    return errors_s
-
-
-def median_interval(values: Floats) -> tuple[Floats, Floats, Floats]:
+def _median_interval(values: Floats) -> tuple[Floats, Floats, Floats]:
     """Return medians over the first axis with the ends of their 95% intervals; NaN for ends of fewer than 6 values.
 
-    The interval is the narrowest symmetric one of order statistics that covers the median in 95% of samples. Errors of
-    times are skewed, and some recordings fail whole: Student's interval of their mean held the truth in 41% to 93% of
-    samples of 10 (simulated: 6 shapes). This one assumes no shape.
+    The ends are order statistics. Errors of times are skewed, and some recordings fail whole: Student's interval of
+    their mean held the truth in 41% to 93% of samples of 10 (simulated: 6 shapes). This one assumes no shape.
     """
-    ordered = np.sort(values, axis=0)
-    n = len(ordered)
-    below = int(binom.ppf(0.025, n, 0.5)) - 1
-    middle: Floats = np.median(ordered, axis=0)
-    if below < 0:
-        unknown = np.full(middle.shape, math.nan)
-        return middle, unknown, unknown
-    return middle, ordered[below], ordered[n - 1 - below]
+    ends = [quantile_test(column, p=0.5).confidence_interval() for column in values.T]
+    low, high = np.transpose(ends)
+    return np.median(values, axis=0), low, high

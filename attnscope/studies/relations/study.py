@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,10 +17,10 @@ from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, example_tokens
 from attnscope.questions.relations import Relations, RelationsOptions
 from attnscope.results.table import Table
-from attnscope.studies.inputs.texts import Report
+from attnscope.studies.inputs.texts import Report, share_read
 from attnscope.studies.relations.evidence import THRESHOLDS, judge
-from attnscope.studies.relations.links import LinkBlock, Linker, LinkMeasurer, MeasuredPart, shape_of
-from attnscope.studies.run import run_blocks
+from attnscope.studies.relations.links import Linker, LinkMeasurer, MeasuredPart, shape_of
+from attnscope.studies.run import Run, run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
@@ -65,7 +64,7 @@ def relations(
         AttnscopeError: There is no link that can be measured, the model cannot be, or no worker can begin.
     """
     options = options or RelationsOptions()
-    corpus = AnnotatedCorpus([texts]) if isinstance(texts, str) else texts
+    corpus: Any = AnnotatedCorpus(texts) if isinstance(texts, str) else texts
     each = merge_equal(corpus)
     first = next(each, None)
     if first is None:
@@ -73,39 +72,54 @@ def relations(
     kind = _kind_for(first, model, options)
 
     # Blocks of texts, linked here and measured here or by workers.
-    def share(_: LinkBlock) -> float | None:
-        return corpus.share_read if isinstance(corpus, AnnotatedCorpus) else None
-
     blocks = map(Linker(model, options, kind).block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
-    make = partial(LinkMeasurer, kind=kind)
-    sharing = (workers,) if workers else None
-    going = run_blocks(make, (model,), blocks, MeasuredPart(), workers=sharing, report=report, share=share)
+    going = run_blocks(
+        partial(LinkMeasurer, kind=kind),
+        (model,),
+        blocks,
+        MeasuredPart(),
+        workers=(workers,) if workers else None,
+        report=report,
+        share=lambda _: share_read(corpus),
+    )
+    facts = {"unit": getattr(corpus, "unit", None)}
+    asked = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
+    result = conclude(model, kind, going, corpus, facts, asked, _notes(going.done))
+    if going.complete and not going.lost and not result.tables:
+        raise AttnscopeError(*_explain_nothing(going.done, options))
+    return result
 
-    # The evidence.
+
+def conclude(
+    model: Model,
+    kind: str,
+    going: Run[Any],
+    texts: Any,
+    facts: Mapping[str, Any],
+    options: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Relations:
+    """Judge what was added up over texts, and return the result.
+
+    Args:
+        model: The model.
+        kind: The kind of attention.
+        going: The sums over the texts, a `LinkPart`, and how they were gone over.
+        texts: The corpus.
+        facts: What else the result says of it.
+        options: What was asked for.
+        notes: What few need to know.
+
+    Raises:
+        AttnscopeError: The model computes NaN or infinity on all texts.
+    """
     done = going.done
-    tables, grids = judge(done, kind, shape_of(model, kind))
     done.left_out.require_some_left(done.n_texts, model.info)
-    if going.complete and not going.lost and not tables:
-        raise AttnscopeError(*_explain_nothing(done, options))
-
-    # Where it comes from.
-    files = corpus if isinstance(corpus, AnnotatedCorpus) else None
-    corpus_facts: dict[str, Any] = {
-        "sources": list(files.sources) if files else ["texts"],
-        "unit": files.unit if files else None,
-        "n_texts": done.n_texts,
-        "n_tokens": done.n_tokens,
-        "n_chunked": done.n_chunked,
-        "n_copies": done.n_copies,
-        "n_not_finite": done.left_out.n,
-        "sha256": files.sha256 if files else "",
-        "problems": [asdict(problem) for problem in files.problems] if files else [],
-        "complete": going.complete,
-    }
-    corpus_facts["problems"] += going.problems(model.info)
-    option_facts = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    about = going.about(model.info, [*_notes(done), *note_mixed_halves(tables)])
-    return Relations(about, corpus_facts, option_facts, tables, grids)
+    tables, grids = judge(done, kind, shape_of(model, kind))
+    corpus = {**going.corpus(texts, model.info), **facts, "n_copies": done.n_copies, "n_not_finite": done.left_out.n}
+    del corpus["split"]  # annotated texts have a unit
+    about = going.about(model.info, [*notes, *_note_mixed_halves(tables)])
+    return Relations(about, corpus, dict(options), tables, grids)
 
 
 def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
@@ -177,7 +191,7 @@ def _notes(done: MeasuredPart) -> list[str]:
     return notes
 
 
-def note_mixed_halves(tables: dict[str, Table]) -> list[str]:
+def _note_mixed_halves(tables: dict[str, Table]) -> list[str]:
     """Say which relations with a verdict have texts of one source in both halves."""
     if not tables:
         return []
