@@ -242,6 +242,11 @@ def _parts(listed: str, what: str, hint: str) -> list[str]:
     return parts
 
 
+def names_from(listed: str) -> tuple[str, ...]:
+    """Return the names in a list such as `layer,head`."""
+    return tuple(_parts(listed, "name", "such as layer,head"))
+
+
 def read_span(written: str, option: str) -> tuple[int, int | None]:
     """Return a range of numbers without its end: `1000:1064`, `:64`, `1000:`."""
     match = _SPAN.fullmatch(written.strip())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
-from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, WHICH, Kind, load_named
+from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, TABLE_FORMATS, WHICH, Kind, load_named
 from attnscope.results.storage import PAGE_MARK, replace_together, require_replaceable, require_writable
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
@@ -56,6 +56,7 @@ class Output:
         drawn: Whether maps are drawn in the terminal.
         options: How it is shown: some of those that its kind has a use for.
         stem: How files are called, without their endings; None = as their kind says.
+        columns: The columns of tables in files; none = the usual ones.
         named: Whether the formats were asked for by name.
         answers: Whether maps are answered in few lines, with the address of the first figure, above the files.
         whole: The record that some heads were picked from, among which they are ranked.
@@ -68,6 +69,7 @@ class Output:
     quiet: bool = False
     drawn: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
     stem: str | None = None
     named: bool = True
     answers: bool = False
@@ -102,7 +104,7 @@ class Output:
         if size > MOST_SAVED:  # nobody asked for them by name
             formats = tuple(name for name in formats if name in FIGURE_FORMATS)
             notes.append(f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does")
-        paths = [] if out is None else write(record, out, formats, self.options, self.stem)
+        paths = [] if out is None else write(record, out, formats, self.options, self.stem, self.columns)
         notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
@@ -122,6 +124,7 @@ def plan(
     out: Path | None = None,
     formats: str | None = None,
     *,
+    columns: tuple[str, ...] = (),
     json: bool = False,
     quiet: bool = False,
     has_folder: bool = False,
@@ -133,6 +136,7 @@ def plan(
         kind: The kind, such as "heads".
         out: The folder for files, or the name of one, such as atlas.html or map.png; None = none.
         formats: Their formats, such as "npz,csv,png"; None = the usual ones, or that of the file.
+        columns: The columns of tables in files; none = the usual ones.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         has_folder: Whether its files have a folder of their own where none is named.
@@ -144,7 +148,7 @@ def plan(
     """
     about = KINDS[kind]
     known = (*about.formats, *([TEXT] if about.glance else []))
-    output = _plan(about, out, formats, known, about.usual, options, has_folder=has_folder)
+    output = _plan(about, out, formats, known, about.usual, options, columns, has_folder=has_folder)
     if output.drawn and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     # Data alone, or with --quiet, is for programs: stdout has its files and nothing else.
@@ -153,7 +157,14 @@ def plan(
 
 
 def show(
-    record: Result, out: Path | None = None, formats: str | None = None, *, json: bool, quiet: bool, **options: Any
+    record: Result,
+    out: Path | None = None,
+    formats: str | None = None,
+    *,
+    columns: tuple[str, ...] = (),
+    json: bool,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Show a saved record again: in the terminal, or with a folder as files.
 
@@ -162,6 +173,7 @@ def show(
         out: The folder for files; None = none.
         formats: Formats of files, and "text"; None = "text" without a folder, else png, or of what is not drawn its
             usual data.
+        columns: The columns of tables in files; none = the usual ones.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         options: How it is shown: None = not said.
@@ -174,7 +186,7 @@ def show(
     # The lines of a record from elsewhere are code, of which no script is made.
     known = (*(name for name in kind.formats if name != "py"), TEXT)
     usual = tuple(name for name in kind.usual if name in known and ("png" not in kind.usual or name == "png"))
-    output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options)
+    output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options, columns)
     # The heads and changes that are asked for.
     chosen = dict(output.options)
     shown = choose_heads(record, *(chosen.pop(name, None) for name in WHICH))
@@ -195,6 +207,7 @@ def _plan(
     known: Sequence[str],
     usual: Sequence[str],
     options: Mapping[str, Any],
+    columns: tuple[str, ...],
     *,
     has_folder: bool = False,
 ) -> Output:
@@ -215,9 +228,20 @@ def _plan(
         raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
     if out is not None and not files:
         raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+    if columns and not {*files} & {*TABLE_FORMATS}:
+        raise UsageError("--columns are of tables, and none is written", "such as --format latex --out folder")
     if files and (out is not None or has_folder):
         require_writable(HOME if out is None else out)
-    return Output(kind, out, files, drawn=TEXT in names, options=chosen, stem=stem, named=formats is not None)
+    return Output(
+        kind,
+        out,
+        files,
+        drawn=TEXT in names,
+        options=chosen,
+        columns=columns,
+        stem=stem,
+        named=formats is not None,
+    )
 
 
 def _named_by(out: Path, kind: Kind) -> str:
@@ -230,7 +254,12 @@ def _named_by(out: Path, kind: Kind) -> str:
 
 
 def write(
-    record: Result, out: Path, formats: Sequence[str], options: Mapping[str, Any] = {}, stem: str | None = None
+    record: Result,
+    out: Path,
+    formats: Sequence[str],
+    options: Mapping[str, Any] = {},
+    stem: str | None = None,
+    columns: Sequence[str] = (),
 ) -> list[Path]:
     """Write the files of a record into a folder: all of them, or none.
 
@@ -242,6 +271,7 @@ def write(
         formats: Some of its kind's formats.
         options: How figures are drawn: "scale", "cmap", "query", "measures" and `results.kinds.SIZES`.
         stem: How files are called, without their endings; None = as its kind says.
+        columns: The columns of tables in files; none = the usual ones.
 
     Returns:
         The files: figures first where they are what its kind is usually written as, else last.
@@ -256,7 +286,8 @@ def write(
         return []
     drawn: list[Path] = []
     with replace_together(out) as staged:
-        data = [record.save(staged / kind.file(name), every=bool(options.get("every"))) for name in saved]
+        every = bool(options.get("every"))
+        data = [record.save(staged / kind.file(name), every=every, columns=columns) for name in saved]
         data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
         try:
             if figures:

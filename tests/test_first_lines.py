@@ -23,6 +23,11 @@ def command_of(path):
     return path.read_text("utf-8").splitlines()[0].removeprefix("$ ")
 
 
+def link_files(folder):
+    (folder / "sample_texts").symlink_to(ROOT / "sample_texts")
+    (folder / "records").symlink_to(ROOT / "tests" / "records")
+
+
 def first_lines(printed, folder):
     """Return the first lines, with names of folders as a reader of the docs has them."""
     told = printed.replace(f"file://{folder}/", "file:///folder/").replace(f"{folder}/", "")
@@ -33,7 +38,7 @@ def first_lines(printed, folder):
 def test_the_first_lines_answer(path, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     here = Path.cwd()
-    (here / "sample_texts").symlink_to(ROOT / "sample_texts")
+    link_files(here)
     monkeypatch.chdir(here)
     done = run(*shlex.split(command_of(path))[1:])
     assert done.status == 0, done.err
@@ -43,7 +48,7 @@ def test_the_first_lines_answer(path, run, monkeypatch):
 def test_every_command_has_its_first_lines():
     from attnscope import cli
 
-    elsewhere_tested = {"show", "patch"}  # `show` prints what its question prints; `patch` needs a model with answers
+    elsewhere_tested = {"patch"}  # it needs a model with answers; show-patch.txt is what it prints
     shown = {" ".join(command_of(path).split()[1:3]) for path in FOLDER.glob("*.txt")}
     missing = [
         name
@@ -59,7 +64,7 @@ def main():
         command = command_of(path)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "sample_texts").symlink_to(ROOT / "sample_texts")
+            link_files(folder)
             done = subprocess.run(
                 [sys.executable, "-m", "attnscope", *shlex.split(command)[1:]],
                 cwd=folder,

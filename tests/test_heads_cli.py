@@ -63,7 +63,7 @@ def test_a_text_gives_measures_and_no_role_and_that_is_said(study):
     assert not any(head["role"] for head in found["heads"])
     assert found["heads"][0]["previous_token"] > 0.5
     status, out, _ = study("the cat sat on the mat")
-    assert "no role can be given below 3 texts" in " ".join(out.split())
+    assert "too few texts to say what heads do: 3 at least" in " ".join(out.split())
 
 
 def test_the_probe_finds_the_induction_head(study):

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnscope.options import group, option, options
+from attnscope.options import group, names_from, option, options
 from attnscope.studies.inputs.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ class Files(Printing):
         "The folder to write to; for a single file its name, such as map.png.", "-o", "--out", default=None
     )
     formats: str | None = option(
-        "What to write: several of npz, csv, json, png, svg, pdf.", "-f", "--format", default=None
+        "What to write: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
+    )
+    columns: tuple[str, ...] = option(
+        "Columns of csv, latex and md, such as layer,head,role.", default=(), read=names_from, rare=True
     )
     every: bool = option("Print everything that was found, also what few need to know.", "--all", default=False)
 
@@ -67,7 +70,7 @@ class Files(Printing):
 
         if self.every and "every" in KINDS[kind].options:
             how["every"] = True
-        return plan(kind, self.out, self.formats, json=self.json, quiet=self.quiet, **how)
+        return plan(kind, self.out, self.formats, columns=self.columns, json=self.json, quiet=self.quiet, **how)
 
 
 @options

@@ -36,12 +36,13 @@ def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawi
     how = {**drawing.changes(), **vars(which), "measures": saved.measures, "sort": listing.sort}
     if files.every and "every" in loaded.record_kind().options:
         how["every"] = True
+    how |= {"columns": files.columns, "json": files.json, "quiet": files.quiet}
     how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
     how |= {"without_sinks": tokens.without_sinks or None, "mean": tokens.mean}
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):
-            output.show(loaded, files.out, files.formats, json=files.json, quiet=files.quiet, **how)
+            output.show(loaded, files.out, files.formats, **how)
     except (AttnscopeError, OSError, MemoryError):
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:

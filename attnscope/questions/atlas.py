@@ -42,10 +42,7 @@ OUTSIDE_SINKS = (
 )
 """What the attention on a key or pair is divided by in its lift."""
 
-_SHARES = (
-    "(88%; uniform 8%): the keys get 88% of the head's attention outside sinks, 8% if it were uniform; rests 7% on "
-    "[CLS]: of all its attention"
-)
+_SHARES = "(88%; uniform 8%): 88% of its attention outside sinks is there; 8% if even"
 
 _STAND_OUT, _MOST_CELLS = 5, 70
 """Heads that the terminal names first, and letters of the line of each."""
@@ -202,11 +199,10 @@ class Atlas(Result):
             most=len(order),
         )
         n_examples = amount(len(self.table("examples")), "example text")
-        answer = f"{amount(len(heads), 'head')} with {n_examples}"
-        if sort is None:
-            answer += "; first those whose line explains most of their attention"
+        first_ones = "; the best explained first" if sort is None else ""
+        answer = f"what {amount(len(heads), 'head')} attend to, with {n_examples}{first_ones}"
         most = 1000 if len(order) == 1 else _MOST_CELLS
-        first = Note(lines=[f"{names[head]:<7}{cut(does[head], most)}" for head in order[:_STAND_OUT]])
+        first = Note(lines=[f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]])
         return Report(
             model=model_of(self.run),
             answer=[answer, _SHARES],

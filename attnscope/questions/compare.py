@@ -170,7 +170,7 @@ def _heads_report(comparison: Comparison) -> Report:
     nearest = np.stack([np.arange(len(names)), others.argmin(1)], 1)[np.isfinite(others).any(1)]
     alone = nearest[np.argsort(-distances[tuple(nearest.T)], kind="stable")]
 
-    answer = [f"{model_of(comparison.run)}: {amount(len(names), 'head')} compared"]
+    answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     if len(alike):
         a, b = alike[0]
         answer.append(

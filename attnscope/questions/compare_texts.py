@@ -196,7 +196,9 @@ def texts_report(comparison: Comparison) -> Report:
     names = comparison.head_names
     aligned = comparison.table("aligned")
     column, overall = _column_of_change(comparison), f"{comparison.distance_name}_overall"
-    where = "on shared tokens" if column == overall else f"at “{printable(comparison.options.get('query'), 40)}”"
+    where = "on shared tokens"
+    if column != overall:
+        where = f"at “{printable(comparison.options.get('query'), 40)}”"
     order = ranked(comparison)
 
     # What changes most in each head.
@@ -213,8 +215,11 @@ def texts_report(comparison: Comparison) -> Report:
     known = heads[column][order]
     if order:
         first = order[0]
-        change = f"{three_decimals(known[0])} (0 to 1): {queries[first]} on {changes[first]}"
-        answer.insert(0, f"{names[first]} changes most {where}, by {change}")
+        answer = [
+            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(known[0])} (0 to 1)",
+            f"most at “{queries[first]}”: weight on {changes[first]}",
+            both_texts,
+        ]
     if len(order) > 1:
         middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(known, (0.5, 0.9)))
         answer.append(f"{amount(len(order), 'head')} {where}: median {middle}, 90th percentile {nearly_all}")

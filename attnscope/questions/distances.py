@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.errors import amount
 from attnscope.report.numbers import fixed
 from attnscope.report.wording import corpus_line, hidden_tokens, printable
 
@@ -58,5 +57,4 @@ def texts_line(comparison: Comparison) -> str:
     text = comparison.corpus.get("text")
     if isinstance(text, str):
         return f"“{printable(text, 160)}”"
-    n_copies = comparison.corpus.get("n_copies", 0)
-    return corpus_line(comparison) + (f" ({amount(n_copies, 'copy', 'copies')} left out)" if n_copies else "")
+    return corpus_line(comparison)

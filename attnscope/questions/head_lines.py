@@ -147,8 +147,9 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
         # The first term is that distance; the rest begins after "then" or "equally".
         phrase = " ".join(re.split(r"; (?:then|equally) ", phrase)[1:])
         parts = _PARTS.split(phrase) if phrase else []
+        # Where no word of it has room, a mark says that there is more.
         if parts and len(parts[0]) > MOST_LETTERS - len(roles[0]) - 4:
-            parts = []  # no word of it has room
+            return whole, f"{roles[0]} …"
     if roles and phrase.startswith(f"the {roles[0]}"):
         roles = []  # the phrase says it
     room = MOST_LETTERS - (len(roles[0]) + 2 if roles else 0)
@@ -161,7 +162,7 @@ def _fit(parts: Sequence[str], room: int) -> str:
     line = ""
     if parts and len(parts[0]) > room - 2:
         first = re.sub(r" \([^)]*\)", "", parts[0])
-        parts = [cut(first, room - 2), *parts[1:]]
+        parts = [cut(first, room - 2, at_word=True), *parts[1:]]
     # Whole parts, as many as fit.
     for number_of_part, part in enumerate(parts):
         joined = f"{line} {part}".strip()

@@ -139,13 +139,13 @@ def evidence_line(result: Result) -> str:
         # Too few texts for any role.
         if isinstance(least, int) and effective < least:
             return (
-                f"no role can be given below {least} texts{weight}: give more texts, or cut long ones into chunks that "
-                "count apart (--chunk 512)"
+                f"too few texts to say what heads do: {least} at least{weight}. Give a file of texts (--file), or cut "
+                "long ones into chunks (--chunk 512); where heads look in one text: attnscope heatmap"
             )
     # Enough texts for tentative roles only.
     if not result.table("roles")["tentative"].any():
         return ""
-    return f"tentative: a role on the evidence of {least} to {fewest} texts of one length{weight}"
+    return f"tentative: few texts ({least} to {fewest} of one length){weight}"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +25,6 @@ from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
 from attnscope.report.wording import corpus_line, corpus_notes, is_of_senses, label, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.storage import csv_text
 from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
 
@@ -189,27 +188,23 @@ class Heads(Result):
         roles = self.table("roles")
         return roles.select(roles["head"] == row)
 
-    def to_csv(self, *, every: bool = False) -> str:
-        """Return the table of heads as CSV.
+    @property
+    def usual_columns(self) -> Sequence[str]:
+        """Return the columns that people use first; without descriptions files have all."""
+        return FIRST if self.is_described else ()
 
-        Args:
-            every: Whether it has all columns; else those of `FIRST`. Heads without descriptions always have all.
-        """
+    def rows(self) -> Iterable[Sequence[Any]]:
+        """Return all rows of its table of heads, with the value of the first role; the names of columns first."""
         heads, roles = self.table("heads"), self.table("roles")
+        if not len(roles):
+            return heads.rows()
         # The first role's value with its interval and baseline; NaN for heads without a role.
-        if len(roles):
-            role_rows = first_role(self)
-            has_role = role_rows >= 0
-            parts = {part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]}
-            meaning = "value of the measure that its first role rests on"
-            values = np.where(has_role, roles["value"][role_rows], np.nan)
-            heads = heads.with_column(numbers("role_value", meaning), values, **parts)
-        # All columns, or those of `FIRST`.
-        header, *rows = heads.rows()
-        if every or not self.is_described:
-            return csv_text([header, *rows])
-        columns = [header.index(name) for name in FIRST if name in header]
-        return csv_text([[row[column] for column in columns] for row in (header, *rows)])
+        role_rows = first_role(self)
+        has_role = role_rows >= 0
+        parts = {part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]}
+        meaning = "value of the measure that its first role rests on"
+        values = np.where(has_role, roles["value"][role_rows], np.nan)
+        return heads.with_column(numbers("role_value", meaning), values, **parts).rows()
 
     def report(self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None) -> Report:
         """Return what heads do, those with most to say first.

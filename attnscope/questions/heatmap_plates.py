@@ -279,7 +279,7 @@ def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int
     # One row, (key,), per head: (head, key).
     weights = np.stack([attention.of(*pair)[query] for pair in heads])
     figure = MapsFigure(
-        titles=("a row per head",),
+        titles=("a row per head" if style.caption else "",),
         axes=((Axis(_head_titles(attention, heads, is_short=False)), axis_of(attention.keys)),),
         has_numbers=True,
         lettered=(model_name(record), token),

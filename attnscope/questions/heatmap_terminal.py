@@ -87,18 +87,26 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     left_out = hidden_tokens(record.maps[0].kind)
     found = [] if query is None else [attention.queries.find(query) for attention in record.maps]
     title = "the strongest link of each head (query → key, weight from 0 to 1)"
-    if any(found):
-        places = ", ".join(str(place) for place in dict.fromkeys(place for tokens in found for place in tokens))
-        title = f"where “{query}” (token {places}) attends most (query → key, weight from 0 to 1)"
+    places = list(dict.fromkeys(place for tokens in found for place in tokens))
     links = find_links(record, query)
+    if len(places) == 1:
+        title = f"where “{query}” (token {places[0]}) attends most (query → key, weight from 0 to 1)"
+    elif places:
+        # Each of several tokens has a line, those with the strongest links first.
+        title = f"where each of “{query}” attends most (query → key, weight from 0 to 1)"
+        links = [link for place in places for link in find_links(record, f"@{place}", 1)]
+        links.sort(key=lambda link: -link.weight)
     # Fixed colours run to 1, so weak links would be invisible in the figure.
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
     # One line per link: the number stays, long words are cut.
     lines = []
-    for link in links[: 4 if is_faint else 5]:
+    most = max(5, len(places)) - is_faint
+    for link in links[:most]:
         number = f"  {weight(link.weight)}"
         words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
         lines.append(cut(words, max(8, min(console.width, 80) - len(number))) + number)
+    if len(places) > len(links):
+        lines.append(f"{len(places) - len(links)} of {len(places)} tokens attend to {left_out} or themselves alone")
     lines.append(f"links to or from {left_out} are skipped; weights are as the model has them")
     if is_faint:
         lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")

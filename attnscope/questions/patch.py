@@ -185,15 +185,16 @@ def _answer(patching: Patching) -> list[str]:
     heads = patching.table("heads")
     first = patching.strongest()[0]
     effect = heads["effect"][first]
-    verb = "carries" if effect * total >= 0 else "works against the others:"
-    answer = f"{printable(heads['patched_with'][first])} {verb} {small_number(effect)} of {_total(patching)} logits"
+    verb = "carries most" if effect * total >= 0 else "works most against the others"
+    name = printable(heads["patched_with"][first])
     # An interval across 0: there is no behaviour to carry.
     if low <= 0 <= high:
         return [
             f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
-            answer,
+            f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
-    return [answer]
+    between = f"the {_total(patching)} logits from corrupt to clean"
+    return [f"{name} {verb}: {small_number(effect)} of {between}"]
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:

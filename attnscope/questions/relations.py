@@ -338,8 +338,9 @@ def _count_line(result: Relations) -> str:
     n_without = verdicts.count("none")
     if n_without == len(verdicts) > 0:
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
-    beside = f"; {n_without} more with too few examples" if n_without else ""
-    return f"{n_found} of {amount(len(verdicts) - n_without, 'relation')} are expressed by some head{beside}"
+    beside = f"; {n_without} have too few examples" if n_without else ""
+    n_tried = amount(len(verdicts) - n_without, "relation")
+    return f"some head finds the other word of {n_found} of {n_tried}{beside}"
 
 
 def _rule_line(result: Relations) -> list[str]:
@@ -347,7 +348,7 @@ def _rule_line(result: Relations) -> list[str]:
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
-    return [f"yes = the lower end of the head's interval is at least {margin:g} above the best simple rule; FDR 5%"]
+    return [f"yes: surely {margin:g} above the best simple rule (such as the word before); FDR 5%"]
 
 
 def _guide(result: Relations) -> list[str]:

@@ -138,6 +138,7 @@ class Split(Result):
         """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
+        counts = ", ".join(map(str, self.table("counts")["n_heads"].tolist()))
         measures = (
             "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of the "
         )
@@ -146,7 +147,10 @@ class Split(Result):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
         return Report(
             model=model_of(self.run),
-            answer=[_compromise(self), f"{model_of(self.run)}: {size}"],
+            answer=[
+                f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
+                _compromise(self),
+            ],
             blocks=list(_blocks(self)),
             guide=[
                 f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats",

@@ -213,7 +213,7 @@ class Trace(Result):
         """Return the largest weights first, then every step."""
         return Report(
             model=model_of(self.run),
-            answer=[_answer(self), heading_of(self)],
+            answer=[f"attention step by step; {heading_of(self)}", _answer(self)],
             blocks=list(_blocks(self)),
             guide=[_check_line(self)],
         )

@@ -99,8 +99,11 @@ class Training(Result):
     def report(self, **shown: Any) -> Report:
         """Return since when heads have had their roles, then how their measures changed."""
         first, last = self.steps[0], self.steps[-1]
-        line = amount(len(self.steps), "checkpoint")
-        line += f", step {first:,}: nothing can change" if first == last else f", steps {first:,} to {last:,}"
+        line = f"{amount(len(self.steps), 'checkpoint')}, steps {first:,} to {last:,}"
+        question = f"heads with a role at the last of {line}, and since when"
+        if first == last:
+            line = f"1 checkpoint, step {first:,}: nothing can change"
+            question = f"heads with a role; {line}"
         roles = _since_lines(self)
         blocks = [*_trends(self)]
         if roles:
@@ -119,7 +122,7 @@ class Training(Result):
         answer = [f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
         return Report(
             model=model_of(self.run),
-            answer=[*(answer or ["No head has a role at the last step"]), line],
+            answer=[question, *(answer or ["No head has a role at the last step"])],
             blocks=blocks,
             guide=list(_guide(self)),
             source=corpus_line(self),
@@ -199,6 +202,8 @@ def _problems(training: Training) -> Iterator[str]:
     """Say what was left out."""
     if (training["has_role"] == TENTATIVE).any():
         yield "some roles rest on few texts, and are tentative"
+    if unknown := training.corpus.get("unknown_words"):
+        yield printable(unknown)
     if skipped := training.run.get("skipped"):
         yield f"{amount(len(skipped), 'checkpoint')} left out"
     if not training.corpus.get("complete", True):

@@ -213,10 +213,10 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
         read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
         if excess[place] > 0:
-            yield f"{read} reads {names[place[1]]} most: composition {part} of 1, by chance {chance}"
+            yield f"{read} reads what {names[place[1]]} writes most: composition {part} of 1, by chance {chance}"
         else:
             most = f"{read} reads {names[place[1]]}, composition {part} of 1"
-            yield f"No head reads another more than by chance. At most {most}, by chance {chance}"
+            yield f"No head reads what another writes more than by chance. At most {most}, by chance {chance}"
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _likeness(weights):
         head = int(np.nanargmax(copying))

@@ -85,11 +85,16 @@ def to_html(record: Result) -> str:
     return console.export_html(inline_styles=True, code_format=_PAGE)
 
 
-def cut(label: str, cells: int) -> str:
-    """Return a label in at most so many cells, with a mark where something is missing."""
+def cut(label: str, cells: int, *, at_word: bool = False) -> str:
+    """Return a label in at most so many cells, with a mark where something is missing; `at_word`: behind a word."""
     if cell_len(label) <= cells:
         return label
-    return set_cell_size(label, cells - 1).rstrip() + "…" if cells > 0 else ""
+    if cells < 1:
+        return ""
+    begin = set_cell_size(label, cells - 1)
+    if at_word and " " in begin and not label[len(begin)].isspace():
+        begin = begin.rpartition(" ")[0]
+    return begin.rstrip(" ,;:(") + "…"
 
 
 def has_unicode(console: Console) -> bool:

@@ -82,7 +82,7 @@ def corpus_line(record: Any, *, predictions: bool = False) -> str:
 
 
 def corpus_notes(findings: Any) -> list[str]:
-    """Return one sentence each on what is amiss with the texts: a run that was stopped, copies, texts left out."""
+    """Return a sentence on each thing that is amiss with the texts: a run that was stopped, copies, unknown words."""
     corpus = findings.corpus
     plural = corpus.get("of") if corpus.get("of") in _NOUNS else None
     notes = []
@@ -93,6 +93,8 @@ def corpus_notes(findings: Any) -> list[str]:
             f"{amount(n_copies, 'text is', 'texts are')} left out: copies of a text count once, "
             "and texts of one template twice"
         )
+    if unknown := corpus.get("unknown_words"):
+        notes.append(printable(unknown))
     problems = corpus.get("problems")
     if isinstance(problems, list | tuple) and problems:
         notes.append(_problems_line(problems, plural or "parts of the texts"))

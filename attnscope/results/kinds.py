@@ -18,6 +18,12 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 
 PAGE_FORMATS = ("html",)
 
+TABLE_FORMATS = ("csv", "latex", "md")
+"""Formats that hold a table of a result, of which columns can be chosen."""
+
+ENDINGS = {"latex": "tex"}
+"""How files end that do not end in the name of their format."""
+
 LOSSLESS = "npz"
 """The format that results are loaded from."""
 
@@ -63,7 +69,7 @@ class Kind:
     result: str
     command: str = ""
     stem: str = ""
-    data: tuple[str, ...] = ("npz", "csv", "json")
+    data: tuple[str, ...] = ("npz", *TABLE_FORMATS, "json")
     usual: tuple[str, ...] = ("npz", "csv", "png")
     show: str = TERMINAL
     draw: str = FIGURES
@@ -113,9 +119,9 @@ class Kind:
         """Return the same with files of another name."""
         return replace(self, stem=stem)
 
-    def file(self, ending: str) -> str:
-        """Return what a file of it is called."""
-        return f"{self.stem}.{ending}"
+    def file(self, name: str) -> str:
+        """Return what a file of it is called, by its format."""
+        return f"{self.stem}.{ENDINGS.get(name, name)}"
 
     def require_options(self, names: Iterable[str]) -> None:
         """Refuse options of `show` and `draw` that say nothing about this kind."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results import reading
-from attnscope.results.kinds import Kind, file_of, kind_of_schema, load_named
-from attnscope.results.storage import csv_text, finite, plain, write_whole
+from attnscope.results.kinds import ENDINGS, TABLE_FORMATS, Kind, file_of, kind_of_schema, load_named
+from attnscope.results.storage import csv_text, finite, latex_text, markdown_text, plain, write_whole
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
 
 if TYPE_CHECKING:
@@ -205,7 +205,10 @@ class Result:
         return json.dumps({**self.as_json(), **more}, ensure_ascii=False, allow_nan=False)
 
     def rows(self) -> Iterable[Sequence[Any]]:
-        """Return the rows of a CSV: of its first table, or one per pair of rows of the two tables that `CSV` names."""
+        """Return all rows of its table in files, the names of columns first.
+
+        It is its first table, or one with a row per pair of rows of the two tables that `CSV` names.
+        """
         if not self.CSV:
             return self.table(next(iter(self.TABLES))).rows()
         first, second = (self.table(name) for name in self.CSV)
@@ -221,13 +224,46 @@ class Result:
                     columns[f"{name}_{label}"] = part.ravel()
         return Table({}, columns).rows()
 
-    def to_csv(self, *, every: bool = False) -> str:  # noqa: ARG002
+    @property
+    def usual_columns(self) -> Sequence[str]:
+        """Return the columns that files have unless all are asked for; none = they have all."""
+        return ()
+
+    def _chosen_rows(self, columns: Sequence[str], *, every: bool) -> Iterator[Sequence[Any]]:
+        """Yield the rows of its table in files with some columns, the names first.
+
+        Raises:
+            UsageError: It has no such column.
+        """
+        rows = iter(self.rows())
+        header = [*next(rows)]
+        # A hint names columns without what stands beside them, such as effect_low.
+        known = [name for name in header if name.rpartition("_")[2] not in PARTS]
+        for name in columns:
+            if name not in header:
+                raise UsageError(f"there is no column {name!r}", suggest(name, known))
+        usual = [] if every else [name for name in self.usual_columns if name in header]
+        places = [header.index(name) for name in columns or usual or header]
+        yield [header[place] for place in places]
+        for row in rows:
+            yield [row[place] for place in places]
+
+    def to_csv(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
         """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
 
         Args:
-            every: Whether it has the columns that few need, too; here all columns are always written.
+            every: Whether it has the columns that few need, too.
+            columns: Its columns, in their order; none = the usual ones.
         """
-        return csv_text(self.rows())
+        return csv_text(self._chosen_rows(columns, every=every))
+
+    def to_latex(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
+        """Return the table for LaTeX with the package booktabs; see `to_csv`."""
+        return latex_text(self._chosen_rows(columns, every=every))
+
+    def to_md(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
+        """Return the table for Markdown; see `to_csv`."""
+        return markdown_text(self._chosen_rows(columns, every=every))
 
     def to_npz(self) -> bytes:
         """Return its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
@@ -237,24 +273,27 @@ class Result:
         save(file, allow_pickle=False, **{_DESCRIPTION: described}, **self.arrays())
         return file.getvalue()
 
-    def save(self, path: str | Path, *, every: bool = False) -> Path:
+    def save(self, path: str | Path, *, every: bool = False, columns: Sequence[str] = ()) -> Path:
         """Write the result, whole or not at all; the ending says how, and `.npz` is without loss.
 
         Args:
             path: Where to.
-            every: Whether a CSV has the columns that few need, too.
+            every: Whether a table has the columns that few need, too.
+            columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; none = the usual ones.
 
         Raises:
-            AttnscopeError: Results of this kind are not saved so, or the file cannot be written.
+            AttnscopeError: Results of this kind are not saved so, there is no such column, or the file cannot be
+                written.
         """
         path = Path(path)
         kind = self.record_kind()
-        ending = path.suffix.removeprefix(".")
-        if ending not in kind.data:
-            known = ", ".join(f".{name}" for name in kind.data)
+        formats = {ENDINGS.get(name, name): name for name in kind.data}
+        chosen = formats.get(path.suffix.removeprefix("."))
+        if chosen is None:
+            known = ", ".join(f".{ending}" for ending in formats)
             raise AttnscopeError(f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}")
-        options = {"every": every} if ending == "csv" and every else {}
-        content: str | bytes = getattr(self, f"to_{ending}")(**options)
+        options: dict[str, Any] = {"every": every, "columns": columns} if chosen in TABLE_FORMATS else {}
+        content: str | bytes = getattr(self, f"to_{chosen}")(**options)
         if isinstance(content, str):
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
             content = content.encode("utf-8", "backslashreplace")

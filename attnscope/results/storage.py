@@ -242,6 +242,46 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "→": r"$\to$",
+    "−": "$-$",
+    "×": r"$\times$",
+    "≥": r"$\ge$",
+}
+"""What stands in LaTeX for characters that it would obey, or that its usual fonts lack."""
+
+
+def latex_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as a LaTeX table with the rules of the package booktabs, numbers with three digits."""
+    header, *body = rows
+    escaped = str.maketrans(_LATEX)
+    lines = [" & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in (header, *body)]
+    sides = ["l" if isinstance(value, str) else "r" for value in (body or [header])[0]]
+    begin = rf"\begin{{tabular}}{{{''.join(sides)}}}"
+    return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
+
+
+def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as a table of Markdown, numbers with three digits."""
+    header, *body = rows
+    sides = ["---" if isinstance(value, str) else "--:" for value in (body or [header])[0]]
+    lines = [" | ".join(_brief(value).replace("|", r"\|") for value in row) for row in (header, sides, *body)]
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def _brief(value: Any) -> str:
+    """Return a value on one line, a float with three digits; empty where it is undefined."""
+    if not isinstance(value, float):
+        return " ".join(str(value).split())
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return digits(value)

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.errors import AttnscopeError
+
 Floats = NDArray[np.float64]
 Kind = Literal["number", "count", "text", "flag"]
 
@@ -264,9 +266,15 @@ class Table:
         yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
 
     def to_pandas(self) -> Any:
-        """Return it as a `pandas.DataFrame`, where pandas is installed."""
-        import pandas  # type: ignore[import-untyped,unused-ignore]
+        """Return it as a `pandas.DataFrame`.
 
+        Raises:
+            AttnscopeError: pandas is not installed.
+        """
+        try:
+            import pandas  # type: ignore[import-untyped,unused-ignore]
+        except ImportError:
+            raise AttnscopeError("pandas is not installed", "pip install pandas, or write csv") from None
         return pandas.DataFrame(dict(self.values))
 
     def require_sound(self, name: str, wanted: Iterable[Column], sizes: Mapping[str, int]) -> None:

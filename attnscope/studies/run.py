@@ -20,13 +20,14 @@ from attnscope.corpus import Copies, Problem, blocks, distinct
 from attnscope.errors import AttnscopeError, amount, is_out_of_memory
 from attnscope.host import delay_interrupts
 from attnscope.models.info import ModelInfo
-from attnscope.models.model import MixedLengthsError, Model
+from attnscope.models.model import MixedLengthsError, Model, Tokenizer
 from attnscope.studies.failures import LeftOut, Place, failure
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,
     Texts,
+    UnknownWords,
     problems_of,
     sha256_of,
     share_read,
@@ -57,6 +58,7 @@ class Part:
         broken: Texts of the block at hand on which the model computes NaN or infinity, by index. They count nothing.
         left_out: The same of all finished blocks.
         halved_to: To how few tokens batches were halved for want of memory; None = they were not.
+        unknown: Words that the tokenizer does not know.
     """
 
     n_texts: int = 0
@@ -65,6 +67,7 @@ class Part:
     broken: dict[int, Place] = field(default_factory=dict)
     left_out: LeftOut = LeftOut()
     halved_to: int | None = None
+    unknown: UnknownWords = UnknownWords()
 
     def merge(self, other: Self) -> Self:
         """Return what was added up over the texts of both; neither is changed."""
@@ -103,10 +106,12 @@ class Measurer(ABC, Generic[P]):
 
     Attributes:
         room: How much of a batch fits into memory at once.
+        tokenizer: What reads its texts; None = they are no texts, or random tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.room = Room()
+        self.tokenizer = tokenizer
 
     @abstractmethod
     def start(self, block: Any) -> P:
@@ -176,6 +181,7 @@ class Run(Generic[P]):
             "n_copies": self.n_copies,
             "sha256": sha256_of(texts),
             "problems": [*problems_of(texts), *self.problems(info)],
+            "unknown_words": self.done.unknown.note,
             "complete": self.complete,
         }
 
@@ -365,6 +371,9 @@ def _measure_here(
 def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     """Add a block to its part, batch by batch; yield which fraction of its tokens is done."""
     batches = list(measurer.batches(block))
+    if measurer.tokenizer is not None:
+        items = sorted((item for batch in batches for item in batch), key=lambda item: item.text)
+        part.unknown = UnknownWords.of(measurer.tokenizer, [item.tokens for item in items])
     n_tokens = sum(map(padded_size, batches))
     n_done = 0
     for batch in batches:

@@ -48,7 +48,7 @@ class RowMeasurer(Measurer[P]):
     """Measure batches of rows of texts."""
 
     def __init__(self, model: Model, reader: Reader) -> None:
-        super().__init__()
+        super().__init__(model.tokenizer)
         self._model = require_rerunnable(model)
         self._reader = reader
 

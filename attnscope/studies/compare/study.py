@@ -229,7 +229,7 @@ class PairMeasurer(Measurer[PairPart]):
     """Compare the heads of one model, or of two, on blocks of texts."""
 
     def __init__(self, *models: Model, options: CompareOptions) -> None:
-        super().__init__()
+        super().__init__(models[0].tokenizer)
         self._models = models
         self._options = options
         self._chosen = [options.choice.within(model.info) for model in models]

@@ -290,7 +290,7 @@ class HeadMeasurer(Measurer[HeadSums]):
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
 
-        super().__init__()
+        super().__init__(model.tokenizer)
         self._model = model
         self._frequencies = frequencies
         self._special = special

@@ -15,6 +15,7 @@ from attnscope.questions.places import Picture, Sound
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
+from attnscope.studies.inputs.texts import UnknownWords
 from attnscope.text import is_blank, require_text
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ WHOLE_CHARACTERS = 2**20
 
 _CHARACTERS = 16
 """Of a longer text, how many characters for each token that the model takes are tried first. English has 4 to 5."""
-
-_UNKNOWN_SHOWN = 5
-_UNKNOWN_LENGTH = 20
-"""How many unknown words a note names, and how many characters of each."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -238,7 +235,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         text, tokens, cut = encode_within(limit, model.tokenizer.chat, prompt.text)
     else:
         text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
-    notes = tuple(note for note in (cut, _note_unknown(model, tokens)) if note)
+    notes = tuple(note for note in (cut, UnknownWords.of(model.tokenizer, [tokens]).note) if note)
     # Encoder-decoders read a target beside the text.
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         target, note = _target(model, tokens, prompt)
@@ -258,24 +255,6 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         if model.tokenizer.chat is not None and not prompt.chat:
             notes += ("its chat template was not used: --chat puts the text into it, as a question",)
     return Reading(text, tokens, None, notes)
-
-
-def _note_unknown(model: Model, tokens: Tokens) -> str:
-    """Return which words the tokenizer does not know; "" if it knows all."""
-    unknown_id = model.tokenizer.unknown_id
-    if unknown_id is None:
-        return ""
-    label = model.tokenizer.spell(unknown_id)
-    stretches = [tokens.text[start:stop] for start, stop in tokens.offsets[tokens.ids == unknown_id] if stop > start]
-    # The token's own name may stand in the text, and it is no unknown word there.
-    words = [stretch for stretch in stretches if stretch.strip() and stretch != label]
-    if not words:
-        return ""
-    short = [word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in words]
-    shown = ", ".join(dict.fromkeys(short[:_UNKNOWN_SHOWN]))
-    more = ", …" if len(words) > _UNKNOWN_SHOWN else ""
-    verb = "is" if len(words) == 1 else "are"
-    return f"{amount(len(words), 'word')} {verb} unknown to the tokenizer, which reads {label} instead: {shown}{more}"
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:

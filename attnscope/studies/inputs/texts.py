@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,14 +12,18 @@ from numpy.typing import NDArray
 
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.corpus.formats import write_plainly
-from attnscope.errors import AttnscopeError
-from attnscope.models.model import Batch, Model, example_tokens
+from attnscope.errors import AttnscopeError, amount
+from attnscope.models.model import Batch, Model, Tokenizer, example_tokens
 from attnscope.results.tokens import Tokens
 from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
 
 Report = Callable[["Progress"], None]
+
+_UNKNOWN_SHOWN = 5
+_UNKNOWN_LENGTH = 20
+"""How many unknown words a note names, and how many characters of each."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,48 @@ class Progress:
     n_tokens: int
     share: float | None
     step: str = ""
+
+
+@dataclass(frozen=True)
+class UnknownWords:
+    """Hold the words that a tokenizer does not know: how many, the first few, and what it reads in their place."""
+
+    n: int = 0
+    first: tuple[str, ...] = ()
+    read_as: str = ""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, texts: Iterable[Tokens]) -> UnknownWords:
+        """Find the words of some texts that a tokenizer does not know."""
+        unknown_id = tokenizer.unknown_id
+        if unknown_id is None:
+            return cls()
+        label = tokenizer.spell(unknown_id)
+        words: list[str] = []
+        for tokens in texts:
+            for place in np.flatnonzero(tokens.ids == unknown_id).tolist():
+                start, stop = tokens.offsets[place]
+                text = (tokens.pair if tokens.segments[place] else None) or tokens.text
+                word = text[start:stop]
+                # The token's own name may stand in the text, and it is no unknown word there.
+                if start >= 0 and word.strip() and word != label:
+                    words.append(word)
+        return cls(len(words), tuple(dict.fromkeys(words))[: _UNKNOWN_SHOWN + 1], label)
+
+    def merge(self, other: UnknownWords) -> UnknownWords:
+        """Return the words of both, those of this one first."""
+        first = tuple(dict.fromkeys((*self.first, *other.first)))[: _UNKNOWN_SHOWN + 1]
+        return UnknownWords(self.n + other.n, first, self.read_as or other.read_as)
+
+    @property
+    def note(self) -> str:
+        """Return a sentence on them; empty if there are none."""
+        if not self.n:
+            return ""
+        short = [word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in self.first]
+        shown = ", ".join([*short[:_UNKNOWN_SHOWN], *["…"] * (len(short) > _UNKNOWN_SHOWN)])
+        words = amount(self.n, "word is", "words are")
+        return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {shown}"
 
 
 def scale_report(report: Report | None, number: int, of: int) -> Report | None:

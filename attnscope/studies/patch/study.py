@@ -26,7 +26,7 @@ from attnscope.models.model import Model
 from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOptions, head_columns
 from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Progress, Report
+from attnscope.studies.inputs.texts import Progress, Report, UnknownWords
 from attnscope.studies.patch.pairs import PairBatch, ReadPair, batches_of, read_pairs, spell_answer
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
 
@@ -344,6 +344,7 @@ class _Study:
 
     def _corpus(self, complete: bool) -> dict[str, Any]:
         read = [self._read[number] for number in self._sound.tolist()]
+        texts = [tokens for pair in read for tokens in (pair.clean, pair.corrupt)]
         return {
             "of": "pairs",
             "sources": list(self._pairs.sources),
@@ -351,6 +352,7 @@ class _Study:
             "n_tokens": sum(2 * len(pair.clean) for pair in read),
             "sha256": self._pairs.sha256,
             "problems": [asdict(problem) for problem in self._problems],
+            "unknown_words": UnknownWords.of(self._model.tokenizer, texts).note,
             "complete": complete,
         }
 

@@ -16,6 +16,7 @@ from attnscope.annotated.alignment import Placed, place_links
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
+from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import Place, broken_rows
 from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
@@ -38,6 +39,16 @@ class Piece(Placed):
     """Hold a chunk with its links, and the cells that they are added to."""
 
     cells: tuple[Cell, ...]
+
+    @property
+    def text(self) -> int:
+        """Return the number of its text in the block."""
+        return self.placed.chunk.text
+
+    @property
+    def tokens(self) -> Tokens:
+        """Return its tokens."""
+        return self.placed.chunk.tokens
 
     def __len__(self) -> int:
         """Return its tokens; of a pair the longer of both."""
@@ -202,7 +213,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     """Measure what the heads of one kind of attention do on blocks of pieces."""
 
     def __init__(self, model: Model, kind: str) -> None:
-        super().__init__()
+        super().__init__(model.tokenizer)
         self._model = model
         self._kind = cast("Kind", kind)
 
