@@ -48,8 +48,8 @@ PLANTED = 0.5
 
 
 def sampled(model: Model, texts: Corpus, queries: int, seed: int = 0) -> tuple[list[Unit], list[Group]]:
-    sample, frequencies = read_sample(model, texts, DescribeOptions(queries=queries, seed=seed))
-    return sample, join_rows(model, sample, frequencies)
+    sample, counts = read_sample(model, texts, DescribeOptions(queries=queries, seed=seed))
+    return sample, join_rows(model, sample, counts)
 
 
 def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[Line]]:

@@ -2,25 +2,27 @@
 
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attnscope.corpus import BLOCK, Copies, count_tokens, distinct
 from attnscope.models.model import Model
 from attnscope.studies.describe.rows import Drawing, Unit
-from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums
+from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.run import run
 
 
-def read_sample(model: Model, texts: Texts, options: DescribeOptions) -> tuple[list[Unit], Frequencies]:
-    """Return the texts that are drawn, with the rows of their queries; and the frequencies of tokens."""
+def read_sample(model: Model, texts: Texts, options: DescribeOptions) -> tuple[list[Unit], NDArray[np.int64]]:
+    """Return the texts that are drawn, with the rows of their queries; and how often tokens occur."""
     drawing = Drawing(options.seed)
     special = special_ids(model)
     counts = count_tokens(drawing.watch(distinct(texts, Copies())), model.tokenizer.encode, special)
     units = drawing.sample(model, options)
-    frequencies = Frequencies.of_counts(counts)
     sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in units}
-    make = partial(HeadMeasurer, frequencies=frequencies, special=special, sampled=sampled)
+    make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
     rows = run(make, (model,), texts, HeadSums(), block=BLOCK).done.rows
     for unit in units:
         unit.rows = rows[unit.chunk.text, unit.chunk.number]
-    return units, frequencies
+    return units, counts

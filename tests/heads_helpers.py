@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import attnscope.studies.heads.study as study
 from attnscope.core.plain_torch import with_plain_torch
@@ -15,7 +16,7 @@ from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.results.table import Estimate, Table, count, text
 from attnscope.studies.describe.rows import Drawing, Unit
-from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums, Tally
+from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums, Tally
 from attnscope.studies.heads.options import DescribeOptions, HeadsOptions
 from attnscope.studies.inputs.texts import special_ids, texts_of
 from attnscope.studies.run import run
@@ -112,18 +113,17 @@ def after(n: int, step: str | None = None) -> Callable[[Any], None]:
 
 def read_sample(
     model: Model, texts: Iterable[str], options: DescribeOptions, *, with_rows: bool = True
-) -> tuple[list[Unit], Frequencies]:
-    """The texts that are drawn for descriptions, with the rows of their queries; and the frequencies of tokens."""
+) -> tuple[list[Unit], NDArray[np.int64]]:
+    """The texts that are drawn for descriptions, with the rows of their queries; and how often tokens occur."""
     drawing = Drawing(options.seed)
     listed = texts_of(list(texts))
     special = special_ids(model)
     counts = count_tokens(drawing.watch(distinct(listed, Copies())), model.tokenizer.encode, special)
     units = drawing.sample(model, options)
-    frequencies = Frequencies.of_counts(counts)
     if with_rows:
         sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in units}
-        make = partial(HeadMeasurer, frequencies=frequencies, special=special, sampled=sampled)
+        make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
         rows = run(make, (model,), listed, HeadSums(), block=len(listed)).done.rows
         for unit in units:
             unit.rows = rows[unit.chunk.text, unit.chunk.number]
-    return units, frequencies
+    return units, counts

@@ -123,8 +123,8 @@ def test_the_sample_is_bounded_and_its_halves_share_no_text(own, paragraphs):
 
 def test_both_parts_of_the_rows_are_those_of_the_whole_map(own, paragraphs):
     """Attention off the sinks and on them, with the keys that are no sinks as one entry, for each sampled row."""
-    units, frequencies = read_sample(own, paragraphs[:6], DescribeOptions(queries=60))
-    for group in join_rows(own, units, frequencies):
+    units, counts = read_sample(own, paragraphs[:6], DescribeOptions(queries=60))
+    for group in join_rows(own, units, counts):
         np.testing.assert_allclose(group.sinks.mass, 1, atol=2e-3)
         first = group.sinks.starts[:-1]
         np.testing.assert_allclose(group.sinks.attention[:, first].T[group.sink_rows], group.active.mass, atol=2e-3)
@@ -210,8 +210,8 @@ def test_decoder_and_cross_attention_are_described(road, tmp_path, monkeypatch):
         assert found["heads"]["first_term"][row] == "offset-1"
         assert found["heads"]["kl_explained"][row] > 0.9
     # Sampled rows against dense weights, head by head.
-    units, frequencies = read_sample(model, texts, FEW)
-    groups = {group.kind: group for group in join_rows(model, units, frequencies)}
+    units, counts = read_sample(model, texts, FEW)
+    groups = {group.kind: group for group in join_rows(model, units, counts)}
     for number, unit in enumerate(units[:2]):
         tokens = unit.chunk.tokens
         kept = Weights()

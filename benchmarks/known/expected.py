@@ -21,7 +21,6 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import RESTING, blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, join_rows, text_facts
 from attnscope.studies.describe.study import Fitted, active_left, fit_group
-from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from benchmarks.sampling import read_sample
@@ -58,12 +57,12 @@ class _Text:
 class Expectations:
     """Descriptions of a model's heads, for texts whose types of tokens are known.
 
-    `frequencies` and `frequent` are those of the texts on which the descriptions were fitted.
+    `counts` and `frequent` are those of the texts on which the descriptions were fitted.
     """
 
     model: Model
     fits: tuple[Fitted, ...]
-    frequencies: Frequencies
+    counts: NDArray[np.int64]
     frequent: NDArray[np.int64]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
     _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
@@ -126,7 +125,7 @@ class Expectations:
             self._texts.popitem(last=False)
         if which not in by_group:
             group = self.fits[which].group
-            facts = text_facts(self.model, tokens, self.frequencies, self.frequent)
+            facts = text_facts(self.model, tokens, self.counts, self.frequent)
             blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
             resting = blocks[[feature.name for feature in group.features].index(RESTING), 0] > 0
             by_group[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
@@ -195,7 +194,7 @@ def describe_to_expect(
         also |= dict(zip(tokens.ids.tolist(), tokens.labels, strict=True))
     if (mask := model.tokenizer.mask_id) is not None:
         also[mask] = "[MASK]"
-    sample, frequencies = read_sample(model, texts, options)
-    groups = join_rows(model, sample, frequencies, also=also)
+    sample, counts = read_sample(model, texts, options)
+    groups = join_rows(model, sample, counts, also=also)
     fits = tuple(fit_group(group, sample, options) for group in groups)
-    return Expectations(model, fits, frequencies, frequent_words(sample, frequencies))
+    return Expectations(model, fits, counts, frequent_words(sample, counts))

@@ -21,7 +21,7 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import RESTING, Feature, TextFacts, blocks_of, catalogue
-from attnscope.studies.heads.measuring import Frequencies, decoder_start, target_of, unit_embeddings
+from attnscope.studies.heads.measuring import decoder_start, log_frequency, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids
 
@@ -230,7 +230,7 @@ class Group:
 def join_rows(
     model: Model,
     units: Sequence[Unit],
-    frequencies: Frequencies,
+    counts: NDArray[np.int64],
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
@@ -247,11 +247,11 @@ def join_rows(
             labels |= dict(zip(text.ids.tolist(), text.labels, strict=True))
     features = catalogue(list(special))
     types = Types.of(model, labels)
-    frequent = frequent_words(units, frequencies)
+    frequent = frequent_words(units, counts)
 
     groups = []
     for kind in model.info.kinds:
-        facts = [text_facts(model, unit.tokens(kind), frequencies, frequent) for unit in units]
+        facts = [text_facts(model, unit.tokens(kind), counts, frequent) for unit in units]
         blocks = [blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)]
         # Layers whose queries may attend to the same keys in all texts are one group: layer -> its heads.
         by_mask: dict[bytes, dict[int, list[int]]] = {}
@@ -264,20 +264,20 @@ def join_rows(
     return groups
 
 
-def text_facts(model: Model, tokens: Tokens, frequencies: Frequencies, frequent: NDArray[np.int64]) -> TextFacts:
+def text_facts(model: Model, tokens: Tokens, counts: NDArray[np.int64], frequent: NDArray[np.int64]) -> TextFacts:
     """Return the facts of a text that features need; `frequent` is the result of `frequent_words`."""
     import torch
 
     embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
     return TextFacts(
         tokens,
-        frequencies.of(tokens.ids),
+        log_frequency(counts, tokens.ids),
         np.isin(tokens.ids, frequent),
         None if embeddings is None else embeddings[0].cpu().numpy(),
     )
 
 
-def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> NDArray[np.int64]:
+def frequent_words(units: Sequence[Unit], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the most frequent words by number, which together are half of all words."""
     # Words that the sample holds.
     words: set[int] = set()
@@ -287,7 +287,7 @@ def frequent_words(units: Sequence[Unit], frequencies: Frequencies) -> NDArray[n
         words.update(tokens.ids[has_letter & ~tokens.special].tolist())
     ids = np.array(sorted(words), np.int64)
     # The most frequent of them, up to half of all occurrences.
-    share = np.exp(frequencies.of(ids))
+    share = np.exp(log_frequency(counts, ids))
     order = np.argsort(-share, kind="stable")
     before = np.cumsum(share[order]) - share[order]
     is_frequent: NDArray[np.bool_] = before < share.sum() / 2

@@ -27,7 +27,6 @@ from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, cla
 from attnscope.studies.describe.features import RESTING, Feature
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
 from attnscope.studies.describe.words import HeadWords, Kinds, least_named
-from attnscope.studies.heads.measuring import Frequencies
 from attnscope.studies.heads.options import DescribeOptions
 
 MOST_OWN, MOST_SINK_TERMS = 3, 4
@@ -60,7 +59,7 @@ Line = dict[str, Any]
 
 
 def add_descriptions(
-    result: Heads, model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
+    result: Heads, model: Model, sample: Sequence[Unit], counts: NDArray[np.int64], options: DescribeOptions
 ) -> Heads:
     """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures.
 
@@ -68,11 +67,11 @@ def add_descriptions(
         result: The study.
         model: Its model.
         sample: The texts that were drawn, with the rows that the model computed; others are left out.
-        frequencies: Of tokens, in the corpus.
+        counts: How often each token occurs in the corpus, by its number.
         options: How heads are described.
     """
     sample = [unit for unit in sample if unit.rows]
-    fits = fit_sample(model, sample, frequencies, options)
+    fits = fit_sample(model, sample, counts, options)
     # The size of the sample is recorded even if no head could be described.
     described = {
         "n_texts": len(sample),
@@ -109,12 +108,12 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
 
 
 def fit_sample(
-    model: Model, sample: Sequence[Unit], frequencies: Frequencies, options: DescribeOptions
+    model: Model, sample: Sequence[Unit], counts: NDArray[np.int64], options: DescribeOptions
 ) -> list[Fitted]:
     """Fit descriptions to some texts; none where there are too few."""
     if len(sample) < FEWEST_TEXTS:
         return []
-    return [fit_group(group, sample, options) for group in join_rows(model, sample, frequencies, options.heads)]
+    return [fit_group(group, sample, options) for group in join_rows(model, sample, counts, options.heads)]
 
 
 def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:

@@ -6,7 +6,6 @@ block, and `Tally` holds the sums over all texts, of a fixed size. `studies.head
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,31 +111,18 @@ class HeadSums(Part):
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
-    _hits: dict[str, list[tuple[Floats, Floats]]] = field(default_factory=dict)
     _n_done: dict[int, int] = field(default_factory=dict)
 
-    def add(
-        self,
-        batch: Sequence[Chunk],
-        sums: Mapping[str, Mapping[int, Measured]],
-        hits: Sequence[Mapping[str, tuple[Floats, Floats]]],
-    ) -> None:
-        """Add the chunks of a batch.
-
-        Args:
-            batch: The chunks.
-            sums: Their measures: kind -> layer -> sums by unit, in the order of the batch; each chunk has as many units
-                as the longest.
-            hits: The `pair_hits` of each chunk, by kind.
-        """
+    def add(self, batch: Sequence[Chunk], result: BatchResult) -> None:
+        """Add the measures of a batch of chunks, and the rows of its texts that are whole."""
         longest = max(map(len, batch))
         size = unit_queries(longest)
         n_units = -(-longest // size)
-        by_unit = {
+        sums_by_unit = {
             kind: {layer: of_layer.sum.swapaxes(0, 1) for layer, of_layer in by_layer.items()}
-            for kind, by_layer in sums.items()
+            for kind, by_layer in result.sums.items()
         }
-        for unit, place in broken_rows(by_unit).items():
+        for unit, place in broken_rows(sums_by_unit).items():
             self.broken.setdefault(batch[unit // n_units].text, place)
 
         # Whole chunks, and their units; those of padding alone are none.
@@ -144,39 +130,30 @@ class HeadSums(Part):
         units = [row * n_units + unit for row in rows for unit in range(-(-len(batch[row]) // size))]
         if not rows:
             return
-        weights = np.array([1 / batch[unit // n_units].n_queries for unit in units])
-        for kind, by_layer in sums.items():
+        # All texts weigh the same: a query of a longer one counts less.
+        weights = np.array([1 / chunk.n_queries for chunk in batch])
+        for kind, by_layer in result.sums.items():
             stacked = {part: stack_layers(by_layer, part)[units] for part in ("sum", "count", "uniform_sum")}
-            weighed = weigh_units(weights, stacked)
+            weighed = weigh_units(weights.repeat(n_units)[units], stacked)
             if kind not in self.tallies:
                 names = next(iter(by_layer.values())).names
                 self.tallies[kind] = Tally.empty(kind, sorted(by_layer), weighed["sum"].shape[2], names)
-            self.tallies[kind].measures.add(weighed["sum"], weighed["count"])
-            self.tallies[kind].uniform.add(weighed["uniform_sum"], weighed["count"])
+            tally = self.tallies[kind]
+            tally.measures.add(weighed["sum"], weighed["count"])
+            tally.uniform.add(weighed["uniform_sum"], weighed["count"])
+            if kind in result.hits:
+                tally.pairs.add(*(result.hits[kind] * weights[:, None, None])[:, rows])
         for row in rows:
-            self._add_chunk(batch[row], hits[row])
-
-    def _add_chunk(self, chunk: Chunk, hits: Mapping[str, tuple[Floats, Floats]]) -> None:
-        # All texts weigh the same: a query of a longer one counts less.
-        weight = 1 / chunk.n_queries
-        for kind, (of_offsets, counts) in hits.items():
-            self._hits.setdefault(kind, []).append((of_offsets * weight, counts * weight))
-        self.n_tokens += len(chunk) - chunk.n_repeated
-        # The last chunk completes its text.
-        self._n_done[chunk.text] = self._n_done.get(chunk.text, 0) + 1
-        if self._n_done[chunk.text] == chunk.n_chunks:
-            self.n_texts += 1
-            self.n_chunked += chunk.n_chunks > 1
-            for tally in self.tallies.values():
-                tally.lengths.add(weight, 1.0)
-
-    def finish(self) -> None:
-        """Add the hits of pairs, all at once; without a whole text there are no sums."""
-        for kind, hits in self._hits.items():
-            self.tallies[kind].pairs.add(*np.stack(hits, 1))
-        if not self.n_texts:
-            self.tallies = {}
-            self.n_tokens = 0
+            chunk = batch[row]
+            self.n_tokens += len(chunk) - chunk.n_repeated
+            # The last chunk completes its text.
+            self._n_done[chunk.text] = self._n_done.get(chunk.text, 0) + 1
+            if self._n_done[chunk.text] == chunk.n_chunks:
+                self.n_texts += 1
+                self.n_chunked += chunk.n_chunks > 1
+                for tally in self.tallies.values():
+                    tally.lengths.add(weights[row], 1.0)
+        self.rows |= {key: kept for key, kept in result.rows.items() if key[0] not in self.broken}
 
 
 def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
@@ -198,20 +175,18 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
     return {name: np.where(is_negligible, 0.0, array) for name, array in weighed.items()}
 
 
-def pair_hits(
-    ids: NDArray[np.int64], *, causal: bool, context: NDArray[np.bool_] | None = None
-) -> tuple[Floats, Floats]:
+def pair_hits(ids: NDArray[np.int64], causal: bool, context: NDArray[np.bool_]) -> Floats:
     """Return the value of each pair measure for a head that always looks `offset` tokens further, as hits and counts.
 
     Tokens of the context, (token,), count nothing as queries.
 
     Returns:
-        Hits and counts, each (pair measure, offset). The counts are the queries that have such a key on the side of the
+        Hits and counts, (2, pair measure, offset). The counts are the queries that have such a key on the side of the
         offset. A head that looks both ways counts more queries, so for it this baseline is too high.
     """
     n = len(ids)
     position = np.arange(n)
-    asks = np.ones(n, np.bool_) if context is None else ~context
+    asks = ~context
     # The first and the last place of each token's type, (token,).
     _, first, number = np.unique(ids, return_index=True, return_inverse=True)
     first = first[number]
@@ -228,45 +203,37 @@ def pair_hits(
     far = OFFSETS[-1] + 1
     windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
     alike = ((windows == ids) & asks).sum(1)
-    hits = np.stack([alike[offsets + far], np.where(is_before, alike[offsets - 1 + far], 0)]).astype(float)
-    counts = np.stack([np.where(is_before, n_before, n_after), np.where(is_before, n_followed, 0)]).astype(float)
-    is_hidden = (offsets == 0) | ((offsets > 0) & causal)
-    hits[:, is_hidden] = counts[:, is_hidden] = 0.0
-    return hits, counts
+    hits = [alike[offsets + far], np.where(is_before, alike[offsets - 1 + far], 0)]
+    counts = [np.where(is_before, n_before, n_after), np.where(is_before, n_followed, 0)]
+    is_seen = is_before | ((offsets > 0) & (not causal))
+    return np.array([hits, counts], np.float64) * is_seen
 
 
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Frequencies:
-    """The log frequency of each token, (token,), in nats, and that of a token that was never counted."""
+def log_frequency(counts: NDArray[np.int64], ids: NDArray[np.int64]) -> Floats:
+    """Return the log frequency of tokens in nats, an array like `ids`, by how often each number of token was counted.
 
-    table: Floats
-    unseen: float
-
-    @classmethod
-    def of_counts(cls, counts: NDArray[np.int64]) -> Frequencies:
-        """Return the log frequencies of tokens that were counted by their numbers, with add-one smoothing."""
-        # Of the vocabulary only the part up to the largest number that was seen is known here.
-        n_smoothed = int(counts.sum()) + len(counts)
-        return cls(np.log((counts + 1) / n_smoothed), -math.log(n_smoothed))
-
-    def of(self, ids: NDArray[np.int64]) -> Floats:
-        """Return the log frequency of each token."""
-        is_known = ids < len(self.table)
-        return np.where(is_known, self.table[np.where(is_known, ids, 0)], self.unseen)
+    With add-one smoothing, so that a token that was never counted has a frequency too. Of the vocabulary only the part
+    up to the largest number that was seen is known here.
+    """
+    of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
+    return np.log((of_ids + 1) / (counts.sum() + len(counts)))
 
 
 class BatchResult(NamedTuple):
-    """The results of one batch.
+    """The results of one batch, in its order.
 
     Attributes:
-        sums: Kind of attention -> layer -> the measures, in the order of the batch.
+        sums: Kind of attention -> layer -> the measures.
+        hits: Kind -> `pair_hits`, (hits or counts, chunk, pair measure, offset); none across two texts, where no offset
+            means anything.
         rows: The rows that are kept, by text and chunk, then by kind.
     """
 
     sums: Mapping[str, Mapping[int, Measured]]
+    hits: Mapping[str, Floats]
     rows: Mapping[ChunkKey, dict[str, SampledRows]]
 
 
@@ -282,7 +249,7 @@ class HeadMeasurer(Measurer[HeadSums]):
     def __init__(
         self,
         model: Model,
-        frequencies: Frequencies,
+        counts: NDArray[np.int64],
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
@@ -292,7 +259,7 @@ class HeadMeasurer(Measurer[HeadSums]):
 
         super().__init__(model.tokenizer)
         self._model = model
-        self._frequencies = frequencies
+        self._counts = counts
         self._special = special
         self._cut = {"chunk": chunk, "stride": stride}
         self._sampled = sampled or {}
@@ -319,14 +286,12 @@ class HeadMeasurer(Measurer[HeadSums]):
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add the measures of a batch, and the rows of its texts that are whole."""
-        part.add(batch, result.sums, [self._pair_hits(chunk) for chunk in batch])
-        part.rows |= {key: rows for key, rows in result.rows.items() if key[0] not in part.broken}
+        """Add what was measured on a batch."""
+        part.add(batch, result)
 
     def finish(self, part: HeadSums) -> HeadSums:
-        """Return the sums over the whole texts of a block."""
-        part.finish()
-        return part
+        """Return the sums over the whole texts of a block; without one there are none."""
+        return part if part.n_texts else replace(part, tallies={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
         """Return the measures of a batch, and the rows that are to be kept of it."""
@@ -337,55 +302,48 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
 
-        # The texts that the encoder reads, and those that a decoder beside it writes.
-        tokens = [part.tokens for part in batch]
-        repeated = [part.repeated for part in batch]
-        read = self._facts(tokens, repeated)
+        # The texts of each kind, and which tokens of them are repeated. A decoder beside an encoder writes them again:
+        # its start token stands before them, and the last is not in it.
+        tokens = [chunk.tokens for chunk in batch]
+        repeated = [chunk.repeated for chunk in batch]
+        texts = {kind: (tokens, repeated) for kind in self._model.info.kinds if kind != "cross"}
         targets: list[Tokens] = []
-        written = None
         if self._start is not None:
             targets = [target_of(self._start, text) for text in tokens]
-            written = self._facts(targets, [_after_start(text) for text in repeated])
+            texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
+        hits = {}
+        for kind, of_kind in texts.items():
+            pairs = [pair_hits(text.ids, kind == "decoder", context) for text, context in zip(*of_kind, strict=True)]
+            hits[kind] = np.stack(pairs, 1)
+        facts = {kind: self._facts(*of_kind) for kind, of_kind in texts.items()}
+        read = next(iter(facts.values()))
+        written = facts["decoder"] if targets else None
         inputs = batch_of(tokens, targets).to(self._model.info.device)
+
         # The queries whose rows are kept, of each chunk.
         wanted: list[tuple[NDArray[np.int64], int] | None] = []
         for chunk in batch:
             queries = self._sampled.get((chunk.text, chunk.number))
             wanted.append(None if queries is None else (queries, len(chunk)))
         reader = RowSamples(wanted)
+        sums: dict[Any, dict[int, Measured]] = {}
         with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
                     reader = RowSamples(wanted, probe)
                     self._model.run(inputs, reader)
-                sums = {str(kind): by_layer for kind, by_layer in probe.sums.items()}
+                sums |= probe.sums
             else:
-                weights_probe = Weights()
-                self._model.run(inputs, weights_probe)
-                reader.keep_all(weights_probe.maps)
-                texts = {"encoder": (read, None), "decoder": (written or read, None), "cross": (read, written)}
-                sums = {
-                    str(kind): {
-                        layer: measures_of_weights(weights, *texts[kind]) for layer, weights in by_layer.items()
-                    }
-                    for kind, by_layer in weights_probe.maps.items()
-                }
+                dense = Weights()
+                self._model.run(inputs, dense)
+                reader.keep_all(dense.maps)
+                for kind, by_layer in dense.maps.items():
+                    about = (read, written) if kind == "cross" else (facts[kind], None)
+                    sums[kind] = {layer: measures_of_weights(weights, *about) for layer, weights in by_layer.items()}
         # Rows by text and chunk.
         by_chunk = {(chunk.text, chunk.number): rows for chunk, rows in zip(batch, reader.rows, strict=True) if rows}
-        return BatchResult(sums, by_chunk)
-
-    def _pair_hits(self, part: Chunk) -> Mapping[str, tuple[Floats, Floats]]:
-        """Return the hits of `pair_hits` for each kind of attention; across two texts no offset means anything."""
-        hits = {}
-        for kind in self._model.info.kinds:
-            tokens, repeated = part.tokens, part.repeated
-            if kind == "decoder" and self._start is not None:
-                tokens, repeated = target_of(self._start, tokens), _after_start(repeated)
-            hits[kind] = pair_hits(tokens.ids, causal=kind == "decoder", context=repeated)
-            if kind == "cross":
-                hits[kind] = np.zeros_like(hits[kind][0]), np.zeros_like(hits[kind][1])
-        return hits
+        return BatchResult(sums, hits, by_chunk)
 
     def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]]) -> TextFacts:
         """Return the facts that measures need of the texts of a batch, each array (text, token)."""
@@ -401,7 +359,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         special = pad_rows([text.special for text in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
         # Special tokens are in every text, and not rare at all.
-        frequency = np.where(special, 0.0, self._frequencies.of(ids))
+        frequency = np.where(special, 0.0, log_frequency(self._counts, ids))
         # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
         ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
         rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
@@ -466,8 +424,3 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
         offsets=np.concatenate([start.offsets[:1], tokens.offsets[:-1]]),
         special=np.concatenate([start.special[:1], tokens.special[:-1]]),
     )
-
-
-def _after_start(repeated: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which tokens of a target are repeated: its start token stands before them, and the last is not in it."""
-    return np.concatenate([[False], repeated[:-1]])

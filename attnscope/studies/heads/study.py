@@ -34,7 +34,7 @@ from attnscope.studies.describe.study import add_descriptions, require_heads
 from attnscope.studies.failures import add_step
 from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
-from attnscope.studies.heads.measuring import Frequencies, HeadMeasurer, HeadSums
+from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 from attnscope.studies.heads.needles import retrieval_heads
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import (
@@ -222,7 +222,6 @@ def study_heads(
     copies = Copies()
     drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
     counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, report, texts))
-    frequencies = Frequencies.of_counts(counts)
     # Of the reading that is known to have come to the end.
     read = {"n_copies": copies.n, "sha256": sha256_of(texts)}
     problems = problems_of(texts)
@@ -231,7 +230,7 @@ def study_heads(
     make = partial(
         _make_measurer,
         measurer,
-        frequencies=frequencies,
+        counts=counts,
         special=special,
         sampled={(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample},
         **cut,
@@ -272,7 +271,7 @@ def study_heads(
     # Describe the heads by the rows that were kept of the sample.
     for unit in sample:
         unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
-    describe = partial(add_descriptions, model=model, sample=sample, frequencies=frequencies, options=how)
+    describe = partial(add_descriptions, model=model, sample=sample, counts=counts, options=how)
     return add_step(findings, "describing the heads", describe), done
 
 
