@@ -94,13 +94,18 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
         "token_class": classifies,
     }
     name = type(model).__name__
-    untyped: Any = model
     for task in _TASKS:
         if task.loss is None or not suits[task.loss] or name not in task.classes.values():
             continue
-        if task.loss in CLASS_LOSSES or untyped.get_output_embeddings() is not None:
+        if task.loss in CLASS_LOSSES or output_embeddings(model) is not None:
             return task.loss
     return None
+
+
+def output_embeddings(model: PreTrainedModel) -> nn.Module | None:
+    """Return the map from hidden states to scores of the vocabulary; None without one."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return head if isinstance(head, nn.Module) else None
 
 
 def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
@@ -129,37 +134,35 @@ def run_with_logits(
     plan: Plan,
     probe: Probe,
     *,
-    skipped: Mapping[nn.Module, int] | None = None,
     light_from: int | None = None,
     last: int | None = None,
 ) -> Outputs:
     """Run a model with its head on top. `last` is how many tokens have logits, None = all; else see `seam.perform`."""
-    base_outputs: list[Any] = []
-
     # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
-    decoder = getattr(base, "decoder", None)
-    watched = [module for module in (base, decoder) if isinstance(module, PreTrainedModel)]
+    base_outputs: list[Any] = []
+    watched = [part for part in (base, getattr(base, "decoder", None)) if isinstance(part, PreTrainedModel)]
+    arguments = {**standing_arguments(model), **inputs}
+    heads: list[Any] = []
+    if last is not None and accepts(model, "logits_to_keep"):
+        arguments["logits_to_keep"] = last
+        heads = [head for head in (output_embeddings(model),) if head is not None]
 
     def run(**arguments: Any) -> Any:
         with hooks(watched, lambda module, inputs, output: base_outputs.append(output)):
             return model(**arguments)
 
-    arguments = {**standing_arguments(model), **inputs}
-    heads: list[nn.Module] = []
-    if last is not None and accepts(model, "logits_to_keep"):
-        arguments["logits_to_keep"] = last
-        untyped: Any = model
-        heads = [head for head in (untyped.get_output_embeddings(),) if isinstance(head, nn.Module)]
     # The head gets a slice of the hidden states. Torch multiplies a slice text by text; a copy goes four times as fast.
     with hooks(heads, lambda _, args, kwargs: ((args[0].contiguous(), *args[1:]), kwargs), before=True):
-        output = perform(base, arguments, plan, probe, light_from, through=run, skipped=skipped)
+        output = perform(base, arguments, plan, probe, light_from, through=run)
     hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
-    if isinstance(logits, Tensor) and logits.ndim == 2 and hidden is not None:
-        return Outputs(hidden, logits[:, None])  # a text's classes
-    if isinstance(logits, Tensor) and last is not None:
-        logits = logits[:, -last:]
-    expected = None if hidden is None else (len(hidden), min(hidden.shape[1], last or hidden.shape[1]))
-    if hidden is None or not isinstance(logits, Tensor) or logits.shape[:2] != expected:
-        raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")
-    return Outputs(hidden, logits)
+    if hidden is not None and isinstance(logits, Tensor):
+        if logits.ndim == 2:
+            return Outputs(hidden, logits[:, None])  # a text's classes
+        n_tokens = hidden.shape[1]
+        if last is not None:
+            n_tokens = min(n_tokens, last)
+            logits = logits[:, -last:]
+        if logits.shape[:2] == (len(hidden), n_tokens):
+            return Outputs(hidden, logits)
+    raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")

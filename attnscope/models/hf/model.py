@@ -22,7 +22,7 @@ from attnscope.models.devices import input_device, is_spread
 from attnscope.models.hf.check import check_beyond, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
 from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
-from attnscope.models.hf.heads import CLASS_LOSSES, labels_of, loss_of, run_with_logits
+from attnscope.models.hf.heads import CLASS_LOSSES, labels_of, loss_of, output_embeddings, run_with_logits
 from attnscope.models.hf.parts import (
     accepts,
     causal_types,
@@ -201,11 +201,11 @@ class HuggingFaceModel(Model):
         probe: Probe,
         logits: bool = True,
         last: int | None = None,
-        skipped: Mapping[nn.Module, int] | None = None,
+        plan: Plan | None = None,
     ) -> Outputs:
-        """Run as `outputs` does; modules leave out their `skipped` first calls, in the part that is not computed."""
+        """Run as `outputs` does; `plan` names the attentions where a part of the model is not computed."""
         require_seam(self.info, "changed heads")
-        return self._run(inputs, probe, logits, last, skipped)
+        return self._run(inputs, probe, logits, last, plan)
 
     def _run(
         self,
@@ -213,30 +213,22 @@ class HuggingFaceModel(Model):
         probe: Probe,
         logits: bool = False,
         last: int | None = None,
-        skipped: Mapping[nn.Module, int] | None = None,
+        plan: Plan | None = None,
     ) -> Outputs:
         inputs = self._forward_inputs(inputs)
         survey = self.survey
+        plan = survey.plan if plan is None else plan
         with in_one_line(self.info.name, "does not run on this input"):
             if not self.at_seam:
                 output = run_for_weights(self.base, inputs, survey, self.info.name, probe)
             elif logits and self.loss is not None:
                 # Masks by key alone serve long texts, of which no more than the last tokens have scores.
                 light = None if last is None else self._light_from(inputs)
-                return run_with_logits(
-                    self.model, self.base, inputs, survey.plan, probe, skipped=skipped, light_from=light, last=last
-                )
+                return run_with_logits(self.model, self.base, inputs, plan, probe, light_from=light, last=last)
             else:
-                output = perform(
-                    self.base,
-                    inputs,
-                    survey.plan,
-                    probe,
-                    None if survey.beside else self._light_from(inputs),
-                    through=survey.through,
-                    skipped=skipped,
-                    beside=survey.beside or ("pixel_values" in inputs and reads_pictures(self.base)),
-                )
+                light = None if survey.beside else self._light_from(inputs)
+                beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
+                output = perform(self.base, inputs, plan, probe, light, through=survey.through, beside=beside)
         hidden = hidden_states(output)
         if hidden is None and survey.beside:  # some give out what their head says, and no more
             hidden = getattr(output, "logits", None)
@@ -250,10 +242,10 @@ class HuggingFaceModel(Model):
 
     def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            skipped = {}
+            plan = {}
             for module, places in self.survey.plan.items():
-                skipped[module] = sum(block_of.get(place, first) < first for place in places)
-            return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, skipped)
+                plan[module] = [place for place in places if block_of.get(place, first) >= first]
+            return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, plan)
 
         return Rerun(forward, batch, blocks)
 
@@ -312,8 +304,7 @@ class HuggingFaceModel(Model):
 
     def unembedding(self) -> nn.Module | None:
         """Return the map from hidden states to scores of the vocabulary; None where its head predicts no words."""
-        head: Any = None if self.loss is None or self.labels else self.model.get_output_embeddings()
-        return head if isinstance(head, nn.Module) else None
+        return None if self.loss is None or self.labels else output_embeddings(self.model)
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
         """Return which of its weights are the heads' alone; see hf.weights.head_slices."""

@@ -143,7 +143,6 @@ def perform(
     light_from: int | None = None,
     *,
     through: Callable[..., Any] | None = None,
-    skipped: Mapping[nn.Module, int] | None = None,
     beside: bool = False,
 ) -> Any:
     """Run a model with the probe at the seam of every attention; return the output of its forward.
@@ -153,16 +152,14 @@ def perform(
     Args:
         model: The model.
         inputs: What its forward gets.
-        plan: Which call is which layer.
+        plan: Which call is which layer, of the calls that the forward makes.
         probe: What happens at the seam.
         light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
         through: What is called instead of the model, to run it: with a head on top, say, or only in part.
-        skipped: How many of its first calls a module does not make, as a part of the model is not computed.
         beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
             tokens of pictures.
     """
-    skipped = skipped or {}
-    waiting = {module: [*places][skipped.get(module, 0) :] for module, places in plan.items()}
+    waiting = {module: list(places) for module, places in plan.items()}
     return _forward(model, through or model, inputs, _Run(probe, waiting, beside, light_from))
 
 

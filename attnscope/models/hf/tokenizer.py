@@ -19,7 +19,7 @@ Spans = list[tuple[int, int]]
 
 
 class _TokensOfNumbers:
-    """Makes Tokens of token numbers; subclasses define `_decode`, `_pieces` and `_special`."""
+    """Makes Tokens of token numbers; where no more is known of them, they are written as "#5"."""
 
     name = ""
     note = ""
@@ -28,10 +28,9 @@ class _TokensOfNumbers:
 
     def encode_ids(self, ids: Sequence[int]) -> Tokens:
         """Return the Tokens of token numbers without a text: the text is their decoding."""
-        text, spans = self._decode([int(number) for number in ids])
-        return self._build(text, ids, spans)
+        return self.encode_among(ids, {})
 
-    def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int) -> Tokens:
+    def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int = -1) -> Tokens:
         """Return Tokens of numbers of which some stand for parts of pictures: `elsewhere` has their labels by position.
 
         The model itself wrote those after the first `n_given`.
@@ -43,10 +42,10 @@ class _TokensOfNumbers:
         breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
         for start, stop in itertools.pairwise([-1, *breaks, len(ids)]):
             run, own_spans = self._decode(ids[start + 1 : stop])
-            if spans is not None and own_spans is not None:
-                spans[start + 1 : stop] = [(a + len(text), b + len(text)) for a, b in own_spans]
-            elif own_spans is None:
+            if own_spans is None:
                 spans = None
+            elif spans is not None:
+                spans[start + 1 : stop] = [(a + len(text), b + len(text)) for a, b in own_spans]
             text += run
         special = [is_special or i in elsewhere for i, is_special in enumerate(self._special(ids))]
         tokens = self._build(text, ids, spans, special)
@@ -57,8 +56,8 @@ class _TokensOfNumbers:
         """Return the Tokens of a text and of the numbers written after it; `n_given` is where these begin."""
         # Decode the whole: a character may be split between the last given token and the first written one.
         before = tokens.ids.tolist()
-        written = [int(number) for number in written]
-        whole, spans = self._decode([*before, *written])
+        ids = [*before, *map(int, written)]
+        whole, spans = self._decode(ids)
         head, _ = self._decode(before)
         text = tokens.text
         offsets = None
@@ -66,26 +65,25 @@ class _TokensOfNumbers:
             text += whole[len(head) :]
             if spans is not None and tokens.words is not None:
                 shift = len(tokens.text) - len(head)
-                later = [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(before) :]]
-                offsets = [*((int(a), int(b)) for a, b in tokens.offsets), *later]
-        special = [*tokens.special.tolist(), *self._special(written)]
-        return replace(self._build(text, [*before, *written], offsets, special), n_given=len(before))
+                offsets = [(int(a), int(b)) for a, b in tokens.offsets]
+                offsets += [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(before) :]]
+        special = [*tokens.special.tolist(), *self._special(ids[len(before) :])]
+        return replace(self._build(text, ids, offsets, special), n_given=len(before))
 
-    def _build(
-        self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool] | None = None
-    ) -> Tokens:
-        special = self._special(ids) if special is None else special
+    def _build(self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool]) -> Tokens:
         return build_tokens(text, ids=ids, pieces=self._pieces(ids), offsets=spans, special=special, style=self._style)
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
         """Return the text of token numbers, and where each stands in it."""
-        raise NotImplementedError
+        pieces = self._pieces(ids)
+        ends = itertools.accumulate(len(piece) + 1 for piece in pieces)
+        return " ".join(pieces), [(end - 1 - len(piece), end - 1) for end, piece in zip(ends, pieces, strict=True)]
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        raise NotImplementedError
+        return [f"#{number}" for number in ids]
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
-        raise NotImplementedError
+        return [False] * len(ids)
 
 
 class HuggingFaceTokenizer(_TokensOfNumbers):
@@ -131,21 +129,20 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
         None is added to a whole text: they stand in it.
         """
-        options: dict[str, Any] = {"add_special_tokens": not is_whole, "verbose": False}
+        options = {"add_special_tokens": not is_whole, "verbose": False, "return_offsets_mapping": self.backend.is_fast}
         if not self.backend.is_fast and pair is not None:
             raise AttnscopeError("this model's tokenizer has no fast version, and reads no pairs", "leave out --pair")
         require_tokenizable(text, pair)
         try:
             with catch_panics():
-                if self.backend.is_fast:
-                    encoding = self.backend(text, pair, return_offsets_mapping=True, **options).encodings[0]
-                else:
-                    ids = list(self.backend(text, **options)["input_ids"])
+                encoded = self.backend(text, pair, **options)
         except Exception as error:
             raise unreadable(pair, error) from error
         if self.backend.is_fast:
+            encoding = encoded.encodings[0]
             return tokens_of(encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None)
-        return self._build(text, ids, self._spans_in(text, ids))
+        ids = list(encoded["input_ids"])
+        return self._build(text, ids, self._spans_in(text, ids), self._special(ids))
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
@@ -153,12 +150,11 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
         The template writes the tokens that begin a text; none is added a second time.
         """
-        write = self.write_chat
-        if write is None:
-            return None
-        return lambda text: self.encode(
-            write([{"role": "user", "content": text}], add_generation_prompt=True), is_whole=True
-        )
+        return self._encode_chat if self.write_chat else None
+
+    def _encode_chat(self, text: str) -> Tokens:
+        message = {"role": "user", "content": text}
+        return self.encode(self._write_chat([message], add_generation_prompt=True), is_whole=True)
 
     @property
     def write_chat(self) -> Callable[..., str] | None:
@@ -186,13 +182,13 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
         ids = list(encoding["input_ids"])
         special = self._special(ids)
-        spans = list(encoding["offset_mapping"]) if is_fast else self._spans_in(text, ids)
-        spans = [(0, 0)] * len(ids) if spans is None else spans
+        spans = encoding["offset_mapping"] if is_fast else self._spans_in(text, ids)
         # Whisper's tokenizer adds the start token; some add no end token, and then the last token is the text's own.
-        first = int(bool(ids) and ids[0] == start)
+        first = int(ids[:1] == [start])
         last = len(ids) - int(bool(ids) and (ids[-1] in ends or special[-1]))
         inner = slice(first, max(first, last))
-        return self._build(text, [start, *ids[inner]], [(0, 0), *spans[inner]], [True, *special[inner]])
+        spans = [(0, 0)] * len(ids[inner]) if spans is None else spans[inner]
+        return self._build(text, [start, *ids[inner]], [(0, 0), *spans], [True, *special[inner]])
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
         """Return the text of token numbers, and where each stands in it: what it adds to the text of those before it.
@@ -255,17 +251,6 @@ class NumbersTokenizer(_TokensOfNumbers, BareTokenizer):
         if numbers[-1] in ends:
             numbers = numbers[:-1]
         return self.encode_ids([start, *numbers])
-
-    def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
-        pieces = self._pieces(ids)
-        ends = itertools.accumulate(len(piece) + 1 for piece in pieces)
-        return " ".join(pieces), [(end - 1 - len(piece), end - 1) for end, piece in zip(ends, pieces, strict=True)]
-
-    def _pieces(self, ids: Sequence[int]) -> list[str]:
-        return [f"#{number}" for number in ids]
-
-    def _special(self, ids: Sequence[int]) -> list[bool]:
-        return [False] * len(ids)
 
 
 class WordlessTokenizer(NumbersTokenizer):
