@@ -248,7 +248,7 @@ def test_since_when_a_head_has_had_a_role():
     found = small_training()
     assert found.since("induction") == {"L1H1": 20}
     assert found.since("previous_token") == {}
-    assert found.report().answer[0] == "induction (attends to what followed): L1H1 since step 20"
+    assert found.report().answer[1] == "induction (attends to what followed): L1H1 since step 20"
     gap = found["has_role"].copy()
     gap[1, :, 0] = (1, 2, 0, 2)
     gap[1, :, 1] = 2

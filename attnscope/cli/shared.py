@@ -56,7 +56,7 @@ class Files(Printing):
         "The folder to write to; for a single file its name, such as map.png.", "-o", "--out", default=None
     )
     formats: str | None = option(
-        "What to write: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
+        "Files: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
     )
     columns: tuple[str, ...] = option(
         "Columns of csv, latex and md, such as layer,head,role.", default=(), read=names_from, rare=True

@@ -43,12 +43,12 @@ class Piece(Placed):
     @property
     def text(self) -> int:
         """Return the number of its text in the block."""
-        return self.placed.chunk.text
+        return self.chunk.text
 
     @property
     def tokens(self) -> Tokens:
         """Return its tokens."""
-        return self.placed.chunk.tokens
+        return self.chunk.tokens
 
     def __len__(self) -> int:
         """Return its tokens; of a pair the longer of both."""
