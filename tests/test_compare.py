@@ -236,8 +236,9 @@ class TestMinimalPairs:
 class TestAlignment:
     @staticmethod
     def of(first, second):
-        aligned, equal, keys = align(tokens_of(first.split()), tokens_of(second.split()))
-        return aligned.tolist(), equal.tolist(), [(list(a), list(b)) for a, b in keys]
+        aligned, equal, lengths = align(tokens_of(first.split()), tokens_of(second.split()))
+        keys = zip(np.cumsum(lengths, 0).tolist(), lengths.tolist(), strict=True)
+        return aligned.tolist(), equal.tolist(), [([*range(a - m, a)], [*range(b - n, b)]) for (a, b), (m, n) in keys]
 
     def test_as_few_edits_as_can_be(self):
         """Against a plain recursion, on all pairs of short texts of three words."""

@@ -47,7 +47,7 @@ class PairSums(NamedTuple):
 
 
 def divergence_sums(
-    measure: Measure, a: Float[Tensor, "head_a query key"], b: Float[Tensor, "head_b query key"] | None = None
+    measure: Measure, a: Tensor | NDArray[np.floating], b: Tensor | NDArray[np.floating] | None = None
 ) -> PairSums:
     """Sum the divergences of all pairs of heads over queries, in float64.
 
@@ -59,8 +59,8 @@ def divergence_sums(
 
     Args:
         measure: The divergence.
-        a: Weights, at least 0, rows summing to at most 1.
-        b: Those of other heads on the same queries and keys; None = a.
+        a: Weights, (head_a, query, key), at least 0, rows summing to at most 1.
+        b: Those of other heads on the same queries and keys, (head_b, query, key); None = a.
 
     Returns:
         The sums, 0 on the diagonal if b is None.
@@ -96,8 +96,8 @@ def divergence_sums(
 
 def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
     """Return the divergence of matching rows of weights, (..., key) to (...,); NaN where one of them is all zeros."""
-    rows_p = _with_sink(torch.from_numpy(p))
-    rows_q = _with_sink(torch.from_numpy(q))
+    rows_p = _with_sink(p)
+    rows_q = _with_sink(q)
     if measure == "hellinger":
         divergences = (rows_p.sqrt() - rows_q.sqrt()).square().sum(-1) / 2
     else:
@@ -118,9 +118,9 @@ def _jensen_shannon(p: Float[Tensor, "query key"], q: Float[Tensor, "*head query
     return torch.cat(parts, -1).clamp_min(0)
 
 
-def _with_sink(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query key_and_sink"]:
+def _with_sink(rows: Tensor | NDArray[np.floating]) -> Float[Tensor, "*head query key_and_sink"]:
     """Return rows in float64 with the share of a sink as a further key: what a row lacks to 1 by more than rounding."""
-    rows = in_float64(rows)
+    rows = in_float64(torch.as_tensor(rows))
     lacking = (1 - rows.sum(-1, keepdim=True)) * rows.any(-1, keepdim=True)
     return torch.cat([rows, lacking.where(lacking > ROUNDING, 0.0)], -1)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from attnscope.core.distance import LARGEST, best_matching, classical_mds, clust
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, Corpus, CorpusText, block_batches
+from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
 from attnscope.models.model import Batch, Model
@@ -83,11 +84,11 @@ def compare(
         AttnscopeError: There is no text, the model cannot be compared, or no worker can begin.
     """
     result = _measure((model,), corpus, options or CompareOptions(), report, (workers,) if workers else None)
-    name = result.distance_name
-    merges, order = cluster_heads(result.distance())
-    places, _ = classical_mds(result.distance())
-    arrays = {f"merges:{name}": merges, f"order:{name}": order, f"places:{name}": places}
-    return replace(result, grids={**result.grids, **arrays})
+    distances = result.distance()
+    merges, order = cluster_heads(distances)
+    arrays = {"merges": merges, "order": order, "places": classical_mds(distances)[0]}
+    named = {f"{name}:{result.distance_name}": array for name, array in arrays.items()}
+    return replace(result, grids={**result.grids, **named})
 
 
 @with_plain_torch
@@ -174,23 +175,29 @@ def _measure(
     if done.sums is None or not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
-    # Distances are roots of mean divergences; intervals are over texts, NaN with fewer than 2. (head, head) each
-    name = options.distance
-    divergences = done.sums.divergences
-    low, high = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
-    arrays = {
-        f"distance:{name}": np.sqrt(divergences.ratio()),
-        f"distance_low:{name}": np.sqrt(low),
-        f"distance_high:{name}": np.sqrt(high),
-        f"distance_count:{name}": divergences.total("c"),
-    }
-    facts: dict[str, Any] = {"compared": "heads", "distances": [name]}
+    # Say what was compared.
+    facts: dict[str, Any] = {"compared": "heads", "distances": [options.distance]}
     tables = {"heads": heads_table(models[0], done.sums.heads[0])}
     if len(models) > 1:
         facts |= {"compared": "models", "other_run": run_of(models[1].info)}
         tables["other_heads"] = heads_table(models[1], done.sums.heads[1])
-    corpus_facts = going.corpus(texts, models[0].info) | {"text": corpus if isinstance(corpus, str) else None}
+    corpus_facts = going.corpus(texts, models[0].info)
+    corpus_facts["text"] = corpus if isinstance(corpus, str) else None
+    arrays = distance_arrays(done.sums.divergences, options)
     return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
+
+
+def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[str, Floats]:
+    """Return distances, roots of mean divergences, (head, head), with intervals over texts; NaN of fewer than two."""
+    ends = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
+    low, high = np.sqrt(ends)
+    name = options.distance
+    return {
+        f"distance:{name}": np.sqrt(divergences.ratio()),
+        f"distance_low:{name}": low,
+        f"distance_high:{name}": high,
+        f"distance_count:{name}": divergences.total("c"),
+    }
 
 
 # Over blocks of texts
@@ -223,6 +230,7 @@ class PairPart(Part):
 
     sums: PairSums | None = None
     _open: dict[int, tuple[int, Floats]] = field(default_factory=dict)
+    _finished: list[Floats] = field(default_factory=list)
 
 
 class PairMeasurer(Measurer[PairPart]):
@@ -245,69 +253,69 @@ class PairMeasurer(Measurer[PairPart]):
 
     def batches(self, block: Block) -> list[Sequence[Chunk]]:
         """Cut a block into batches, the longest texts first; every model must cut the texts into the same tokens."""
+        first = self._models[0]
+        special = special_ids(first)
+        if len(self._models) > 1:
+            for text in block.texts:
+                _require_same_tokens(self._models, text, special)
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
         limit = min(limits, default=None)
-        special = special_ids(self._models[0])
-        cuts = [
-            block_batches(block, model.tokenizer.encode, limit=limit, special_ids=special, budget=TOKEN_BUDGET)
-            for model in self._models
-        ]
-        _require_same_tokens(self._models, cuts)
+        batches = block_batches(block, first.tokenizer.encode, limit=limit, special_ids=special, budget=TOKEN_BUDGET)
         # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
         most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
-        return [batch[first : first + most] for batch in reversed(cuts[0]) for first in range(0, len(batch), most)]
+        return [batch[start : start + most] for batch in batches[::-1] for start in range(0, len(batch), most)]
 
     def measure(self, batch: Sequence[Chunk]) -> tuple[tuple[tuple[HeadPlace, ...], ...], list[Floats | Place]]:
         """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
-        inputs = batch_of([part.tokens for part in batch])
+        inputs = batch_of([chunk.tokens for chunk in batch])
         seen = [_Seen(model, inputs, chosen) for model, chosen in zip(self._models, self._chosen, strict=True)]
-        return tuple(each.heads for each in seen), [self._sum(seen, row, part) for row, part in enumerate(batch)]
+        return tuple(each.heads for each in seen), [self._sum(seen, row, chunk) for row, chunk in enumerate(batch)]
 
     def add(self, part: PairPart, batch: Sequence[Chunk], result: tuple[Any, Sequence[Floats | Place]]) -> None:
         """Add the texts of a batch; without those on which a model computes NaN or infinity."""
         heads, results = result
-        finished = []
         for chunk, sums in zip(batch, results, strict=True):
             if isinstance(sums, tuple):
                 part.broken.setdefault(chunk.text, sums)
-            if isinstance(sums, tuple) or chunk.text in part.broken:
+            if chunk.text in part.broken:
                 continue
             # Chunks of a long text add up to one text; the last one to come finishes it.
-            n_to_come, so_far = part._open.pop(chunk.text, (chunk.n_chunks, np.zeros_like(sums)))
+            n_done, so_far = part._open.pop(chunk.text, (0, np.zeros_like(sums)))
             so_far = so_far + sums
-            if n_to_come > 1:
-                part._open[chunk.text] = n_to_come - 1, so_far
+            if n_done + 1 < chunk.n_chunks:
+                part._open[chunk.text] = n_done + 1, so_far
                 continue
-            finished.append(so_far)
             part.n_texts += 1
             part.n_tokens += chunk.n_queries
             part.n_chunked += chunk.n_chunks > 1
-        if finished:
+            part._finished.append(so_far)
+        if part._finished:
             # Sums and counts of the finished texts, (text, head, head) each.
-            divergences, counts = np.stack(finished, 1)
+            divergences, counts = np.stack(part._finished, 1)
+            part._finished.clear()
             if part.sums is None:
                 part.sums = PairSums(heads, RunningSums(divergences.shape[1:]))
             part.sums.divergences.add(divergences, counts)
 
-    def _sum(self, seen: Sequence[_Seen], row: int, part: Chunk) -> Floats | Place:
+    def _sum(self, seen: Sequence[_Seen], row: int, chunk: Chunk) -> Floats | Place:
         """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite."""
         # Take so many queries at a time that all heads' weights fit WEIGHTS_AT_ONCE.
-        n_tokens = len(part)
+        n_tokens = len(chunk)
         n_heads = sum(len(each.heads) for each in seen)
         step = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
-        ordinary = ~part.tokens.sinks(self._models[0].info.kinds[0])
+        ordinary = ~chunk.tokens.sinks(seen[0].kind)
         total = np.zeros((2, len(seen[0].heads), len(seen[-1].heads)))
-        for first in range(0, n_tokens, step):
-            queries = torch.arange(first, min(n_tokens, first + step))
+        for queries in torch.arange(n_tokens).split(step):  # type: ignore[no-untyped-call]
             weights = [each.rows(row, queries, n_tokens) for each in seen]
             for each, rows in zip(seen, weights, strict=True):
                 is_finite = np.isfinite(rows).all((1, 2))
                 if not is_finite.all():
-                    return each.kind, each.heads[int(is_finite.argmin())][0]
+                    layer, _ = each.heads[is_finite.argmin()]
+                    return each.kind, layer
             if self._options.hide_special:
-                chosen = ordinary[queries.numpy()]
+                chosen = ordinary[queries]
                 weights = [divide_by_rest(rows[:, chosen][:, :, ordinary]) for rows in weights]
-            total += sum_rows(self._options.measure, weights)
+            total += np.stack(divergence_sums(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
         return total
 
 
@@ -320,30 +328,20 @@ class _Seen:
     """
 
     def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
-        by_kind = see(model, batch, chosen.layers)
         self.kind = model.info.kinds[0]
-        self._layers: Mapping[int, Any] = dict(sorted(by_kind.get(self.kind, {}).items()))
-        places = [(layer, head) for layer, seen in self._layers.items() for head in range(count_heads(seen))]
-        wanted = chosen.picked or {(layer, head) for layer in chosen.layers for head in chosen.heads}
-        self._rows = [row for row, place in enumerate(places) if place in wanted]
-        self.heads = tuple(places[row] for row in self._rows)
+        self._layers = sorted(see(model, batch, chosen.layers).get(self.kind, {}).items())
+        # Of all heads of these layers, the rows of those that are compared.
+        every = [(layer, head) for layer, attention in self._layers for head in range(count_heads(attention))]
+        wanted = chosen.picked or [*product(chosen.layers, chosen.heads)]
+        self._rows = [row for row, place in enumerate(every) if place in wanted]
+        self.heads = tuple(every[row] for row in self._rows)
         if not self.heads:
             raise AttnscopeError("none of the chosen layers and heads has attention", "choose others with -L and -H")
 
     def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
         """Return the weights of some queries of a text, (head, query, key)."""
-        by_layer = [read_rows(seen, self.kind, text, queries, n_keys)[0] for seen in self._layers.values()]
+        by_layer = [read_rows(attention, self.kind, text, queries, n_keys)[0] for _, attention in self._layers]
         return torch.cat(by_layer).numpy()[self._rows]
-
-
-def sum_rows(measure: str, rows: Sequence[NDArray[Any]]) -> Floats:
-    """Return the divergences of all pairs of heads, summed over queries, and over how many, (2, head, head).
-
-    `rows` are weights of one model, or of two, each (head, query, key).
-    """
-    first, *others = (torch.from_numpy(weights) for weights in rows)
-    sums = divergence_sums(measure, first, *others)  # type: ignore[arg-type]  # one of MEASURES
-    return np.stack([part.numpy() for part in sums])
 
 
 def heads_table(model: Model, heads: Sequence[HeadPlace]) -> Table:
@@ -361,20 +359,13 @@ def require_one_kind(model: Model) -> None:
         )
 
 
-def _require_same_tokens(models: Sequence[Model], cuts: Sequence[Sequence[Sequence[Chunk]]]) -> None:
-    """Refuse texts that two models cut into different tokens; `cuts` are the batches of each model."""
-    if len(cuts) < 2:
-        return
-    # Labels by text and chunk, of each model.
-    ours, theirs = (
-        {(part.text, part.number): part.tokens.labels for part in chain.from_iterable(batches)} for batches in cuts
-    )
-    for key in sorted(ours.keys() | theirs.keys()):
-        labels = ours.get(key, ()), theirs.get(key, ())
-        if labels[0] != labels[1]:
-            names = " and ".join(model.info.name for model in models)
-            beginnings = " and ".join(f"{' '.join(side[:8])} …" for side in labels)
-            raise AttnscopeError(
-                f"{names} split the same text into different tokens: {beginnings}",
-                "compare models that share a tokenizer, such as two checkpoints of one",
-            )
+def _require_same_tokens(models: Sequence[Model], text: CorpusText, special: frozenset[int]) -> None:
+    """Refuse a text that two models cut into different tokens."""
+    ours, theirs = (tokens_of(text, model.tokenizer.encode, special).labels for model in models)
+    if ours != theirs:
+        names = " and ".join(model.info.name for model in models)
+        beginnings = " and ".join(f"{' '.join(labels[:8])} …" for labels in (ours, theirs))
+        raise AttnscopeError(
+            f"{names} split the same text into different tokens: {beginnings}",
+            "compare models that share a tokenizer, such as two checkpoints of one",
+        )

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from attnscope.choice import Choice
 from attnscope.core.attention.calls import single_head
 from attnscope.core.attention.seam import attention_weights
-from attnscope.core.distance import Measure, row_divergences
+from attnscope.core.distance import Measure, divergence_sums, row_divergences
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.core.sums import RunningSums
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
@@ -22,7 +23,7 @@ from attnscope.questions.map_changes import divide_by_rest
 from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import CompareOptions
-from attnscope.studies.compare.study import HeadPlace, heads_table, require_one_kind, sum_rows
+from attnscope.studies.compare.study import HeadPlace, distance_arrays, heads_table, require_one_kind
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
 from attnscope.studies.maps.running import outline, run_model
@@ -71,13 +72,11 @@ def compare_heads(
         arrays["single:first"] = single
 
     # Their distances, without intervals, which several texts would give.
-    name = options.distance
-    sums, counts = sum_rows(options.measure, [weights])
-    unknown = np.full(sums.shape, np.nan)
-    arrays[f"distance:{name}"] = np.sqrt(np.divide(sums, counts, out=unknown.copy(), where=counts > 0))
-    arrays |= {f"distance_low:{name}": unknown, f"distance_high:{name}": unknown, f"distance_count:{name}": counts}
+    divergences = RunningSums((len(picked), len(picked)))
+    divergences.add(*divergence_sums(cast(Measure, options.measure), weights))
+    arrays |= distance_arrays(divergences, options)
     tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
-    facts = {"compared": "picked", "distances": [name], "single_note": note}
+    facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
     return Comparison(run_of(model.info, reading.notes), {"text": attention.queries.text}, facts, tables, arrays)
 
 
@@ -118,18 +117,17 @@ def compare_texts(
     heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
-    # The aligned rows, with the keys of a stretch summed, (head, pair, key), and how far they are apart.
+    # The aligned rows, with the keys of a stretch summed, (head, pair, key), and how far they are apart, (head, pair).
     tokens = maps[0].queries, maps[1].queries
-    aligned, equal, keys = align(*tokens)
+    aligned, equal, lengths = align(*tokens)
     pooled = []
     for side in (0, 1):
-        rows = weights[side][:, aligned[:, side]]
-        pooled.append(np.stack([rows[:, :, list(stretch[side])].sum(-1, dtype=np.float64) for stretch in keys], -1))
-    # Divergence of each head's aligned rows. (head, pair)
+        key_of_token = np.repeat(np.eye(len(lengths)), lengths[:, side], axis=0)
+        pooled.append(weights[side][:, aligned[:, side]].astype(np.float64) @ key_of_token)
     divergences = row_divergences(cast(Measure, options.measure), *pooled)
     # Find the pairs that the query names.
     asked = np.zeros(len(aligned), np.bool_)
-    notes = [note for reading in readings for note in reading.notes]
+    notes = [*readings[0].notes, *readings[1].notes]
     if query is not None:
         asked[find_pairs(query, tokens, aligned)] = True
         if asked.sum() > 1:
@@ -138,12 +136,14 @@ def compare_texts(
 
     # The root mean change of each head, overall and at the query.
     name = options.distance
+    overall = number(
+        f"{name}_overall", "how much its rows change over the tokens that both texts share", label="overall"
+    )
+    at_query = number(
+        f"{name}_at_query", "how much its rows change at the tokens that the query names", label="at query"
+    )
     table = heads_table(model, heads)
-    for label, rows, meaning in (
-        ("overall", equal, "how much its rows change over the tokens that both texts share"),
-        ("at query", asked, "how much its rows change at the tokens that the query names"),
-    ):
-        column = number(f"{name}_{label.replace(' ', '_')}", meaning, label=label)
+    for column, rows in ((overall, equal), (at_query, asked)):
         table = table.with_column(column, _root_mean(divergences[:, rows]))
     tables = {
         "heads": table,
@@ -155,44 +155,39 @@ def compare_texts(
     }
     facts = {"compared": "texts", "distances": [name], "query": query}
     corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
-    arrays: dict[str, NDArray[Any]] = {
-        "weights:first": weights[0],
-        "weights:second": weights[1],
-        f"divergence:{name}": divergences,
-    }
+    arrays = {"weights:first": weights[0], "weights:second": weights[1], f"divergence:{name}": divergences}
     return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
 
 
 def _root_mean(divergences: Floats) -> Floats:
     """Return the root of the mean over queries, (head,), of divergences, (head, query); NaN where none is known."""
     counts = np.isfinite(divergences).sum(1)
-    unknown = np.full(len(counts), np.nan)
-    means: Floats = np.divide(np.nansum(divergences, 1), counts, out=unknown, where=counts > 0)
-    return np.sqrt(means)
+    with np.errstate(invalid="ignore"):
+        roots: Floats = np.sqrt(np.nansum(divergences, 1) / counts)
+    return roots
 
 
-def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], list[tuple[range, range]]]:
+def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
     """Say which tokens of two texts stand for each other.
 
     Returns:
         Positions of aligned tokens in both texts, (pair, 2). Which of the pairs are equal tokens, (pair,). And the keys
-        over which rows are compared: positions in the first and in the second text whose weights are summed. Aligned
+        over which rows are compared, one after the other: how many tokens of either text each is, (key, 2). Aligned
         tokens are one key each, stretches of different lengths are one key, and a token may have nothing in the other.
     """
-    keys: list[tuple[range, range]] = []
+    keys: list[tuple[int, int]] = []
     a = b = 0
     # Walk from one equal token to the next; the stretch between them is aligned one by one or as a whole.
     for a_end, b_end in [*_equal_tokens(first.labels, second.labels), (len(first), len(second))]:
-        if a_end - a == b_end - b:
-            keys += [(range(i, i + 1), range(j, j + 1)) for i, j in zip(range(a, a_end), range(b, b_end), strict=True)]
-        else:
-            keys.append((range(a, a_end), range(b, b_end)))
-        keys.append((range(a_end, a_end + 1), range(b_end, b_end + 1)))
+        stretch = (a_end - a, b_end - b)
+        keys += [(1, 1)] * stretch[0] if stretch[0] == stretch[1] else [stretch]
+        keys.append((1, 1))
         a, b = a_end + 1, b_end + 1
-    keys.pop()  # the ends of the texts
-    pairs = [(ours.start, theirs.start) for ours, theirs in keys if len(ours) == len(theirs)]
-    equal = [first.labels[a] == second.labels[b] for a, b in pairs]
-    return np.array(pairs, np.int64).reshape(-1, 2), np.array(equal, np.bool_), keys
+    lengths = np.array(keys[:-1], np.int64).reshape(-1, 2)  # without the ends of the texts
+    starts = np.cumsum(lengths, 0) - lengths
+    pairs = starts[lengths[:, 0] == lengths[:, 1]]
+    equal = np.array([first.labels[a] == second.labels[b] for a, b in pairs], np.bool_)
+    return pairs, equal, lengths
 
 
 def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
@@ -201,23 +196,24 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     Each replaced, inserted or deleted token is one edit (Levenshtein 1966). Among alignments with as few edits, the one
     that replaces tokens is chosen.
     """
-    numbers = {label: number for number, label in enumerate(dict.fromkeys([*first, *second]))}
-    ours, theirs = (np.array([numbers[label] for label in labels], np.int64) for labels in (first, second))
+    _, numbers = np.unique([*first, *second], return_inverse=True)
+    a, b = len(first), len(second)
+    is_other = numbers[:a, None] != numbers[a:]
     # Fill the table of edit distances row by row. (first + 1, second + 1)
-    inserted = np.arange(len(theirs) + 1)
-    edits = np.empty((len(ours) + 1, len(theirs) + 1), np.int32)
+    inserted = np.arange(b + 1)
+    edits = np.empty((a + 1, b + 1), np.int32)
     edits[0] = inserted
-    for row, token in enumerate(ours, 1):
-        edits[row, 0] = row
-        edits[row, 1:] = np.minimum(edits[row - 1, :-1] + (theirs != token), edits[row - 1, 1:] + 1)
-        edits[row] = np.minimum.accumulate(edits[row] - inserted) + inserted
+    for row in range(a):
+        edits[row + 1, 0] = row + 1
+        edits[row + 1, 1:] = np.minimum(edits[row, :-1] + is_other[row], edits[row, 1:] + 1)
+        edits[row + 1] = np.minimum.accumulate(edits[row + 1] - inserted) + inserted
     # Trace the fewest edits back from the ends.
     pairs: list[tuple[int, int]] = []
-    a, b = len(ours), len(theirs)
     while a and b:
-        if edits[a, b] == edits[a - 1, b - 1] + (ours[a - 1] != theirs[b - 1]):
-            a, b = a - 1, b - 1
-            if ours[a] == theirs[b]:
+        if edits[a, b] == edits[a - 1, b - 1] + is_other[a - 1, b - 1]:
+            a -= 1
+            b -= 1
+            if not is_other[a, b]:
                 pairs.append((a, b))
         elif edits[a, b] == edits[a - 1, b] + 1:
             a -= 1

@@ -10,11 +10,11 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
@@ -23,7 +23,7 @@ from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.results.result import failure_line
-from attnscope.results.table import HEADS, Column, Estimate, Floats, Table
+from attnscope.results.table import HEADS, Column, Estimate, Table
 from attnscope.studies.ablate.measurers import StandIns, measure_cuts
 from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
@@ -72,23 +72,30 @@ def training(
     """
     options = options or TrainingOptions()
     stages, skipped = stages_of(models)
-    growing = Growing(options, None if corpus is None else texts_of(corpus))
-    growing.skipped += skipped
+    texts = None if corpus is None else texts_of(corpus)
+    checkpoints: list[_Checkpoint] = []
+    first_error: Exception | None = None
     complete = True
-    # A training survives checkpoints that fail.
     for number, stage in enumerate(stages):
         try:
-            growing.add(stage, scale_report(report, number, len(stages)))
+            checkpoint = _measure(stage, texts, options, scale_report(report, number, len(stages)))
+            texts = checkpoint.texts
+            if checkpoints:
+                _require_alike(checkpoint, checkpoints[0])
+            checkpoints.append(checkpoint)
         except KeyboardInterrupt:
             complete = False
             break
         except Exception as error:  # whatever a library raises on one checkpoint, the others are not lost for it
-            growing.skip(stage.name, error)
+            first_error = first_error or error
+            skipped.append(_problem(stage.name, one_line(failure(stage.name, error)["error"])))
         gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
-    return growing.record(complete=complete)
+    if not checkpoints:
+        raise first_error if complete and first_error else KeyboardInterrupt
+    return _assemble(checkpoints, options, skipped, complete)
 
 
-# Which checkpoints -----------------------------------------------------------------------------------------------
+# Which checkpoints
 
 
 @dataclass(frozen=True)
@@ -110,16 +117,14 @@ def stages_of(
             raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
         return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
     # Expand patterns to names; a name that comes twice counts once.
-    patterns = [models] if isinstance(models, str | os.PathLike) else list(models)
-    names: set[str] = set()
-    for pattern in patterns:
-        names |= {*_expand(os.fspath(pattern))}
+    patterns = [models] if isinstance(models, str | os.PathLike) else models
+    names = set(chain.from_iterable(_expand(os.fspath(pattern)) for pattern in patterns))
     if not names:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
     # If no name has a step, count them in order; otherwise skip names without one.
     steps = {name: step_of(name) for name in sorted(names)}
     if all(step is None for step in steps.values()):
-        return [Stage(name, number, name) for number, name in enumerate(steps)], []
+        steps = {name: number for number, name in enumerate(steps)}
     stages: dict[int, Stage] = {}
     skipped = []
     for name, step in steps.items():
@@ -175,137 +180,122 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
     return {"source": source, "line": None, "reason": reason}
 
 
-# Measuring them -------------------------------------------------------------------------------------------------
+# Measuring them
 
 
-class Growing:
-    """Hold a training that grows checkpoint by checkpoint.
+@dataclass(frozen=True, eq=False)
+class _Checkpoint:
+    """Hold what was measured of a checkpoint.
 
     Attributes:
-        skipped: What could not be measured, and why.
+        name: A column of that name, as are `step`, `sha256`, `loss` and `elapsed_s`.
+        predicted: What the loss is of; None = none was measured.
+        texts: What it was measured on.
     """
 
-    def __init__(self, options: TrainingOptions, texts: Texts | None) -> None:
-        self._options = options
-        self._texts = texts
-        self._rows: list[dict[str, Any]] = []
-        self._findings: list[Heads] = []
-        self._predicted: str | None = None
-        self._error: Exception | None = None
-        self.skipped: list[dict[str, Any]] = []
+    name: str
+    step: int
+    sha256: str
+    loss: Estimate
+    elapsed_s: float
+    predicted: str | None
+    texts: Texts
+    findings: Heads
 
-    def add(self, stage: Stage, report: Report | None = None) -> None:
-        """Measure a checkpoint; refuse one of another training. An interruption leaves it out."""
-        model = self._load(stage.spec)
-        began = time.perf_counter()
-        texts = self._texts = probe_texts(model) if self._texts is None else self._texts
-        findings = heads(model, texts, self._options.heads_options, report)
-        if not findings.corpus["complete"]:
-            raise KeyboardInterrupt
-        for failed in findings.run.get("failures", ())[:1]:
-            raise AttnscopeError(failure_line(failed), failed["hint"])
-        self._require_alike(findings)
-        row = {"name": stage.name, "step": stage.step, "sha256": model.info.sha256, "loss": self._loss_of(model, texts)}
-        self._rows.append(row | {"elapsed_s": time.perf_counter() - began})
-        self._findings.append(findings)
 
-    def skip(self, name: str, error: Exception) -> None:
-        """Note that a checkpoint could not be measured, and why."""
-        self._error = self._error or error
-        self.skipped.append(_problem(name, one_line(failure(name, error)["error"])))
+def _measure(stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None) -> _Checkpoint:
+    """Load and measure a checkpoint; None = on repeated random tokens.
 
-    def record(self, *, complete: bool = True) -> Training:
-        """Return the training until now.
-
-        Raises:
-            Exception: There is no checkpoint: the first one's error, or the interruption.
-        """
-        if not self._findings:
-            if self._error is None or not complete:
-                raise KeyboardInterrupt
-            raise self._error
-        last = self._findings[-1]
-        tables = [findings.table("heads") for findings in self._findings]
-        roles, has_role = self._roles()
-
-        # The measures with their intervals, (measure, checkpoint, head).
-        names = self._options.measures
-        intervals = np.array([[_interval(table, name) for table in tables] for name in names])
-        value, low, high = np.moveaxis(intervals, 3, 0)
-        uniform = np.array([tables[-1].part(name, "baseline") for name in names])
-        arrays = {"value": value, "value_low": low, "value_high": high, "uniform": uniform, "has_role": has_role}
-
-        # What they are.
-        known = Training.TABLES
-        measures = []
-        for name in names:
-            column = tables[-1].columns.get(name, Column(name))
-            least, most = column.range
-            measures.append(
-                {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
-            )
-        filled = {
-            "checkpoints": Table.of(known["checkpoints"], self._rows),
-            "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
-            "measures": Table.of(known["measures"], measures),
-            "roles": Table.of(known["roles"], [{"name": name} for name in roles]),
-        }
-        options = dict(last.options) | {"measures": list(names), "loss": self._predicted}
-        options["roles"] = {name: last.options["roles"][name] for name in roles}
-        run = dict(last.run)
-        run["model"] = _common_name([row["name"] for row in self._rows], str(run["model"]))
-        if self.skipped:
-            run["skipped"] = self.skipped
-        corpus = dict(last.corpus) | {"complete": complete, "n_checkpoints": len(self._rows)}
-        return Training(run, corpus, options, filled, arrays)
-
-    def _roles(self) -> tuple[list[str], NDArray[np.int8]]:
-        """Return the roles that any head has, and which head has them when, (role, checkpoint, head)."""
-        tables = [findings.table("roles") for findings in self._findings]
-        named = {name for table in tables for name in table["role"].tolist()}
-        roles = [name for name in RULES if name in named]
-        has_role = np.full((len(roles), len(tables), len(self._findings[-1].table("heads"))), NO_ROLE, np.int8)
-        for step, table in enumerate(tables):
-            rows = [roles.index(name) for name in table["role"].tolist()]
-            has_role[rows, step, table["head"]] = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
-        return roles, has_role
-
-    def _load(self, spec: Spec) -> Model:
-        if not isinstance(spec, str | os.PathLike):
-            return spec
-        name = os.fspath(spec)
-        loading = self._options.loading
-        return (loading.with_head(name) if self._options.loss != "none" else loading).load(name)
-
-    def _require_alike(self, findings: Heads) -> None:
-        if not self._findings:
-            return
-        name, first = self._rows[0]["name"], self._findings[0]
-        heads = findings.table("heads")
-        if heads.head_names(with_kind=True) != first.table("heads").head_names(with_kind=True):
-            raise AttnscopeError(f"it has {len(heads)} heads, and not those of {name}")
-        if findings.corpus["n_tokens"] != first.corpus["n_tokens"]:
-            raise AttnscopeError(
-                f"it makes {amount(findings.corpus['n_tokens'], 'token')} of the texts, and {name} "
-                f"{first.corpus['n_tokens']:,}"
-            )
-
-    def _loss_of(self, model: Model, texts: Texts) -> Estimate:
-        """Return the model's loss on the texts: a pass that takes no head out."""
-        self._predicted = model.loss if self._options.loss != "none" and not model.labels else None
-        if self._predicted is None:
-            return Estimate(np.nan, np.nan, np.nan, count=0)
-        result = measure_cuts(Passes(model, Reader(model, model.loss), texts), (), StandIns())
+    Raises:
+        KeyboardInterrupt: It was interrupted, and is left out.
+    """
+    model = stage.spec
+    if isinstance(model, str | os.PathLike):
+        needs_head = options.loss != "none"
+        loading = options.loading.with_head(stage.name) if needs_head else options.loading
+        model = loading.load(stage.name)
+    began = time.perf_counter()
+    texts = probe_texts(model) if texts is None else texts
+    findings = heads(model, texts, options.heads_options, report)
+    if not findings.corpus["complete"]:
+        raise KeyboardInterrupt
+    for failed in findings.run.get("failures", ())[:1]:
+        raise AttnscopeError(failure_line(failed), failed["hint"])
+    # The loss is that of a pass which takes no head out.
+    predicted = model.loss if options.loss != "none" and not model.labels else None
+    loss = Estimate(np.nan, np.nan, np.nan, count=0)
+    if predicted is not None:
+        result = measure_cuts(Passes(model, Reader(model, predicted), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
         whole = result.done.whole
         low, high = whole.interval()
-        return Estimate(float(whole.ratio()), max(float(low), 0.0), float(high), count=float(whole.total("c")))
+        loss = Estimate(float(whole.ratio()), max(float(low), 0.0), float(high), count=float(whole.total("c")))
+    elapsed_s = time.perf_counter() - began
+    return _Checkpoint(stage.name, stage.step, model.info.sha256, loss, elapsed_s, predicted, texts, findings)
 
 
-def _interval(heads: Table, name: str) -> Floats:
-    """Return a measure of all heads with its interval, (head, 3); NaN if the model has no such measure."""
-    return heads.interval(name) if name in heads else np.full((len(heads), 3), np.nan)
+def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
+    """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
+    names, first_names = (each.findings.table("heads").head_names(with_kind=True) for each in (checkpoint, first))
+    if names != first_names:
+        raise AttnscopeError(f"it has {len(names)} heads, and not those of {first.name}")
+    n_tokens, n_first = (each.findings.corpus["n_tokens"] for each in (checkpoint, first))
+    if n_tokens != n_first:
+        raise AttnscopeError(f"it makes {amount(n_tokens, 'token')} of the texts, and {first.name} {n_first:,}")
+
+
+def _assemble(
+    checkpoints: Sequence[_Checkpoint], options: TrainingOptions, skipped: Sequence[dict[str, Any]], complete: bool
+) -> Training:
+    """Return the result about some checkpoints."""
+    last = checkpoints[-1].findings
+    tables = [checkpoint.findings.table("heads") for checkpoint in checkpoints]
+    n_heads = len(tables[-1])
+
+    # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a model has no such measure.
+    intervals = np.full((len(options.measures), len(tables), n_heads, 3), np.nan)
+    measures = []
+    for number, name in enumerate(options.measures):
+        for step, table in enumerate(tables):
+            if name in table:
+                intervals[number, step] = table.interval(name)
+        column = tables[-1].columns.get(name, Column(name))
+        least, most = column.range
+        measures.append({"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most})
+
+    # The roles that any head has, and which head has them when, (role, checkpoint, head).
+    evidence = [checkpoint.findings.table("roles") for checkpoint in checkpoints]
+    named = set(np.concatenate([table["role"] for table in evidence]).tolist())
+    roles = [name for name in RULES if name in named]
+    has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
+    for step, table in enumerate(evidence):
+        rows = [roles.index(name) for name in table["role"].tolist()]
+        has_role[rows, step, table["head"]] = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
+
+    # What they are.
+    known = Training.TABLES
+    filled = {
+        "checkpoints": Table.of(known["checkpoints"], [vars(checkpoint) for checkpoint in checkpoints]),
+        "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
+        "measures": Table.of(known["measures"], measures),
+        "roles": Table.of(known["roles"], [{"name": name} for name in roles]),
+    }
+    arrays = {
+        "value": intervals[..., 0],
+        "value_low": intervals[..., 1],
+        "value_high": intervals[..., 2],
+        "uniform": np.array([tables[-1].part(name, "baseline") for name in options.measures]),
+        "has_role": has_role,
+    }
+    facts = {**last.options, "measures": list(options.measures), "loss": checkpoints[-1].predicted}
+    facts["roles"] = {name: last.options["roles"][name] for name in roles}
+    names = [checkpoint.name for checkpoint in checkpoints]
+    run = {**last.run, "model": _common_name(names, str(last.run["model"]))}
+    if skipped:
+        run["skipped"] = skipped
+    corpus = {**last.corpus, "complete": complete, "n_checkpoints": len(checkpoints)}
+    return Training(run, corpus, facts, filled, arrays)
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:
