@@ -3,24 +3,21 @@
 A model comes from memory (`wrap`) or from files (`hf.loading`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.devices import input_device, name_dtype
-from attnscope.models.hf.adapters import Adapter, unwrap
+from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.check import survey_attention
-from attnscope.models.hf.heads import describe_head
-from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
     accepts,
     base_of,
     in_one_line,
-    max_tokens,
     notes_on_quantisation,
     picture_tower,
     reads_pictures,
@@ -34,24 +31,7 @@ from attnscope.models.hf.senses.eyes_and_ears import hides_patches
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.hf.verdicts import Memory
-from attnscope.models.info import ModelInfo
 from attnscope.models.turns import share_lock
-
-
-@dataclass(frozen=True, eq=False)
-class RawModel:
-    """A model with its tokenizer, processor and adapter, before its attention is surveyed."""
-
-    model: PreTrainedModel  # with its head if it has one
-    tokenizer: HuggingFaceTokenizer | NumbersTokenizer
-    name: str
-    source: str = "memory"
-    sha256: str = ""
-    notes: tuple[str, ...] = ()  # what a user must know of how it was read
-    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
-    adapter: Adapter = field(default_factory=Adapter)
-    hashes: Mapping[str, str] | None = None  # of its files, by which its verdict is remembered; None = it is not
-    again: bool = False  # whether to compare, whatever is remembered
 
 
 def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
@@ -135,28 +115,4 @@ def _build(
         memory = Memory(raw.model, base, raw.hashes, again=raw.again)
         survey = memory.survey(lambda: survey_attention(base, check=check))
     survey = survey or survey_attention(base, check=check)
-    kinds = tuple(survey.layers)
-    info = ModelInfo(
-        name=raw.name,
-        source=raw.source,
-        sha256=raw.sha256,
-        architecture=base.config.model_type,
-        engine="hf",
-        path=survey.path,
-        kinds=kinds,
-        n_layers=tuple(survey.n_layers[kind] for kind in kinds),
-        n_heads=tuple(survey.n_heads[kind] for kind in kinds),
-        n_kv_heads=tuple(survey.n_kv_heads[kind] for kind in kinds),
-        d_model=survey.d_model,
-        n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
-        max_tokens=max_tokens(base),
-        dtype=name_dtype(base.dtype),
-        device=str(input_device(base)),
-        checked=survey.checked,
-        remembered=survey.remembered,
-        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
-        adapter=raw.adapter.name,
-        adapter_sha256=raw.adapter.sha256,
-        head=describe_head(raw.model, base),
-    )
-    return HuggingFaceModel(raw.model, base, raw.tokenizer, info, survey, raw.processor, open_eyes, open_viewer, memory)
+    return HuggingFaceModel(raw, base, survey, open_eyes, open_viewer, memory)

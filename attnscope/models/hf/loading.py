@@ -25,9 +25,9 @@ from attnscope.models.catalog import ADAPTER, Source, verify
 from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import Adapter, merge, require_peft
-from attnscope.models.hf.assembling import RawModel, assemble
+from attnscope.models.hf.assembling import assemble
 from attnscope.models.hf.heads import class_to_load
-from attnscope.models.hf.model import HuggingFaceModel
+from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
     accepts,
     base_of,

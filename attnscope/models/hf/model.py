@@ -7,7 +7,7 @@ it is run for beside texts, a photo, a recording or writing, the senses know.
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,17 +18,26 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Gate, Place, Weights
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.devices import input_device, is_spread
+from attnscope.models.devices import input_device, is_spread, name_dtype
+from attnscope.models.hf.adapters import Adapter
 from attnscope.models.hf.check import check_beyond, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
 from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
-from attnscope.models.hf.heads import CLASS_LOSSES, labels_of, loss_of, output_embeddings, run_with_logits
+from attnscope.models.hf.heads import (
+    CLASS_LOSSES,
+    describe_head,
+    labels_of,
+    loss_of,
+    output_embeddings,
+    run_with_logits,
+)
 from attnscope.models.hf.parts import (
     accepts,
     causal_types,
     hidden_states,
     in_one_line,
     input_name,
+    max_tokens,
     pad_id,
     position_table,
     reads_pictures,
@@ -54,6 +63,22 @@ from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Output
 from attnscope.models.turns import take_turn
 
 
+@dataclass(frozen=True, eq=False)
+class RawModel:
+    """A model with its tokenizer, processor and adapter, before its attention is surveyed."""
+
+    model: PreTrainedModel  # with its head if it has one
+    tokenizer: HuggingFaceTokenizer | NumbersTokenizer
+    name: str
+    source: str = "memory"
+    sha256: str = ""
+    notes: tuple[str, ...] = ()  # what a user must know of how it was read
+    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
+    adapter: Adapter = field(default_factory=Adapter)
+    hashes: Mapping[str, str] | None = None  # of its files, by which its verdict is remembered; None = it is not
+    again: bool = False  # whether to compare, whatever is remembered
+
+
 class HuggingFaceModel(Model):
     """A loaded transformers model, as a Model.
 
@@ -71,30 +96,27 @@ class HuggingFaceModel(Model):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        raw: RawModel,
         base: PreTrainedModel,
-        tokenizer: HuggingFaceTokenizer | NumbersTokenizer,
-        info: ModelInfo,
         survey: Survey,
-        processor: Any = None,
         open_eyes: "Callable[[], HuggingFaceModel] | None" = None,
         open_viewer: "Callable[[], HuggingFaceModel] | None" = None,
         memory: Memory | None = None,
     ) -> None:
-        self.model: Any = model
+        self.model: Any = raw.model
         self.base: Any = base
-        self.info = info
+        self.info = _describe(raw, base, survey)
         self.survey = survey
         self.layers: Mapping[Kind, tuple[int, ...]] = survey.layers
         self.at_seam = survey.path == "seam"
         self.device = input_device(base)
         self.is_spread = is_spread(base)
-        self.vocabulary = tokenizer
-        self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = tokenizer
-        if survey.beside and not isinstance(tokenizer, WordlessTokenizer):
+        self.vocabulary = raw.tokenizer
+        self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = raw.tokenizer
+        if survey.beside and not isinstance(raw.tokenizer, WordlessTokenizer):
             hint = "give it one: --image photo.jpg"
-            self.tokenizer = WordlessTokenizer(info.name, "reads words beside a picture alone", hint)
-        self._processor = processor
+            self.tokenizer = WordlessTokenizer(raw.name, "reads words beside a picture alone", hint)
+        self._processor = raw.processor
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer
         self._memory = memory
@@ -330,17 +352,9 @@ class HuggingFaceModel(Model):
             twin = type(self.base)(copy.deepcopy(self.base.config)).to(self.base.dtype).to(self.device)
             twin.train(False).requires_grad_(False)
             survey = survey_attention(twin, check=False)
-        info = replace(
-            self.info,
-            name=f"{self.info.name} untrained",
-            source="memory",
-            sha256="",
-            checked=False,
-            remembered="",
-            head="",
-            notes=(f"random weights, seed {seed}", *survey.notes),
-        )
-        return HuggingFaceModel(twin, twin, self.vocabulary, info, survey)
+        note = f"random weights, seed {seed}"
+        raw = RawModel(twin, self.vocabulary, f"{self.info.name} untrained", notes=(note,))
+        return HuggingFaceModel(raw, twin, replace(survey, checked=False))
 
     def require_known(self, ids: Tensor) -> None:
         """Refuse token numbers that the model has no embedding for."""
@@ -370,6 +384,32 @@ class HuggingFaceModel(Model):
     @cached_property
     def _takes_light(self) -> bool:
         return takes_light_masks(self.base, self.survey)
+
+
+def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo:
+    return ModelInfo(
+        name=raw.name,
+        source=raw.source,
+        sha256=raw.sha256,
+        architecture=base.config.model_type,
+        engine="hf",
+        path=survey.path,
+        kinds=tuple(survey.layers),
+        n_layers=tuple(survey.n_layers.values()),
+        n_heads=tuple(survey.n_heads.values()),
+        n_kv_heads=tuple(survey.n_kv_heads.values()),
+        d_model=survey.d_model,
+        n_parameters=sum(parameter.numel() for parameter in raw.model.parameters()),
+        max_tokens=max_tokens(base),
+        dtype=name_dtype(base.dtype),
+        device=str(input_device(base)),
+        checked=survey.checked,
+        remembered=survey.remembered,
+        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
+        adapter=raw.adapter.name,
+        adapter_sha256=raw.adapter.sha256,
+        head=describe_head(raw.model, base),
+    )
 
 
 def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:

@@ -5,6 +5,7 @@ head's do; that is read off derivatives at the seam, so that fused, interleaved 
 The output projection is the first one whose input is what the seam gave out.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,29 +16,22 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend
+from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
-from attnscope.models.inside.projections import (
-    ROLES,
-    OutputWatch,
-    Role,
-    hooks,
-    is_transposed,
-    linear_maps,
-)
+from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
 from attnscope.models.model import Slice
 
 
 @dataclass(frozen=True, eq=False)
-class _Attention:
-    """One attention: the output features of each projection that its heads of queries, keys and values depend on."""
+class _Head:
+    """A head of queries, keys or values, and which output features of each projection it depends on."""
 
-    roles: list[Role]  # of each row
-    serves: Tensor  # (row, n_heads), bool: the query heads that a row serves, several if it is of a key/value head
-    uses: dict[nn.Module, Tensor]  # projection -> (row, feature), bool
+    role: Role
+    serves: frozenset[int]  # the heads of queries that it serves, several if queries are grouped
+    uses: dict[nn.Module, Tensor]  # projection -> (feature,), bool
 
 
 def head_slices(
@@ -48,43 +42,42 @@ def head_slices(
     Weights are named as the model with its head names them. Where queries are grouped, rows of W_K and W_V only of
     groups that are given whole. Refused where layers share weights, or a head has none of its own.
     """
-    # Weights that several layers share cannot belong to one head: count where each tensor's memory starts.
     seen, outputs = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
-    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
-    slices = []
+    slices: list[Slice] = []
     for place, numbers in heads.items():
         where = f"{place[0]} layer {place[1]}"
-        attention = seen[place]
-        picked = torch.zeros(attention.serves.shape[1], dtype=torch.bool)
-        picked[list(numbers)] = True
-        for role, serves, *uses in zip(attention.roles, attention.serves, *attention.uses.values(), strict=True):
-            if bool((serves & ~picked).any()):
+        for head in seen[place]:
+            if not head.serves <= set(numbers):
                 continue
-            # A feature is its own where no row depends on it that serves other heads too.
-            others = (attention.serves & ~serves).any(1)
-            n_owned = 0
-            for module, features in zip(attention.uses, uses, strict=True):
-                owned = features & ~attention.uses[module][others].any(0)
+            # A feature is its own where no head depends on it that serves others too.
+            others = [other for other in seen[place] if not other.serves <= head.serves]
+            n_slices = len(slices)
+            for module, features in head.uses.items():
+                owned = features.clone()
+                for other in others:
+                    owned &= ~other.uses[module]
                 indices = tuple(owned.nonzero().flatten().tolist())
-                n_owned += len(indices)
                 if not indices:
                     continue
                 # Output features are rows of a Linear's weight, columns of a Conv1D's.
                 axis = 1 if is_transposed(module) else 0
-                slices.append(Slice(f"{names[module]}.weight", axis, indices, role, _weight(module)))
+                slices.append(Slice(f"{names[module]}.weight", axis, indices, head.role, _weight(module)))
                 if isinstance(module.bias, Tensor):
-                    slices.append(Slice(f"{names[module]}.bias", 0, indices, role, module.bias))
-            if not n_owned:
-                raise _refusal(f"the {role} of a head in {where} has no weights of its own")
+                    slices.append(Slice(f"{names[module]}.bias", 0, indices, head.role, module.bias))
+            if len(slices) == n_slices:
+                raise _refusal(f"the {head.role} of a head in {where} has no weights of its own")
         # W_O: (d_model, n_heads * d_value), a block of columns per head.
         out = outputs.get(place)
         if out is None:
             raise _refusal(f"what the heads of {where} put out is changed before it is projected")
         weight = _weight(out)
         axis = 0 if is_transposed(out) else 1
-        columns = torch.arange(weight.shape[axis]).reshape(len(picked), -1)[sorted(numbers)]
+        n_heads = sum(head.role == "query" for head in seen[place])
+        columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(numbers)]
         slices.append(Slice(f"{names[out]}.weight", axis, tuple(columns.flatten().tolist()), "output", weight))
+    # Weights that several layers share cannot belong to one head: count where each tensor's memory starts.
+    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
     if any(starts[part.weight.data_ptr()] > 1 for part in slices):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return slices
@@ -103,18 +96,13 @@ def _weight(module: nn.Module) -> Tensor:
     return weight
 
 
-def _run(base: PreTrainedModel, survey: Survey, probe: Probe) -> None:
-    """Run a model on a small input."""
-    perform(base, {**examples(base)[1].inputs, **survey.extras}, survey.plan, probe)
-
-
 def _trace(
     base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
-) -> tuple[dict[Place, _Attention], dict[Place, nn.Module]]:
+) -> tuple[dict[Place, list[_Head]], dict[Place, nn.Module]]:
     """Run a model on a small input; return the features that each head depends on, and the output projections."""
     results: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
-    seen: dict[Place, _Attention] = {}
+    seen: dict[Place, list[_Head]] = {}
     outputs = OutputWatch()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -132,36 +120,35 @@ def _trace(
             outputs.expect(place, output)
         return output
 
+    inputs = {**examples(base)[1].inputs, **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), after):
-        _run(base, survey, observe)
+        perform(base, inputs, survey.plan, observe)
     # A module that runs twice, or serves two layers, has no rows that belong to one head.
     used = set(outputs.modules.values())
-    for attention in seen.values():
-        used |= {module for module, uses in attention.uses.items() if bool(uses.any())}
+    for head in itertools.chain(*seen.values()):
+        used |= {module for module, features in head.uses.items() if bool(features.any())}
     if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return seen, outputs.modules
 
 
-def _dependencies(call: AttentionCall, results: Mapping[nn.Module, Tensor]) -> _Attention:
+def _dependencies(call: AttentionCall, results: Mapping[nn.Module, Tensor]) -> list[_Head]:
     """Return the features of projections that each head's queries, keys and values depend on."""
-    roles: list[Role] = []
-    serves: list[Tensor] = []
-    uses: dict[nn.Module, list[Tensor]] = {module: [] for module in results}
+    heads = []
     chance = torch.Generator().manual_seed(0)
     for role in ROLES:
         # (batch, head, token, d_head) -> (batch, token, d_head) of each head
         tensor: Tensor = getattr(call, role)
         group = call.n_heads // tensor.shape[1]
-        for head, rows in enumerate(tensor.unbind(1)):
-            roles.append(role)
-            serves.append(torch.arange(call.n_heads) // group == head)
+        for number, rows in enumerate(tensor.unbind(1)):
             slopes: Sequence[Tensor | None] = [None] * len(results)
             if rows.requires_grad:
                 # Of a random sum, the derivative is 0 where nothing depends on a feature, (..., feature).
                 target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
                 slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
-            for module, slope in zip(results, slopes, strict=True):
-                slope = torch.zeros_like(results[module]) if slope is None else slope
-                uses[module].append(slope.flatten(0, -2).abs().amax(0).cpu() > 0)
-    return _Attention(roles, torch.stack(serves), {module: torch.stack(rows) for module, rows in uses.items()})
+            uses = {}
+            for (module, result), slope in zip(results.items(), slopes, strict=True):
+                slope = torch.zeros_like(result) if slope is None else slope
+                uses[module] = slope.flatten(0, -2).abs().amax(0).cpu() > 0
+            heads.append(_Head(role, frozenset(range(group * number, group * (number + 1))), uses))
+    return heads
