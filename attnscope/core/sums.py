@@ -6,7 +6,7 @@ texts: see `core.intervals`. Six numbers per measure hold all this, for any amou
 no heads and no torch.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,9 +86,9 @@ class RunningSums:
             raise ValueError(f"sums of {self.shape} and of {other.shape} cannot be merged")
         return self.of_moments(_merge(self.moments, other.moments), self.n_texts + other.n_texts)
 
-    def take(self, index: NDArray[np.int64]) -> "RunningSums":
-        """Return some of the quantities along the last axis, as `numpy.take_along_axis` picks them by `index`."""
-        return self.of_moments(np.take_along_axis(self.moments, index[None], -1), self.n_texts)
+    def __getitem__(self, index: Any) -> "RunningSums":
+        """Return some of the quantities, as NumPy's indexing picks them from an array of `shape`."""
+        return self.of_moments(np.stack([moment[index] for moment in self.moments]), self.n_texts)
 
     @classmethod
     def of_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":

@@ -219,7 +219,8 @@ def log_frequency(counts: NDArray[np.int64], ids: NDArray[np.int64]) -> Floats:
     up to the largest number that was seen is known here.
     """
     of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
-    return np.log((of_ids + 1) / (counts.sum() + len(counts)))
+    frequencies: Floats = np.log((of_ids + 1) / (counts.sum() + len(counts)))
+    return frequencies
 
 
 class BatchResult(NamedTuple):

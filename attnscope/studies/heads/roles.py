@@ -19,7 +19,7 @@ from attnscope.core.catalogue import MEASURES, Measure
 from attnscope.core.intervals import benjamini_hochberg, simes
 from attnscope.errors import UsageError
 from attnscope.questions.heads import ROLES, Heads, heads_table
-from attnscope.results.table import PARTS, Column, Estimate, Table
+from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE, divide, kinds_of, measure_intervals
 from attnscope.studies.heads.measuring import PAIR_MEASURES, Tally
 
@@ -143,8 +143,8 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     """
     # One false discovery rate over the heads and roles of all kinds of attention.
     judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
-    p_values = np.concatenate([np.zeros(0), *(each.role_p.ravel() for each in judged)])
-    q_values = benjamini_hochberg(p_values)
+    p_values = np.concatenate([np.zeros((0, len(RULES))), *(each.role_p for each in judged)])
+    q_values = benjamini_hochberg(p_values.ravel()).reshape(p_values.shape)
     n_tests = (~np.isnan(p_values)).sum()
     accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
     # Rows and roles of each kind; `head` numbers the rows over all kinds.
@@ -152,12 +152,9 @@ def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: in
     roles: list[dict[str, Any]] = []
     n_heads = 0
     for each in judged:
-        size = each.role_p.size
-        q = q_values[:size].reshape(each.role_p.shape)
-        q_values = q_values[size:]
         names = []
-        for place in each.places.tolist():
-            of_head = each.roles_of(tuple(place), q, accepted)
+        for row in range(len(each.role_p)):
+            of_head = each.roles_of(row, q_values[n_heads], accepted)
             names.append("+".join(role["role"] for role in of_head))
             roles += [{"head": n_heads, **role} for role in of_head]
             n_heads += 1
@@ -182,10 +179,9 @@ def effective_texts(tally: Tally) -> float:
 
 
 class _Test(NamedTuple):
-    """A role, and a measure that it may rest on: its name, column and the name of the whole measure."""
+    """A role, and a measure that it may rest on, whole or `_active`, with its column and the name of the whole one."""
 
     role: str
-    rule: Rule
     measure: str
     column: int
     whole: str
@@ -197,41 +193,44 @@ class _Test(NamedTuple):
 
 
 class _Judged:
-    """The results of one tally as arrays, and the tests on them, (layer, head, …).
+    """The results of one tally as arrays, and the tests on them, for the heads that have any measure.
 
     Attributes:
-        roles: The last axis of `role_p`.
-        tests: The last axis of the other arrays below.
-        effective: How many texts of one length the evidence of a test amounts to.
-        baselines: The value of a measure without any preference of the head; NaN = none.
-        limits: The number that the value must exceed; NaN = not tested.
-        p: One-sided p-values; NaN = not tested, or too few texts.
-        role_p: The combined p-values of a role's tests.
+        values: (head, measure); likewise `low`, `high`, `counts`, and `uniform`, the value of uniform attention.
+        effective: (head, test): how many texts of one length the evidence of a test amounts to.
+        baselines: (head, test): the value of a measure without any preference of the head; NaN = none.
+        limits: (head, test): the number that the value must exceed; NaN = not tested.
+        p: (head, test): one-sided p-values; NaN = not tested, or too few texts.
+        role_p: (head, role): the combined p-values of a role's tests; NaN = none could be tested.
     """
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
-        # Values, counts and intervals of all measures, (layer, head, measure).
         self.tally = tally
         self.thresholds = thresholds
         self.n_texts = n_texts
-        self.values = tally.measures.ratio()
-        self.counts = tally.measures.total("c")
-        self.uniform = tally.uniform.ratio()
+        # From (layer, head, measure) to heads that have any measure.
+        has_any = ~np.isnan(tally.measures.ratio()).all(-1)
+        self.layers, self.heads = np.nonzero(has_any)
+        measures = tally.measures[has_any]
+        self.sums = measures.total("s")
+        self.counts = measures.total("c")
+        self.values = measures.ratio()
+        self.uniform = tally.uniform[has_any].ratio()
         units = tally.queries_per_count
-        self.low, self.high = measure_intervals(tally.measures, tally.names, units, self.uniform)
+        self.low, self.high = measure_intervals(measures, tally.names, units, self.uniform)
         # The tests: each role by each measure it may rest on, whole and outside sinks.
         self.columns = {name: number for number, name in enumerate(tally.names)}
         self.tests = []
-        for name, rule in RULES.items():
-            for measure in rule.names:
-                if measure in self.columns:
-                    whole = measure.removesuffix("_active")
-                    self.tests.append(_Test(name, rule, measure, self.columns[measure], whole))
+        for role, rule in RULES.items():
+            for name in rule.names:
+                if name in self.columns:
+                    self.tests.append(_Test(role, name, self.columns[name], name.removesuffix("_active")))
         self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
-        self.limits = np.stack([self._limit(test, i) for i, test in enumerate(self.tests)], -1)
-        # p-values by kind of measure, (layer, head, test): shares, or Student's t.
+        limits = [self._limit(test, self.baselines[:, number]) for number, test in enumerate(self.tests)]
+        self.limits = np.stack(limits, -1)
+        # p-values by kind of measure: shares, or Student's t.
         columns = [test.column for test in self.tests]
-        tested = tally.measures.take(np.broadcast_to(columns, (*self.values.shape[:2], len(columns))))
+        tested = measures[:, columns]
         self.effective = tested.effective_texts()
         kinds = kinds_of([test.measure for test in self.tests])
         # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
@@ -239,19 +238,21 @@ class _Judged:
             self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, dependence=kinds.dependence, units=units
         )
         # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
-        least = np.where(self.low[..., columns] > self.limits, 0.0, 0.5)
+        least = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
         p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
-        # One p-value per role, (layer, head, role): its tests are combined.
-        self.roles = tuple(dict.fromkeys(test.role for test in self.tests))
-        of_roles = [[test.role == role for test in self.tests] for role in self.roles]
-        self.role_p = np.stack([simes(self.p[..., are_of_role]) for are_of_role in of_roles], -1)
+        # One p-value per role: its tests are combined.
+        roles = np.array([test.role for test in self.tests])
+        self.role_p = np.full((len(self.p), len(RULES)), np.nan)
+        for number, role in enumerate(RULES):
+            if (roles == role).any():
+                self.role_p[:, number] = simes(self.p[:, roles == role])
 
     def _baseline(self, test: _Test) -> Floats:
-        """Return the largest of all baselines that apply, (layer, head)."""
-        baseline = np.full(self.values.shape[:2], np.nan)
-        if test.rule.beats_uniform:
-            baseline = np.fmax(baseline, self.uniform[..., test.column])
+        """Return the largest of all baselines that apply, (head,)."""
+        baseline = np.full(len(self.values), np.nan)
+        if RULES[test.role].beats_uniform:
+            baseline = self.uniform[:, test.column]
         if test.whole in PAIR_MEASURES:
             # The value for a head that always looks at the best fixed offset.
             shares = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
@@ -259,31 +260,31 @@ class _Judged:
         if test.whole == "similar_token":
             # Nothing is more like a token than itself: the mass on the same token, here or elsewhere.
             ending = test.measure.removeprefix(test.whole)
-            same = {f"self_token{ending}", f"same_token{ending}"}
-            mass = self.tally.measures.total("s")[..., np.isin(self.tally.names, list(same))].sum(-1)
-            baseline = np.fmax(baseline, divide(mass, self.counts[..., test.column]))
+            is_same = np.isin(self.tally.names, [f"self_token{ending}", f"same_token{ending}"])
+            mass = self.sums[:, is_same].sum(-1)
+            baseline = np.fmax(baseline, divide(mass, self.counts[:, test.column]))
         return baseline
 
-    def _limit(self, test: _Test, number: int) -> Floats:
+    def _limit(self, test: _Test, baseline: Floats) -> Floats:
         """Return the limit that the value must exceed: threshold, and baseline plus margin; NaN = there is no test."""
-        if test.rule.any_length:
+        rule = RULES[test.role]
+        if rule.any_length:
             return self._even_enough()
-        baseline = self.baselines[..., number]
         above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         # NaN where the measure, or what the rule asks of the head, is missing.
         limit: Floats = np.fmax(self.thresholds[test.role], above)
-        limit[np.isnan(self.values[..., test.column])] = np.nan
+        is_missing = np.isnan(self.values[:, test.column])
         # Of any other `_active` measure the count is a mass, and no share of queries.
-        if test.rule.is_sink or not test.is_active:
-            limit[self._share_of(self.columns[test.whole], "resting", 1.0) < test.rule.least_defined] = np.nan
+        if rule.is_sink or not test.is_active:
+            is_missing |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.least_defined
         if test.is_active:
-            limit[~(self._share_of(test.column, test.whole, 0.0) >= LEAST_ACTIVE)] = np.nan
-        if test.rule.needs_preference and "relative_entropy" in self.columns:
-            limit[self.values[..., self.columns["relative_entropy"]] > self._even_enough()] = np.nan
-        return limit
+            is_missing |= self._share_of(test.column, test.whole, 0.0) < LEAST_ACTIVE
+        if rule.needs_preference and "relative_entropy" in self.columns:
+            is_missing |= self.values[:, self.columns["relative_entropy"]] > self._even_enough()
+        return np.where(is_missing, np.nan, limit)
 
     def _even_enough(self) -> Floats:
-        """Return the relative entropy above which a head is diffuse.
+        """Return the relative entropy above which a head is diffuse, (head,).
 
         Relative entropy is 1 - d / ln n for a head d nats from uniform attention over n keys. At the same d it is 0.78
         in a sentence of 25 tokens and 0.89 in a text of 500. So the threshold t stands for a distance, that of a text
@@ -291,73 +292,70 @@ class _Judged:
         of its keys. The mean of ln n is the entropy of uniform attention.
         """
         column = self.columns.get("entropy_nats")
-        log_keys = np.full(self.values.shape[:2], np.nan) if column is None else self.uniform[..., column]
+        log_keys = np.full(len(self.values), np.nan) if column is None else self.uniform[:, column]
         far = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, math.log(FULL_KEYS))
         return 1 - (1 - self.thresholds["diffuse"]) * math.log(FULL_KEYS) / far
 
     def _share_of(self, column: int, other: str, missing: float) -> Floats:
-        """Return a count as a share, 0 to 1, of that of another measure, (layer, head).
+        """Return a count as a share, 0 to 1, of that of another measure, (head,).
 
         Of an `_active` measure and the whole one it is how much attention of the measure's own queries is off the
         resting keys. It is not 1 - resting, because a learned sink takes attention that is neither.
         """
         if other not in self.columns:
-            return np.full(self.values.shape[:2], missing)
-        return divide(self.counts[..., column], self.counts[..., self.columns[other]], 0.0)
-
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """Return the layer (a row of `tally.layers`) and number of each head that has any measure, (row, 2)."""
-        return np.argwhere(~np.isnan(self.values).all(-1))
+            return np.full(len(self.values), missing)
+        return divide(self.counts[:, column], self.counts[:, self.columns[other]], 0.0)
 
     def table(self, roles: Sequence[str]) -> Table:
-        """Return all heads with their measures; `roles` are those of each row."""
-        # From (layer, head, measure) to a row per head.
-        layers, heads = self.places.T
-        resting = np.full(len(heads), np.nan)
+        """Return all heads with their measures; `roles` are those of each head."""
+        resting = np.full(len(self.values), np.nan)
         if "resting" in self.columns:
-            resting = self.values[layers, heads, self.columns["resting"]]
-        queries = self.counts * self.tally.queries_per_count
-        measured = (self.values, self.low, self.high, self.uniform, queries)
-        estimates = {part: array[layers, heads] for part, array in zip(("value", *PARTS), measured, strict=True)}
+            resting = self.values[:, self.columns["resting"]]
         return heads_table(
-            ([self.tally.kind] * len(heads), np.array(self.tally.layers, np.int64)[layers], heads),
+            ([self.tally.kind] * len(self.heads), np.array(self.tally.layers, np.int64)[self.layers], self.heads),
             [measure_column(name) for name in self.tally.names],
             roles=roles,
             resting=resting,
-            **estimates,
+            value=self.values,
+            low=self.low,
+            high=self.high,
+            baseline=self.uniform,
+            count=self.counts * self.tally.queries_per_count,
         )
 
-    def roles_of(self, head: tuple[int, ...], q: Floats, accepted: float) -> list[dict[str, Any]]:
+    def roles_of(self, head: int, q: Floats, accepted: float) -> list[dict[str, Any]]:
         """Return the roles of a head as rows, each by the best of the tests that pass alone.
 
         The strongest comes first, but sinks come last.
 
         Args:
-            head: Row in `tally.layers` and number of the head.
-            q: `role_p` after Benjamini-Hochberg.
+            head: The number of the head here.
+            q: (role,): its `role_p` after Benjamini-Hochberg.
             accepted: The p-value up to which roles are given, that of all tallies.
         """
         roles = []
-        for number in np.flatnonzero(q[head] <= LEVEL):
+        values = self.values[head]
+        for number, (name, rule) in enumerate(RULES.items()):
+            if not q[number] <= LEVEL:
+                continue
             # Tests of the role that pass alone, by the p-value up to which any role is given.
-            name = self.roles[number]
-            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[head][i] <= accepted]
+            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[head, i] <= accepted]
             # The whole measure says more than its active part; of two alike, the larger one.
-            best = max(passed, key=lambda i: (not self.tests[i].is_active, self.values[head][self.tests[i].column]))
+            best = max(passed, key=lambda i: (not self.tests[i].is_active, values[self.tests[i].column]))
             test = self.tests[best]
-            value, low, high = (part[head][test.column] for part in (self.values, self.low, self.high))
-            effective = self.effective[head][best]
+            column = test.column
+            interval = self.low[head, column], self.high[head, column]
+            effective = self.effective[head, best]
             roles.append(
                 {
                     "role": name,
                     "measure": test.measure,
-                    "value": Estimate(value, low, high, self.baselines[head][best]),
-                    "threshold": self.limits[head][best] if test.rule.any_length else self.thresholds[name],
-                    "p": self.role_p[head][number],
-                    "q": q[head][number],
+                    "value": Estimate(values[column], *interval, self.baselines[head, best]),
+                    "threshold": self.limits[head, best] if rule.any_length else self.thresholds[name],
+                    "p": self.role_p[head, number],
+                    "q": q[number],
                     "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
-                    "active_share": self._share_of(test.column, test.whole, 0.0)[head] if test.is_active else None,
+                    "active_share": self._share_of(column, test.whole, 0.0)[head] if test.is_active else None,
                     "effective_texts": effective,
                 }
             )
