@@ -20,13 +20,25 @@ from attnscope.corpus import Chunk, CorpusText, chunks, essence
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.describe.features import RESTING, Feature, TextFacts, blocks_of, catalogue
+from attnscope.studies.describe.features import (
+    RESTING,
+    Feature,
+    Flags,
+    Levels,
+    Numbers,
+    TextFacts,
+    blocks_of,
+    catalogue,
+)
 from attnscope.studies.heads.measuring import decoder_start, log_frequency, target_of, unit_embeddings
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import special_ids
 
 if TYPE_CHECKING:
     from attnscope.core.attention.row_samples import SampledRows
+
+Arrays = dict[str, NDArray[Any]]
+"""Arrays of the rows or entries of a text, by name."""
 
 QUERIES_A_TEXT = 8
 """How many queries of a text are sampled at least, while that leaves texts out."""
@@ -56,7 +68,6 @@ class Unit:
 
     Attributes:
         lot: The hash by which it was drawn.
-        text_lot: The same of its text; chunks of one text share it.
         queries: (row,): places of its sampled queries, ascending.
         fits: Whether descriptions are fitted on it; else they are scored on it.
         target: In an encoder-decoder, the tokens that the decoder reads as it writes the text again.
@@ -64,10 +75,9 @@ class Unit:
     """
 
     lot: bytes
-    text_lot: bytes
     text: CorpusText
     chunk: Chunk
-    queries: NDArray[np.int64]
+    queries: Numbers
     fits: bool = False
     target: Tokens | None = None
     rows: dict[str, SampledRows] = field(default_factory=dict)
@@ -120,7 +130,7 @@ class Drawing:
                 if len(chunk) > 1 and len(queries):
                     lot = lot_of(text, self._seed, chunk.number)
                     target = None if start is None else target_of(start, chunk.tokens)
-                    units.append(Unit(lot, lot_of(text, self._seed), text, chunk, queries, target=target))
+                    units.append(Unit(lot, text, chunk, queries, target=target))
         units.sort(key=lambda unit: (unit.lot, unit.text.index))
         # Keep as many texts and queries as time and memory allow.
         n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
@@ -131,11 +141,12 @@ class Drawing:
             rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
             unit.queries = np.sort(rng.permutation(unit.queries)[:n_queries]).astype(np.int64)
         # Every second text by another order fits; if there are few, every second chunk.
-        are_apart = len({unit.text_lot for unit in units}) >= APART
-        lots = [unit.text_lot if are_apart else unit.lot for unit in units]
-        order = {lot: number for number, lot in enumerate(sorted(set(lots), key=lambda lot: lot[::-1]))}
+        lots = [lot_of(unit.text, self._seed) for unit in units]
+        if len(set(lots)) < APART:
+            lots = [unit.lot for unit in units]
+        order = sorted(set(lots), key=lambda lot: lot[::-1])
         for unit, lot in zip(units, lots, strict=True):
-            unit.fits = order[lot] % 2 == 0
+            unit.fits = order.index(lot) % 2 == 0
         return sorted(units, key=lambda unit: not unit.fits)
 
 
@@ -175,7 +186,7 @@ class Types:
         embeddings: (type, d): their static embeddings; zeros if they are not known.
     """
 
-    ids: NDArray[np.int64]
+    ids: Numbers
     labels: tuple[str, ...]
     embeddings: NDArray[np.float32]
 
@@ -189,7 +200,7 @@ class Types:
         embeddings = np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
         return cls(ids, tuple(labels[int(number)] for number in ids), embeddings)
 
-    def places(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    def places(self, ids: Numbers) -> NDArray[np.int32]:
         """Return the type of each token; all must be known."""
         return np.searchsorted(self.ids, ids).astype(np.int32)
 
@@ -217,10 +228,10 @@ class Group:
     active: Rows
     sinks: Rows
     sink_features: Sequence[int]
-    sink_rows: NDArray[np.int64]
-    ordinary: NDArray[np.bool_]
+    sink_rows: Numbers
+    ordinary: Flags
     offsets: NDArray[np.int32]
-    queries: NDArray[np.int64]
+    queries: Numbers
 
     def part(self, texts: Sequence[int]) -> Rows:
         """Copy the active rows of some texts whose queries are ordinary."""
@@ -230,7 +241,7 @@ class Group:
 def join_rows(
     model: Model,
     units: Sequence[Unit],
-    counts: NDArray[np.int64],
+    counts: Numbers,
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
@@ -264,7 +275,7 @@ def join_rows(
     return groups
 
 
-def text_facts(model: Model, tokens: Tokens, counts: NDArray[np.int64], frequent: NDArray[np.int64]) -> TextFacts:
+def text_facts(model: Model, tokens: Tokens, counts: Numbers, frequent: Numbers) -> TextFacts:
     """Return the facts of a text that features need; `frequent` is the result of `frequent_words`."""
     import torch
 
@@ -277,7 +288,7 @@ def text_facts(model: Model, tokens: Tokens, counts: NDArray[np.int64], frequent
     )
 
 
-def frequent_words(units: Sequence[Unit], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def frequent_words(units: Sequence[Unit], counts: Numbers) -> Numbers:
     """Return the most frequent words by number, which together are half of all words."""
     # Words that the sample holds.
     words: set[int] = set()
@@ -290,7 +301,7 @@ def frequent_words(units: Sequence[Unit], counts: NDArray[np.int64]) -> NDArray[
     share = np.exp(log_frequency(counts, ids))
     order = np.argsort(-share, kind="stable")
     before = np.cumsum(share[order]) - share[order]
-    is_frequent: NDArray[np.bool_] = before < share.sum() / 2
+    is_frequent: Flags = before < share.sum() / 2
     return ids[order[is_frequent]]
 
 
@@ -298,15 +309,15 @@ def _group(
     kind: str,
     layers: Mapping[int, list[int]],
     units: Sequence[Unit],
-    blocks: Sequence[NDArray[np.uint8]],
+    blocks: Sequence[Levels],
     features: Sequence[Feature],
     types: Types,
 ) -> Group:
     sink_features = [number for number, feature in enumerate(features) if feature.about == "sink"]
     resting = [feature.name for feature in features].index(RESTING)
-    active: list[dict[str, NDArray[Any]]] = []
-    sinks: list[dict[str, NDArray[Any]]] = []
-    more: list[dict[str, NDArray[Any]]] = []
+    active: list[Arrays] = []
+    sinks: list[Arrays] = []
+    more: list[Arrays] = []
     n_sink_rows = 0
     for number, (unit, levels) in enumerate(zip(units, blocks, strict=True)):
         # Keys that queries may attend to, (row, key), and the weights of the group's heads, (head, row, key).
@@ -360,9 +371,7 @@ def _group(
     )
 
 
-def _cut_out(
-    number: int, is_entry: NDArray[np.bool_], levels: NDArray[np.uint8], weights: NDArray[np.floating]
-) -> dict[str, NDArray[Any]]:
+def _cut_out(number: int, is_entry: Flags, levels: Levels, weights: NDArray[np.floating]) -> Arrays:
     """Cut the entries of a text out, row by row: (…, row, key) to (…, entry); rows without any are left out."""
     lengths = is_entry.sum(1)
     lengths = lengths[lengths > 0]
@@ -374,11 +383,11 @@ def _cut_out(
     }
 
 
-def _join(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+def _join(parts: Sequence[Arrays]) -> Arrays:
     """Join arrays of several texts along their last axis, by name."""
     return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 
-def _join_rows(parts: Sequence[Mapping[str, NDArray[Any]]], levels: NDArray[np.int64]) -> Rows:
+def _join_rows(parts: Sequence[Arrays], levels: Numbers) -> Rows:
     joined: Any = _join(parts)
     return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
-from attnscope.core.sampled_rows import Rows
+from attnscope.core.sampled_rows import Floats, Rows
 from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN
@@ -24,7 +24,7 @@ from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.report.numbers import percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
-from attnscope.studies.describe.features import RESTING, Feature
+from attnscope.studies.describe.features import RESTING, Feature, Flags, Numbers
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
 from attnscope.studies.describe.words import HeadWords, Kinds, least_named
 from attnscope.studies.heads.options import DescribeOptions
@@ -59,7 +59,7 @@ Line = dict[str, Any]
 
 
 def add_descriptions(
-    result: Heads, model: Model, sample: Sequence[Unit], counts: NDArray[np.int64], options: DescribeOptions
+    result: Heads, model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions
 ) -> Heads:
     """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures.
 
@@ -107,9 +107,7 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     return replace(result, tables={**result.tables, "heads": described, **tables})
 
 
-def fit_sample(
-    model: Model, sample: Sequence[Unit], counts: NDArray[np.int64], options: DescribeOptions
-) -> list[Fitted]:
+def fit_sample(model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions) -> list[Fitted]:
     """Fit descriptions to some texts; none where there are too few."""
     if len(sample) < FEWEST_TEXTS:
         return []
@@ -154,7 +152,7 @@ class Fitted:
     active: list[Description]
     other_half: list[Description]
     sinks: list[Description]
-    is_fitted: NDArray[np.bool_]
+    is_fitted: Flags
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
@@ -207,7 +205,7 @@ def _distinct(group: Group) -> list[int]:
     return list(simplest.values())
 
 
-def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def whole_losses(fit: Fitted, head: int) -> tuple[Floats, Floats]:
     """Return the loss of a head's whole description, and that of uniform attention, for each scored row.
 
     Returns:
@@ -225,7 +223,7 @@ def whole_losses(fit: Fitted, head: int) -> tuple[NDArray[np.float64], NDArray[n
     return left + row_losses(sinks, head, fit.sinks[head]), nats + sinks.uniform_nats[:, head]
 
 
-def active_left(fit: Fitted, head: int) -> tuple[NDArray[np.float64], bool]:
+def active_left(fit: Fitted, head: int) -> tuple[Floats, bool]:
     """Return the loss of a head's description off the sinks, and whether special queries follow the description.
 
     They do unless uniform attention is nearer to theirs on the fitted texts: then it is expected of them.
@@ -365,32 +363,33 @@ def _terms(
     return terms
 
 
-def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: NDArray[np.float64]) -> list[Line]:
+def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: Floats) -> list[Line]:
     """Return the worst row of each of the texts that have the worst, with the keys that the description expects."""
     rows = fit.scored
     description = fit.active[head]
     scores = rows.scores(description.terms, description.weights, head)
-    failures: dict[int, Line] = {}
     # The worst rows first, and one of each text.
-    for row in np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]:
-        text = int(rows.texts[row])
-        if text in failures or len(failures) == FAILURES:
-            continue
-        unit = sample[text]
+    worst = np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]
+    _, first = np.unique(rows.texts[worst], return_index=True)
+    failures = []
+    for row in worst[np.sort(first)[:FAILURES]]:
+        unit = sample[rows.texts[row]]
         place = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels
         # The keys that it may attend to, and p; the largest first, of equal ones the nearest.
         entries = slice(rows.starts[row], rows.starts[row + 1])
         keys = place + fit.group.offsets[rows.entries[entries]]
         p = np.exp(scores[entries] - scores[entries].max())
+        p /= p.sum()
         best = np.lexsort((np.abs(keys - place), -p))[:EXPECTED]
-        weights = p / p.sum()
-        failures[text] = {
-            "text": unit.text.index,
-            "before": " ".join(labels[max(0, place - BEFORE) : place]),
-            "token": labels[place],
-            "place": place,
-            "nats": float(left[row]),
-            "expected": [{"place": keys[key], "token": labels[keys[key]], "weight": weights[key]} for key in best],
-        }
-    return list(failures.values())
+        failures.append(
+            {
+                "text": unit.text.index,
+                "before": " ".join(labels[max(0, place - BEFORE) : place]),
+                "token": labels[place],
+                "place": place,
+                "nats": float(left[row]),
+                "expected": [{"place": keys[key], "token": labels[keys[key]], "weight": p[key]} for key in best],
+            }
+        )
+    return failures

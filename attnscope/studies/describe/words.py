@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.descriptions import Description
-from attnscope.core.sampled_rows import Column, Rows
+from attnscope.core.sampled_rows import Column, Floats, Rows
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
+from attnscope.studies.describe.features import Flags
 from attnscope.studies.describe.rows import Group
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 # Names of terms
 
