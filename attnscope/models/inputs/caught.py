@@ -10,6 +10,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend_with_weights, attention_weights
+from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights, attention_weights
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory, require_rounding
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.seam import mask_and_bias, use_attention
@@ -65,20 +66,17 @@ class _Catch(TorchFunctionMode):
 
     def __init__(self, do: Do) -> None:
         super().__init__()
-        self.running: list[str] = []
+        self.running = [""]
         self._do = do
+        self._latest: AttentionCall | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
-        if function is F.multi_head_attention_forward:
+        if function is _MULTI_HEAD:
             return self._multi_head(*args, **kwargs)
         return function(*args, **kwargs)
-
-    @property
-    def _path(self) -> str:
-        return self.running[-1] if self.running else ""
 
     def _attend(
         self,
@@ -92,12 +90,8 @@ class _Catch(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Compute torch's scaled_dot_product_attention through the seam: query, key, value (…, token, d)."""
-
-        def own() -> Tensor:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )
-
+        options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        own = partial(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
         # All dimensions before (head, token, d) are the batch. Without a head there is one, which a module may have
         # folded into the batch.
         lead: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
@@ -107,12 +101,13 @@ class _Catch(TorchFunctionMode):
             return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4) if has_heads else tensor[:, None]
 
         def as_mask(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or tensor.ndim < 3:
+            if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
                 return tensor
-            return as_heads(tensor) if tensor.ndim > 4 or not has_heads else tensor
+            return as_heads(tensor)
 
         # The seam takes four dimensions: (batch, head, token, d).
         mask, bias = mask_and_bias(attn_mask, query.dtype)
+        path = self.running[-1]
         try:
             call = AttentionCall(
                 layer=0,
@@ -126,10 +121,9 @@ class _Catch(TorchFunctionMode):
                 bias=as_mask(bias),
             )
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            raise AttnscopeError(
-                f"{self._path or 'the module'} attends in a form that is not known: {error}"
-            ) from error
-        output = self._do(self._path, call, own)
+            raise AttnscopeError(f"{path or 'the module'} attends in a form that is not known: {error}") from error
+        self._latest = call
+        output = self._do(path, call, own)
         return output.reshape(*lead, *output.shape[1:]) if has_heads else output[:, 0]
 
     def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
@@ -140,26 +134,16 @@ class _Catch(TorchFunctionMode):
         wanted = dict(bound.arguments)
         if wanted["need_weights"]:  # with weights torch reads the mask alone, without them the flag alone
             bound.arguments.update(need_weights=False, is_causal=False)
-        calls: list[AttentionCall] = []
-
-        def keep(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
-            calls.append(call)
-            return do(path, call, own)
-
         # The same code runs with our attention in the place of torch's, and is not caught again.
         inner = {**vars(F), "has_torch_function": lambda _: False, "scaled_dot_product_attention": self._attend}
         forward = types.FunctionType(_MULTI_HEAD.__code__, inner, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
-        do = self._do
-        self._do = keep
-        try:
-            output, _ = forward(*bound.args, **bound.kwargs)
-        finally:
-            self._do = do
-        if not wanted["need_weights"]:
+        output, _ = forward(*bound.args, **bound.kwargs)
+        if not wanted["need_weights"] or self._latest is None:
             return output, None
         # (batch, head, query, key) -> (batch, query, key), as torch averages by default.
-        weights = attention_weights(calls[0])
-        weights = weights.mean(1) if wanted["average_attn_weights"] else weights
+        weights = attention_weights(self._latest)
+        if wanted["average_attn_weights"]:
+            weights = weights.mean(1)
         return output, weights if wanted["query"].ndim == 3 else weights[0]
 
 
@@ -171,34 +155,35 @@ class CaughtModule:
     """A torch module whose attention passes the seam. It is run in eval mode, and left as it is.
 
     Attributes:
-        plan: What its attentions are, in the order of computation: the module that computes it, kind and layer.
+        plan: Its attentions, in the order of computation: the module that computes it, kind and layer; None for one
+            that is not shown.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
-        self.plan: list[tuple[str, Place]] = []
+        self.plan: list[tuple[str, Place | None]] = []
         self._name = name
         parts = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
         self._implementation = "sdpa" if all(part._supports_sdpa for part in parts) else _EXPLICIT
 
     def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
-        """Run the module with the probe at each of its attentions; return the first tensor of numbers that it gives.
+        """Run the module with the probe at what is shown of it; return the first tensor of numbers that it gives.
 
         The attentions must be those of the plan.
         """
-        waiting = iter([*self.plan, None])
+        waiting = [*self.plan]
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
-            planned = next(waiting, None)
-            if planned is None or planned[0] != path:
+            if not waiting or waiting[0][0] != path:
                 raise self._other_way(path)
-            kind, layer = planned[1]
-            return probe(replace(call, kind=kind, layer=layer))
+            _, place = waiting.pop(0)
+            if place is None:
+                return attend(call)
+            return probe(replace(call, kind=place[0], layer=place[1]))
 
         output = self._forward(sample, do)
-        left = next(waiting, None)
-        if left is not None:
-            raise self._other_way(left[0])
+        if waiting:
+            raise self._other_way(waiting[0][0])
         tensors = _floats(output)
         if not tensors or not tensors[0].ndim or not tensors[0].numel():
             raise AttnscopeError(f"{self._name} returns no tensor of numbers", "return its output from forward")
@@ -219,10 +204,8 @@ class CaughtModule:
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
             output, weights = attend_with_weights(call)
             if check:
-                with torch.no_grad():
-                    theirs = own().reshape(output.shape)
                 what = f"attention {len(calls)}, of {path or 'the module'}, gives another output than softmax weights"
-                _require_equal(f"self-check: {what} times values", output, theirs, 1)
+                _require_equal(f"self-check: {what} times values", output, own().reshape(output.shape), 1)
             n_queries, n_keys = weights.shape[2:]
             hides_later = n_queries == n_keys > 1 and not bool(weights.triu(1).any())
             shape = (len(weights), n_queries, n_keys)

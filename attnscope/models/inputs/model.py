@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import BoundArguments
-from itertools import accumulate, product
+from itertools import accumulate, chain, count, product
 from math import prod
 from typing import Any
 
@@ -24,10 +24,6 @@ from attnscope.models.turns import share_lock
 from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 
-Shape = tuple[int, int, int]
-"""Sequences, queries and keys of an attention."""
-
-
 MOST_NAMES = 2**20
 """More names than any attention has positions."""
 
@@ -35,6 +31,9 @@ Labels = Sequence[Any]
 """Names of positions, such as ["a", "b"], or range(0, 96, 8) for times. A name in brackets, "[CLS]", is special. (4, 6)
 stands for the places of a grid of 4 rows and 6 columns, alone or among names. A list of lists names them by sequence.
 """
+
+Names = tuple[str, ...]
+"""The names of a sequence's positions."""
 
 
 class LabelTokenizer(BareTokenizer):
@@ -46,20 +45,18 @@ class LabelTokenizer(BareTokenizer):
 
     name = "none: labels name the positions"
 
-    def __init__(self, names_of_sequences: Sequence[tuple[str, ...]]) -> None:
+    def __init__(self, names_of_sequences: Sequence[Names]) -> None:
         self.sequences: dict[tuple[int, ...], int] = {}
         self.texts = tuple(map(str, range(len(names_of_sequences))))
         self._tokens: list[Tokens] = []
-        self._spelled: list[str] = []
-        ids_by_name: dict[str, int] = {}
+        self._spelled = list(dict.fromkeys(chain.from_iterable(names_of_sequences)))
+        ids_by_name = {name: number for number, name in enumerate(self._spelled)}
         for sequence, names in enumerate(names_of_sequences):
-            for name in names:
-                if name not in ids_by_name:
-                    ids_by_name[name] = self._new_id(name)
             ids = [ids_by_name[name] for name in names]
             # Sequences are told apart by their ids: one with the same names as another gets a new id for its first.
             if tuple(ids) in self.sequences:
-                ids[0] = self._new_id(names[0])
+                ids[0] = len(self._spelled)
+                self._spelled.append(names[0])
             self.sequences[tuple(ids)] = sequence
             # Where each name stands in the text of all names, joined by blanks.
             ends = accumulate(len(name) + 1 for name in names)
@@ -67,11 +64,6 @@ class LabelTokenizer(BareTokenizer):
             special = [name.startswith("[") and name.endswith("]") for name in names]
             tokens = build_tokens(" ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain")
             self._tokens.append(tokens)
-
-    def _new_id(self, name: str) -> int:
-        """Return a new token id for a name."""
-        self._spelled.append(name)
-        return len(self._spelled) - 1
 
     def spell(self, number: int) -> str:
         """Return the label of a number."""
@@ -99,13 +91,12 @@ class InputsModel(Model):
     outputs = rerun = untrained = unembedding = Model._refuse
 
     def __init__(
-        self, caught: CaughtModule, info: ModelInfo, sample: BoundArguments, names: list[tuple[str, ...]]
+        self, caught: CaughtModule, info: ModelInfo, sample: BoundArguments, names_of_sequences: Sequence[Names]
     ) -> None:
-        self.network = caught.module
         self.info = info
-        self.tokenizer = LabelTokenizer(names)
+        self.tokenizer = LabelTokenizer(names_of_sequences)
         self.texts = self.tokenizer.texts
-        self.paths = {layer: path for path, (kind, layer) in caught.plan if kind == info.kinds[0]}
+        self.paths = {place[1]: path for path, place in caught.plan if place is not None}
         self._refusal = (
             f"{info.name} came with its inputs, and no more is known of it than its attention",
             "ask what attention answers: heatmap, heads, compare, page",
@@ -122,35 +113,29 @@ class InputsModel(Model):
                 "a text is no sequence of the inputs, or comes twice at once",
                 "sequences cannot be cut, changed or repeated: no --chunk",
             )
-        is_whole = sequences == list(range(len(known)))
         rows = torch.tensor(sequences, device=self.info.device)
 
         def at_seam(call: AttentionCall) -> Tensor:
-            if call.kind != self.info.kinds[0]:
-                return attend(call)
-            if is_whole:
-                return probe(call)
             # The other sequences attend as without a probe.
             return attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
-        return self._caught.run(self._sample, at_seam)
+        is_whole = sequences == list(range(len(known)))
+        return self._caught.run(self._sample, probe if is_whole else at_seam)
 
     def modules(self) -> list[nn.Module]:
         """Return the module, in a list."""
-        return [self.network]
+        return [self._caught.module]
 
 
 def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
     """Return an attention of some sequences alone."""
-
-    def cut(tensor: Tensor | None) -> Tensor | None:
+    parts = {}
+    for name in ("query", "key", "value", "mask", "bias"):
+        tensor = getattr(call, name)
         # Without a batch dimension, or with one of size 1, all sequences share it.
-        if tensor is None or tensor.ndim < 4 or len(tensor) == 1:
-            return tensor
-        return tensor[rows]
-
-    parts = {name: getattr(call, name)[rows] for name in ("query", "key", "value")}
-    return replace(call, **parts, mask=cut(call.mask), bias=cut(call.bias))
+        if tensor is not None and tensor.ndim == 4 and len(tensor) > 1:
+            parts[name] = tensor[rows]
+    return replace(call, **parts)
 
 
 def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True) -> InputsModel:
@@ -164,8 +149,8 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
     name = type(model).__name__
     # Read inputs and labels, and move the inputs to the model's device.
-    sample = bind_inputs(model, inputs)
-    n_labels = n_named(labels)
+    sample = _bind(model, inputs)
+    names_of_sequences = None if labels is None else _read_labels(labels)
     if any(_is_compiled(part) for part in model.modules()):
         raise AttnscopeError(f"torch.compile hides attention of {name}", "load it before torch.compile")
     share_lock([model])  # models that have modules in common run one at a time
@@ -182,15 +167,10 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
             "a softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
         )
-    shape = _choose([call.shape for call in calls], n_labels, name)
-    chosen = [call for call in calls if call.shape == shape]
-    others = [call for call in calls if call.shape != shape]
+    chosen = _choose(calls, names_of_sequences and len(names_of_sequences[0]), name)
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
-    # Attentions that are not shown are planned as "cross", so that their calls can be told apart.
-    for call in calls:
-        is_shown = call.shape == shape
-        number = (chosen if is_shown else others).index(call)
-        caught.plan.append((call.path, (kind if is_shown else "cross", number)))
+    numbers = count()
+    caught.plan = [(call.path, (kind, next(numbers)) if call in chosen else None) for call in calls]
 
     # What is known of it.
     with torch.no_grad():
@@ -210,9 +190,10 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         dtype=name_dtype(first_parameter.dtype),
         device=str(device),
         checked=check,
-        notes=tuple(_notes(chosen, others)),
+        notes=tuple(_notes(chosen, [call for call in calls if call not in chosen])),
     )
-    return InputsModel(caught, info, sample, name_positions(labels, shape[0], shape[1]))
+    n_sequences, n_positions, _ = chosen[0].shape
+    return InputsModel(caught, info, sample, _name_positions(names_of_sequences, n_sequences, n_positions))
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -221,12 +202,14 @@ def _is_compiled(module: nn.Module) -> bool:
     return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
 
 
-def _choose(shapes: Sequence[Shape], n_labels: int | None, name: str) -> Shape:
-    """Return which attention is shown: self-attention over the named positions, else the one that most layers have."""
+def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
+    """Return the attentions that are shown: to themselves over the named positions, else those of the usual shape."""
+    shapes = [call.shape for call in calls]
     square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0]
     if square:
-        return max(dict.fromkeys(square), key=square.count)
-    message = f"{name} has attention of {_list_sizes(sorted(set(shapes)))}"
+        usual = max(dict.fromkeys(square), key=square.count)
+        return [call for call in calls if call.shape == usual]
+    message = f"{name} has attention of {_list_sizes(calls)}"
     if n_labels is None:
         raise AttnscopeError(f"{message}, and none of a sequence to itself", "only self-attention can be shown")
     raise AttnscopeError(f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position")
@@ -234,25 +217,25 @@ def _choose(shapes: Sequence[Shape], n_labels: int | None, name: str) -> Shape:
 
 def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
     paths = [call.path or "the module itself" for call in chosen]
-    paths = paths if len(paths) < 4 else [*paths[:2], "…", paths[-1]]
+    if len(paths) > 3:
+        paths[2:-1] = "…"
     notes = [f"Layers are {', '.join(paths)}, in the order of computation."]
     if all(call.n_heads[0] == 1 for call in chosen):
         notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
     if others:
-        shapes = sorted({call.shape for call in others})
-        notes.append(f"{amount(len(others), 'attention')} beside these, of {_list_sizes(shapes)}, not shown.")
+        notes.append(f"{amount(len(others), 'attention')} beside these, of {_list_sizes(others)}, not shown.")
     return notes
 
 
-def _list_sizes(shapes: Sequence[Shape]) -> str:
-    sizes = dict.fromkeys((queries, keys) for _, queries, keys in shapes)  # each once, in order
+def _list_sizes(calls: Sequence[SeenCall]) -> str:
+    sizes = sorted({call.shape[1:] for call in calls})
     return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in sizes)
 
 
 # Inputs and labels ------------------------------------------------------------------------------------------------
 
 
-def bind_inputs(module: nn.Module, inputs: Any) -> BoundArguments:
+def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
     """Bind inputs to the arguments of a forward: a tensor, a tuple, or a mapping by name.
 
     Raises:
@@ -267,10 +250,8 @@ def bind_inputs(module: nn.Module, inputs: Any) -> BoundArguments:
     try:
         if isinstance(inputs, Mapping):
             sample = signature.bind(**inputs)
-        elif isinstance(inputs, Tensor):
-            sample = signature.bind(inputs)
         else:
-            sample = signature.bind(*inputs)
+            sample = signature.bind(*(inputs if isinstance(inputs, tuple) else [inputs]))
     except TypeError as error:
         raise AttnscopeError(
             f"{type(module).__name__}.forward does not take inputs: {error}",
@@ -287,23 +268,22 @@ def bind_inputs(module: nn.Module, inputs: Any) -> BoundArguments:
     return sample
 
 
-def n_named(labels: Labels | None) -> int | None:
-    """Return how many positions the first sequence's labels name; None where there are none."""
-    return None if labels is None else len(_names(labels[0] if _is_nested(labels) else labels))
+def _read_labels(labels: Labels) -> list[Names]:
+    """Return the names that labels stand for: one list for all sequences, or one per sequence."""
+    is_nested = isinstance(labels, list) and bool(labels) and isinstance(labels[0], list)
+    return [_names(row) for row in (labels if is_nested else [labels])]
 
 
-def name_positions(labels: Labels | None, n_sequences: int, n_positions: int) -> list[tuple[str, ...]]:
-    """Return the names of each sequence's positions."""
-    # One list for all sequences, or one per sequence.
-    if labels is None:
-        labels = range(n_positions)
-    lists = list(labels) if _is_nested(labels) else [labels] * n_sequences
-    if len(lists) != n_sequences:
+def _name_positions(names_of_sequences: list[Names] | None, n_sequences: int, n_positions: int) -> list[Names]:
+    """Return the names of each sequence's positions, numbers by default."""
+    rows = names_of_sequences or [tuple(map(str, range(n_positions)))]
+    if len(rows) == 1:
+        rows = rows * n_sequences
+    if len(rows) != n_sequences:
         raise AttnscopeError(
-            f"labels holds {amount(len(lists), 'list')}, and the inputs are {amount(n_sequences, 'sequence')}",
+            f"labels holds {amount(len(rows), 'list')}, and the inputs are {amount(n_sequences, 'sequence')}",
             "give one list of names for all, or one per sequence",
         )
-    rows = [_names(names) for names in lists]
     for names in rows:
         if len(names) != n_positions:
             raise AttnscopeError(
@@ -313,24 +293,20 @@ def name_positions(labels: Labels | None, n_sequences: int, n_positions: int) ->
     return rows
 
 
-def _is_nested(labels: Labels) -> bool:
-    return isinstance(labels, list) and bool(labels) and isinstance(labels[0], list)
-
-
-def _names(labels: Labels) -> tuple[str, ...]:
+def _names(labels: Labels) -> Names:
     """Return the names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
         )
     names: list[str] = []
-    # A grid stands for all its places, row by row; the count is checked before names are made.
     for label in [labels] if _is_grid(labels) else labels:
-        n_new = prod(label) if _is_grid(label) else 1
-        if len(names) + n_new > MOST_NAMES:
+        # A grid stands for all its places, row by row; the count is checked before names are made.
+        sizes = label if _is_grid(label) else ()
+        if len(names) + prod(sizes) > MOST_NAMES:
             raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")
-        if _is_grid(label):
-            names += [",".join(map(str, place)) for place in product(*map(range, label))]
+        if sizes:
+            names += [",".join(map(str, place)) for place in product(*map(range, sizes))]
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))
         else:
