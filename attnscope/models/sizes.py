@@ -85,10 +85,7 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Return sizes from options: by default a decoder without biases, with a feed-forward width of 4 · d_model."""
     name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
-    # Options win; what is missing follows from d_model and the number of heads.
     facts = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
-    if facts.get("d_head") is None:
-        facts["d_head"] = _divide(d_model, n_heads)
     if facts.get("vocab_size"):
         facts["unembedding"] = "tied"
     return _complete(name, "the options given", facts)
@@ -99,7 +96,9 @@ def _complete(name: str, source: str, facts: Config) -> Sizes:
     known = {field: value for field, value in facts.items() if value is not None}
     width = known["d_model"]
     heads = known["n_heads"]
-    usual = {"n_kv_heads": heads, "d_head": width // heads, "d_embedding": width, "d_ff": 4 * width}
+    usual = {"n_kv_heads": heads, "d_embedding": width, "d_ff": 4 * width}
+    if "d_head" not in known:
+        usual["d_head"] = _divide(width, heads)
     return Sizes(name=name, source=source, **{**usual, **known})
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
 from attnscope.models import configuration
-from attnscope.models.catalog import find_config
+from attnscope.models.catalog import resolve
 from attnscope.models.sizes import PRESETS, Sizes, change_sizes, sizes_by_hand, sizes_of
 from attnscope.questions.cost import Cost
 from attnscope.results.storage import plain
@@ -112,7 +112,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
     if spec in PRESETS:
         return change_sizes(PRESETS[spec], **changes)
     try:
-        source = find_config(spec)
+        source = resolve(spec, config_only=True)
     except AttnscopeError as error:
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
         hint = f"did you mean the preset {close[0]}?" if close else f"{error.hint}; presets: {', '.join(PRESETS)}"

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 from attnscope.errors import AttnscopeError, UsageError, amount, first_line, require_choice
 from attnscope.host import block_interrupts, safe_path, tame_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
-from attnscope.models.files import hashes, remember_hashes
+from attnscope.models.files import HASHES
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.provenance import versions
 
@@ -96,7 +96,7 @@ class Workers:
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
-        known_hashes = hashes() if self.executor == "local" else {}
+        known_hashes = dict(HASHES) if self.executor == "local" else {}
         there = replace(self, spec=spec, loading=loading)
         return partial(_load_same, there, model.info.sha256, dict(versions()), known_hashes)
 
@@ -108,7 +108,7 @@ def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], k
         workers: How it is loaded; a folder is the same folder on every machine.
         sha256: What its weights must hash to.
         wanted_versions: The versions of all that numbers may depend on.
-        known_hashes: Those of its files; see `models.files.hashes`.
+        known_hashes: Those of its files; see `models.files.HASHES`.
 
     Raises:
         AttnscopeError: It is not there, or another one.
@@ -122,7 +122,7 @@ def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], k
                 f"a worker has {name} {number}, not {wanted_versions.get(name)}",
                 "install the same versions on all machines",
             )
-    remember_hashes(known_hashes)
+    HASHES.update(known_hashes)
     model = workers.loading.load(workers.spec)
     if model.info.sha256 != sha256:
         raise AttnscopeError(

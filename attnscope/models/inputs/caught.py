@@ -107,23 +107,19 @@ class _Catch(TorchFunctionMode):
 
         # The seam takes four dimensions: (batch, head, token, d).
         mask, bias = mask_and_bias(attn_mask, query.dtype)
-        path = self.running[-1]
-        try:
-            call = AttentionCall(
-                layer=0,
-                kind="encoder",
-                query=as_heads(query),
-                key=as_heads(key),
-                value=as_heads(value),
-                scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
-                mask=as_mask(mask),
-                is_causal=is_causal,
-                bias=as_mask(bias),
-            )
-        except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            raise AttnscopeError(f"{path or 'the module'} attends in a form that is not known: {error}") from error
+        call = AttentionCall(
+            layer=0,
+            kind="encoder",
+            query=as_heads(query),
+            key=as_heads(key),
+            value=as_heads(value),
+            scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+            mask=as_mask(mask),
+            is_causal=is_causal,
+            bias=as_mask(bias),
+        )
         self._latest = call
-        output = self._do(path, call, own)
+        output = self._do(self.running[-1], call, own)
         return output.reshape(*lead, *output.shape[1:]) if has_heads else output[:, 0]
 
     def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:

@@ -80,11 +80,7 @@ class LabelTokenizer(BareTokenizer):
 
 
 class InputsModel(Model):
-    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number.
-
-    Attributes:
-        paths: Layer -> the name of the module that computes its attention.
-    """
+    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number."""
 
     tokenizer: LabelTokenizer
     # Of these a module on made inputs has none; `_refusal` says so.
@@ -96,7 +92,6 @@ class InputsModel(Model):
         self.info = info
         self.tokenizer = LabelTokenizer(names_of_sequences)
         self.texts = self.tokenizer.texts
-        self.paths = {place[1]: path for path, place in caught.plan if place is not None}
         self._refusal = (
             f"{info.name} came with its inputs, and no more is known of it than its attention",
             "ask what attention answers: heatmap, heads, compare, page",
@@ -155,8 +150,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         raise AttnscopeError(f"torch.compile hides attention of {name}", "load it before torch.compile")
     share_lock([model])  # models that have modules in common run one at a time
     device = device_of(model)
-    moved = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, dict(sample.arguments))
-    sample = BoundArguments(sample.signature, moved)
+    sample.arguments = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, sample.arguments)
 
     # Which of its attentions are shown.
     caught = CaughtModule(model, name)
@@ -167,7 +161,7 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
             "a softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
         )
-    chosen = _choose(calls, names_of_sequences and len(names_of_sequences[0]), name)
+    chosen = _choose(calls, None if names_of_sequences is None else len(names_of_sequences[0]), name)
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
     numbers = count()
     caught.plan = [(call.path, (kind, next(numbers)) if call in chosen else None) for call in calls]

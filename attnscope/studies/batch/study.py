@@ -26,7 +26,7 @@ from attnscope.drawing.files import write_pages
 from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
-from attnscope.models.files import hashes, remember_hashes
+from attnscope.models.files import HASHES
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.pages.gallery import page
@@ -127,7 +127,7 @@ def batch(
     complete = True
     error: Exception | None = None
     try:
-        with contextlib.closing(executor.map_blocks(_Drawer(source, options, hashes()), todo())) as outcomes:
+        with contextlib.closing(executor.map_blocks(_Drawer(source, options, dict(HASHES)), todo())) as outcomes:
             for outcome in outcomes:
                 text = outcome.block.text
                 result = outcome.result or _fail(text, outcome.lost)
@@ -308,7 +308,7 @@ class _Drawer:
     Attributes:
         source: The model.
         options: How texts are drawn.
-        hashes: Of the model's files; see `models.files.hashes`.
+        hashes: Of the model's files; see `models.files.HASHES`.
     """
 
     source: models.Source
@@ -324,7 +324,7 @@ class _Drawer:
 
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
         torch.set_num_threads(self.options.running.threads or 1)
-        remember_hashes(self.hashes)
+        HASHES.update(self.hashes)
         model = self.options.loading.load(self.source)
         self.loaded = _Loaded(model, self.options.choice.within(model.info))
 

@@ -44,7 +44,7 @@ class Sense:
 
 
 class HuggingFaceEyes(Sense):
-    """The part of a model that sees pictures, its Eyes."""
+    """The part of a model that sees pictures."""
 
     def see(self, photo: Photo) -> SensoryInput:
         """Return a photo as the model sees it: through its own image processor, cut into its patches.
@@ -104,7 +104,7 @@ class HuggingFaceEyes(Sense):
 
 
 class HuggingFaceEars(Sense):
-    """The part of a model that hears recordings, its Ears."""
+    """The part of a model that hears recordings."""
 
     def hear(self, recording: Recording) -> SensoryInput:
         """Return a recording as the model hears it, through its own feature extractor."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class VisionLanguageReader(Sense):
-    """The part of a model that reads pictures and words, a Viewer. It may have come without a processor.
+    """The part of a model that reads pictures and words. It may have come without a processor.
 
     Attributes:
         among_words: Whether tokens of the text stand for patches; else words or queries attend to these.

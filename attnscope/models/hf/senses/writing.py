@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFaceWriter:
-    """The decoder of a model, its Writer. It may lack the head that writing needs: a target can be read without."""
+    """The decoder of a model, that writes text. Without the head that writing needs, it can still read a target."""
 
     def __init__(self, model: "HuggingFaceModel") -> None:
         self._shown = model
