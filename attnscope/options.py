@@ -127,15 +127,23 @@ def options(cls: C) -> C:
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:
     """Refuse what cannot be given together with an option: anything true, and any field of a group that is changed."""
-    values = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    names = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     for group in groups:
-        unchanged = type(group)()
-        values |= {
-            name_option(f): getattr(group, f.name) != getattr(unchanged, f.name) for f in dataclasses.fields(group)
-        }
-    for name, is_given in values.items():
-        if is_given:
-            raise UsageError(f"{name} cannot be given beside {option}", "leave out one of them")
+        names += _changed(group)
+    if names:
+        raise UsageError(f"{names[0]} cannot be given beside {option}", "leave out one of them")
+
+
+def _changed(group: Any) -> list[str]:
+    """Return what messages call the options of a group, and of the groups in it, that are changed."""
+    names = []
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        if "group" in field.metadata:
+            names += _changed(value)
+        elif value != getattr(type(group)(), field.name):
+            names.append(name_option(field))
+    return names
 
 
 # Options that mean the same in every question --------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed, tmp_path):
 @pytest.mark.parametrize("name", ["index.html", "manifest.jsonl"])
 def test_a_file_of_the_users_own_stays(name, corpus, tmp_path):
     (tmp_path / name).write_text("<html>mine")
-    with pytest.raises(AttnscopeError, match="is no file of a batch, and would be lost"):
+    with pytest.raises(AttnscopeError, match="attnscope did not write it"):
         batch("own", Corpus([corpus]), tmp_path, HOW)
     assert files(tmp_path) == {name: b"<html>mine"}
 

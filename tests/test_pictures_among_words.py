@@ -252,7 +252,7 @@ def test_the_command_line(run, folders):
         (("--image", "a.png", *model), "give a text"),
         ((*photos, *model), "several pictures are shown among words"),
         (("--image", "a.png", "the cat", "-m", "minilm"), "reads no pictures among words"),
-        (("--image", "a.png", QUESTION, *model, "--pool", "64"), "has no --pool"),
+        (("--image", "a.png", QUESTION, *model, "--pool", "64"), "--pool cannot be given"),
     ):
         code, _, err = run("heatmap", *arguments)
         assert code in (1, 2), arguments

@@ -169,7 +169,7 @@ def test_from_the_command_line(run, whisper_folder, tmp_path):
         (("--audio", "speech.wav"), 1, "minilm takes texts, not recordings"),
         (("--audio", "speech.wav", "-m", eyes), 1, "vit takes pictures, not recordings"),
         (("--audio", "speech.wav", "--image", "x.png", "-m", name), 2, "beside --image"),
-        (("--audio", "speech.wav", "-m", name, "--query", "cat"), 2, "no --query"),
+        (("--audio", "speech.wav", "-m", name, "--query", "cat"), 2, "--query cannot be given"),
         (("--audio", "none.wav", "-m", name), 1, "there is no file"),
         (("the cat", "-m", name), 1, "hears recordings, and reads no text"),
     ):

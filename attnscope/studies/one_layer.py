@@ -16,7 +16,7 @@ from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of, run_of_example
-from attnscope.studies.inputs.reading import Prompt, batch_of, read
+from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.text import build_tokens, word_spans
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def read_layer(
     # Read the text, run the model, and keep what reaches the attention.
     reading = read(model, Prompt(text) if isinstance(text, str) else text)
     queries, keys = reading.queries_and_keys(place[0])
-    batch = batch_of(reading, model.info.device)
+    batch = reading.batch(model.info.device)
     around = surroundings(model, batch, place)
     inputs = _inputs_of(around)
     for numbers in (inputs.Q, inputs.K, inputs.V):

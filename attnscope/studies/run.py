@@ -28,11 +28,8 @@ from attnscope.studies.inputs.texts import (
     Report,
     Texts,
     UnknownWords,
-    problems_of,
-    sha256_of,
+    describe_texts,
     share_read,
-    sources_of,
-    split_of,
 )
 from attnscope.studies.workers import Outcome, Workers
 
@@ -172,15 +169,13 @@ class Run(Generic[P]):
 
     def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
         """Return what a record says of the texts."""
-        return {
-            "sources": sources_of(texts),
-            "split": split_of(texts),
+        about = describe_texts(texts)
+        return about | {
             "n_texts": self.done.n_texts,
             "n_tokens": self.done.n_tokens,
             "n_chunked": self.done.n_chunked,
             "n_copies": self.n_copies,
-            "sha256": sha256_of(texts),
-            "problems": [*problems_of(texts), *self.problems(info)],
+            "problems": [*about["problems"], *self.problems(info)],
             "unknown_words": self.done.unknown.note,
             "complete": self.complete,
         }

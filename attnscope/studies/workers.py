@@ -90,9 +90,7 @@ class Workers:
 
     def loader(self, model: Model) -> Callable[[], Model]:
         """Return what lets workers load this very model; it can be pickled."""
-        loading = self.loading
-        if loading.device_map is None:
-            loading = replace(loading, device=model.info.device)
+        loading = replace(self.loading, device=model.info.device)
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere

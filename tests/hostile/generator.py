@@ -148,7 +148,7 @@ OTHER = {
 }
 """Files of other texts."""
 
-NEVER = frozenset({"help", "version", "install_completion", "show_completion", "workers", "executor", "ray_address"})
+NEVER = frozenset({"help", "version", "install_completion", "show_completion", "workers", "executor"})
 """Parameters that no case gives at random: what starts other processes is tried by tests of its own."""
 
 WORDS = (

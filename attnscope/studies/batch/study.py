@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import models
-from attnscope.choice import Chosen
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus, CorpusText
 from attnscope.drawing.files import write_pages
@@ -39,6 +38,7 @@ from attnscope.results.storage import (
     is_plain_file,
     remove_unfinished,
     replace_together,
+    require_replaceable,
     require_writable,
     write_whole,
 )
@@ -46,7 +46,7 @@ from attnscope.studies.batch.options import BatchOptions
 from attnscope.studies.failures import failure
 from attnscope.studies.inputs.options import SharedWork
 from attnscope.studies.inputs.provenance import versions
-from attnscope.studies.inputs.reading import Prompt, Reading, read
+from attnscope.studies.inputs.reading import Prompt, read
 from attnscope.studies.inputs.texts import Progress, Report, share_read, texts_of
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.maps.study import apply_changes
@@ -60,7 +60,7 @@ ENTRY = "entry.json"
 SHARES = "shares.csv"
 """What heads give from one part of a text to another: of each text in its folder, and of all above."""
 
-_MARKS = {MANIFEST: b'"index": ', INDEX: b"<a href=manifest.jsonl>manifest.jsonl</a>", SHARES: b"index,source,line"}
+_MARKS = {MANIFEST: b'"index": ', INDEX: b": what each head attends to</title>", SHARES: b"index,source,line"}
 """The files above those of texts, and what the first bytes of each hold."""
 
 _PROCESS_BYTES = 700e6
@@ -103,7 +103,8 @@ def batch(
     # Check the folder, and remove half-written files before anything is drawn.
     listed = texts_of(texts)
     require_writable(out)
-    _require_ours(out)
+    for name, mark in _MARKS.items():
+        require_replaceable(out / name, holds=mark)
     _sweep(out)
     source = options.loading.resolve(spec)
     executor = _workers(options.running, source, options).executor_on(options.loading.device)
@@ -118,26 +119,25 @@ def batch(
         for text in listed:
             folder = out.absolute() / folder_name(text.index, text.written)
             task = _Task(text, folder, hashlib.sha256(common + text.digested()).hexdigest())
-            became[text.index] = _find_done(task)
+            became[text.index] = task.find_done()
             if became[text.index] is None:
                 yield task
 
     # Draw the others.
-    n_fresh = n_tried = n_tokens = 0
+    n_fresh = n_tokens = 0
     complete = True
     error: Exception | None = None
     try:
         with contextlib.closing(executor.map_blocks(_Drawer(source, options, dict(HASHES)), todo())) as outcomes:
-            for outcome in outcomes:
+            for number, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
                 result = outcome.result or _fail(text, outcome.lost)
                 became[text.index] = result
-                n_tried += 1
                 if isinstance(result, DrawnText):
                     n_fresh += 1
                     n_tokens += len(result.tokens)
                 if report is not None:
-                    report(Progress(n_tried, n_tokens, share_read(listed, text.index)))
+                    report(Progress(number, n_tokens, share_read(listed, text.index)))
     except KeyboardInterrupt:
         complete = False
     except Exception as raised:  # told when what was drawn before it has its index
@@ -153,9 +153,8 @@ def batch(
     finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
     if drawn or complete:
         with replace_together(out) as staged:
-            write_whole(staged / INDEX, page(finished).encode("utf-8", "backslashreplace"))
-            # File names that are no text hold lone surrogates; this writes them as JSON's own \udc80.
-            write_whole(staged / MANIFEST, finished.manifest().encode("utf-8", "backslashreplace"))
+            write_whole(staged / INDEX, _encode(page(finished)))
+            write_whole(staged / MANIFEST, _encode(finished.manifest()))
             _write_shares(out, drawn, staged / SHARES)
     if error is not None:
         raise error
@@ -177,7 +176,12 @@ def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
             rows = rows or [("index", "source", "line", *header)]
             rows += [(str(text.index), text.source, str(text.line), *share) for share in shares]
     if rows:
-        write_whole(path, csv_text(rows).encode("utf-8", "backslashreplace"))
+        write_whole(path, _encode(csv_text(rows)))
+
+
+def _encode(content: str) -> bytes:
+    """Return UTF-8. File names that are no text hold lone surrogates, which are written as JSON writes them."""
+    return content.encode("utf-8", "backslashreplace")
 
 
 def _fail(text: CorpusText, reason: str) -> FailedText:
@@ -213,24 +217,10 @@ def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> byte
     how = asdict(replace(options, running=SharedWork()))
     libraries = dict(versions()) | {name: version(name) for name in ("matplotlib", "pillow")}
     parts = json.dumps([source.name, digests, how, libraries], default=str)
-    return hashlib.sha256(parts.encode("utf-8", "backslashreplace")).digest()
+    return hashlib.sha256(_encode(parts)).digest()
 
 
 # The folder
-
-
-def _require_ours(out: Path) -> None:
-    """Refuse a folder where a manifest or an index that no batch wrote has the name of one of ours."""
-    for name, mark in _MARKS.items():
-        path = out / name
-        if not is_plain_file(path):
-            continue
-        with path.open("rb") as file:
-            begin = file.read(65_536)
-        if begin and mark not in begin:
-            raise AttnscopeError(
-                f"{path} is no file of a batch, and would be lost", "choose another folder with --out, or move it away"
-            )
 
 
 def _sweep(out: Path) -> None:
@@ -269,36 +259,22 @@ class _Task:
     folder: Path
     fingerprint: str
 
+    def drawn(self, entry: dict[str, Any]) -> DrawnText:
+        """Return the text with its entry, which does not keep its place in the corpus."""
+        text = self.text
+        return DrawnText(text.index, text.source, text.line, self.folder.name, **entry)
 
-def _find_done(task: _Task) -> DrawnText | None:
-    """Return a text that is drawn with this fingerprint, if all its files are there."""
-    entry = _read_entry(task.folder)
-    if entry.get("fingerprint") != task.fingerprint:
-        return None
-    try:
-        done = DrawnText(**entry, **_place_of(task))
-        is_whole = all((task.folder / name).stat().st_size == size for name, size in done.files.items())
-    except (OSError, TypeError, AttributeError):
-        return None
-    return done if is_whole else None
-
-
-def _place_of(task: _Task) -> dict[str, Any]:
-    """Return the fields of a drawn text that depend on its place in the corpus; its entry does not keep them."""
-    return {
-        "index": task.text.index,
-        "source": task.text.source,
-        "line": task.text.line,
-        "folder": task.folder.name,
-    }
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """Hold what a worker loads once for all texts: the model, and the heads that are shown."""
-
-    model: Model
-    heads: Chosen
+    def find_done(self) -> DrawnText | None:
+        """Return the text if it is drawn with this fingerprint, and all its files are there."""
+        entry = _read_entry(self.folder)
+        if entry.get("fingerprint") != self.fingerprint:
+            return None
+        try:
+            done = self.drawn(entry)
+            is_whole = all((self.folder / name).stat().st_size == size for name, size in done.files.items())
+        except (OSError, TypeError, AttributeError):
+            return None
+        return done if is_whole else None
 
 
 @dataclass
@@ -309,24 +285,25 @@ class _Drawer:
         source: The model.
         options: How texts are drawn.
         hashes: Of the model's files; see `models.files.HASHES`.
+        model: The model, loaded.
     """
 
     source: models.Source
     options: BatchOptions
     hashes: dict[tuple[Path, int, int], str]
-    loaded: _Loaded | None = None
+    model: Model | None = None
 
     def load(self) -> None:
-        """Load the model, unless that is done."""
-        if self.loaded is not None:
+        """Load the model, unless that is done, and check that it has the heads that are shown."""
+        if self.model is not None:
             return
         import torch
 
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
         torch.set_num_threads(self.options.running.threads or 1)
         HASHES.update(self.hashes)
-        model = self.options.loading.load(self.source)
-        self.loaded = _Loaded(model, self.options.choice.within(model.info))
+        self.model = self.options.loading.load(self.source)
+        self.options.choice.within(self.model.info)
 
     def __call__(self, task: _Task) -> DrawnText | FailedText:
         """Draw a text; an error is returned, and leaves the files that were there."""
@@ -340,14 +317,14 @@ class _Drawer:
             return _fail(task.text, str(AttnscopeError(said["error"], said["hint"])))
 
     def _draw(self, task: _Task, folder: Path) -> DrawnText:
-        assert self.loaded is not None
-        model = self.loaded.model
+        model = self.model
+        assert model is not None
         options = self.options
-        # Run the model, and change its maps as asked.
-        reading = self._read(task.text)
         maps = options.maps
-        record = run_model(model, outline(model.info, reading, self.loaded.heads), reading)
-        query = maps.query
+        # Run the model, and change its maps as asked.
+        text = task.text
+        reading = read(model, Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate))
+        record = run_model(model, outline(model.info, reading, options.choice.within(model.info)), reading)
         record = apply_changes(record, maps)
         notes = list(record.run["notes"])
         shares: list[Path] = []
@@ -356,28 +333,23 @@ class _Drawer:
                 shares = [find_shares(record, *maps.between.parts).save(folder / SHARES)]
             except AttnscopeError as error:  # of many texts, some lack a part
                 notes.append(f"{error} here")
+        query = maps.query
         if query is not None and not any(layer.queries.find(query) for layer in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
         # Write figures and data, and the entry last: it lists the others.
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
         # Compressing beside drawing would take the cores of other workers.
-        figure_files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
-        data_files = write(record, folder, [name for name in options.formats if name not in figures])
+        files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
+        files = [*files, *write(record, folder, [name for name in options.formats if name not in figures]), *shares]
         entry: dict[str, Any] = {
-            "text": task.text.text or "",
+            "text": text.text or "",
             "tokens": reading.tokens.labels,
-            "files": {path.name: path.stat().st_size for path in (*figure_files, *data_files, *shares)},
+            "files": {path.name: path.stat().st_size for path in files},
             "model": model.info.name,
             "run": {name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
             "notes": notes,
             "fingerprint": task.fingerprint,
         }
-        content = json.dumps(entry, ensure_ascii=False) + "\n"
-        write_whole(folder / ENTRY, content.encode("utf-8", "backslashreplace"))
-        return DrawnText(**entry, **_place_of(task))
-
-    def _read(self, text: CorpusText) -> Reading:
-        assert self.loaded is not None
-        prompt = Prompt(text.text or "", text.pair, chat=self.options.chat, generate=self.options.generate)
-        return read(self.loaded.model, prompt)
+        write_whole(folder / ENTRY, _encode(json.dumps(entry, ensure_ascii=False) + "\n"))
+        return task.drawn(entry)

@@ -25,7 +25,7 @@ from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.compare.study import HeadPlace, distance_arrays, heads_table, require_one_kind
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Prompt, Reading, batch_of, read
+from attnscope.studies.inputs.reading import Prompt, Reading, read
 from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.seen import see
 
@@ -241,7 +241,7 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
     """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
-    (by_layer,) = see(model, batch_of(reading, model.info.device), [layer for layer, _ in picked]).values()
+    (by_layer,) = see(model, reading.batch(model.info.device), [layer for layer, _ in picked]).values()
     call = single_head([(by_layer[layer], head) for layer, head in picked])
     if isinstance(call, str):
         return None, f"no single head: {call}"

@@ -29,7 +29,7 @@ from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, Texts, problems_of, sources_of, special_ids, texts_of
+from attnscope.studies.inputs.texts import Report, Texts, describe_texts, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run_blocks
 
 PASS_TOKENS = 8192
@@ -114,13 +114,16 @@ def retrieval_heads(
     # Test the scores, and fill the tables.
     tables = _judge(done, options)
     tables["written"] = _written_table(done)
+    hay_texts = {"sources": ["random tokens"], "problems": []}
+    if texts is not None:
+        hay_texts = describe_texts(texts)
     studied = {
         "of": NEEDLES,
-        "sources": ["random tokens"] if texts is None else sources_of(texts),
+        "sources": hay_texts["sources"],
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8").tobytes() for needle in done.needles)).hexdigest(),
-        "problems": [*([] if texts is None else problems_of(texts)), *going.problems(model.info)],
+        "problems": [*hay_texts["problems"], *going.problems(model.info)],
     }
     notes = going.notes
     copied = float(tables["written"]["copied"][0])

@@ -53,9 +53,8 @@ from attnscope.studies.inputs.texts import (
     Progress,
     Report,
     Texts,
-    problems_of,
+    describe_texts,
     scale_report,
-    sha256_of,
     share_read,
     special_ids,
     texts_of,
@@ -223,8 +222,9 @@ def study_heads(
     drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
     counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, report, texts))
     # Of the reading that is known to have come to the end.
-    read = {"n_copies": copies.n, "sha256": sha256_of(texts)}
-    problems = problems_of(texts)
+    about = describe_texts(texts)
+    read = {"n_copies": copies.n, "sha256": about["sha256"]}
+    problems = about["problems"]
     # Descriptions need some rows of some texts: they are kept as these are measured.
     sample = drawing.sample(model, how, **cut) if how else []
     make = partial(

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from attnscope.errors import UsageError
 from attnscope.options import option, options
@@ -53,7 +53,6 @@ class LoadOptions:
         default="float32",
         rare=True,
     )
-    device_map: str | None = option("As --device all where it is auto.", default=None, python_only=True)
     check: bool | None = option(
         "Compare a Hugging Face model with its own eager attention, or skip that (some models are always compared). "
         " [default: compare once, and remember the verdict]",
@@ -103,22 +102,26 @@ class LoadOptions:
         Where the engine is left open and the texts are short, that is there by NumPy before torch would be loaded.
         """
         source = self.resolve(spec) if isinstance(spec, str) else spec
-        return (replace(self, engine="numpy") if self._suits_numpy(source, prompts) else self).load(source)
+        loading = replace(self, engine="numpy") if self._suits_numpy(source, prompts) else self
+        return loading.load(source)
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
         from attnscope import models
         from attnscope.studies.inputs.reading import WHOLE_CHARACTERS, Prompt
 
+        # Whatever is asked for besides short texts is for torch.
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
             return False
         tokenizer = models.open_tokenizer(source)
-        if any(len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS for prompt in prompts):
+        if tokenizer is None:
             return False
-        return tokenizer is not None and all(
-            len(tokenizer.encode(prompt.text, prompt.pair)) <= NUMPY_TOKENS for prompt in prompts
-        )
+        for prompt in prompts:
+            n_characters = len(prompt.text) + len(prompt.pair or "")
+            if n_characters > WHOLE_CHARACTERS or len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS:
+                return False
+        return True
 
 
 def refuse_file_names(*texts: str | None, hint: str = "") -> None:
@@ -178,11 +181,11 @@ class ReadingOptions:
         """Refuse the names of files, as `refuse_file_names`."""
         refuse_file_names(self.pair, self.target, hint="give the text itself")
 
-    def prompt(self, text: str) -> Prompt:
-        """Return a text, to be read so."""
+    def prompt(self, text: str, pair: str | None = None) -> Prompt:
+        """Return a text, to be read so; with a second one, if it comes with one."""
         from attnscope.studies.inputs.reading import Prompt
 
-        return Prompt(text, **vars(self))
+        return Prompt(text, pair or self.pair, self.target, self.chat, self.generate)
 
 
 @options
@@ -207,11 +210,6 @@ class TextsWanted:
         "pairs.  [default: text, and text_pair where there is one]",
         default="text",
         rare=True,
-    )
-    pair_field: str | None = option(
-        "The field that holds the second text of a pair; None = that after the comma in `field`, else text_pair.",
-        default=None,
-        python_only=True,
     )
 
     def require(self) -> None:
@@ -242,18 +240,14 @@ class TextsWanted:
         """
         from attnscope.corpus import Corpus
 
-        if (self.text is not None) + bool(self.files) != 1:
+        if (self.text is None) == (not self.files):
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
+        if self.text not in (None, "-"):
+            return [self.text or ""]
         field, _, second = self.field.partition(",")
-        if self.files or self.text == "-":
-            return Corpus(
-                self.files or ["-"],
-                split=self.split,  # type: ignore[arg-type]  # as above
-                field=field,
-                pair_field=self.pair_field or second.strip() or None,
-            )
-        return [self.text or ""]
+        split: Any = self.split
+        return Corpus(self.files or ["-"], split=split, field=field, pair_field=second.strip() or None)
 
 
 @options
@@ -283,11 +277,6 @@ class SharedWork:
     threads: int | None = option(
         "Threads per worker; more than 1 for large models.  [default: 1]", default=None, rare=True
     )
-    ray_address: str | None = option(
-        "Address of the cluster, such as 10.0.0.1:6379.  [default: RAY_ADDRESS, else a new one here]",
-        default=None,
-        python_only=True,
-    )
 
     def share(self, spec: str, loading: LoadOptions) -> Workers | None:
         """Return the workers of a study of a model; None = it runs in this process.
@@ -298,12 +287,10 @@ class SharedWork:
         from attnscope.studies.workers import Workers
 
         if self.executor == "local" and self.workers is None:
-            if self.threads is not None or self.ray_address is not None:
-                name = "threads" if self.threads is not None else "ray-address"
-                raise UsageError(f"--{name} is for workers", "add --workers, or --executor ray")
+            if self.threads is not None:
+                raise UsageError("--threads is for workers", "add --workers, or --executor ray")
             return None
         threads = 1 if self.threads is None else self.threads
-        address = self.ray_address
-        if address is None and self.executor == "ray":
-            address = os.environ.get("RAY_ADDRESS")
-        return Workers(spec, self.workers, threads, self.executor, address, loading)  # type: ignore[arg-type]  # it refuses others
+        address = os.environ.get("RAY_ADDRESS") if self.executor == "ray" else None
+        where: Any = self.executor  # others are refused there
+        return Workers(spec, self.workers, threads, where, address, loading)

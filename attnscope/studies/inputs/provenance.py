@@ -19,27 +19,23 @@ _HEAVY = ("torch", "transformers")
 """What the numpy engine does without."""
 
 
+_OF_MODEL = ("name", "source", "sha256", "architecture", "engine", "path", "dtype", "device", "checked", "n_parameters")
+_CALLED = {"name": "model", "path": "road"}
+"""The facts of a model that a record keeps, and what it calls some of them."""
+
+
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return what made a record, as plain JSON values."""
-    return {
-        "model": info.name,
-        "source": info.source,
-        "sha256": info.sha256,
-        "architecture": info.architecture,
-        "engine": info.engine,
-        "road": info.path,
-        "dtype": info.dtype,
-        "device": info.device,
-        "checked": info.checked,
-        "n_parameters": info.n_parameters,
-        "n_layers": dict(zip(info.kinds, info.n_layers, strict=True)),
-        "n_heads": dict(zip(info.kinds, info.n_heads, strict=True)),
-        "n_kv_heads": dict(zip(info.kinds, info.n_kv_heads, strict=True)),
-        "seed": None,
-        "versions": {name: number for name, number in versions() if info.engine != "numpy" or name not in _HEAVY},
-        "notes": [*info.notes, *notes],
-        **({"adapter": info.adapter, "adapter_sha256": info.adapter_sha256} if info.adapter else {}),
-    }
+    run = {_CALLED.get(name, name): getattr(info, name) for name in _OF_MODEL}
+    for name in ("n_layers", "n_heads", "n_kv_heads"):
+        run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
+    known = dict(versions())
+    if info.engine == "numpy":
+        known = {name: number for name, number in known.items() if name not in _HEAVY}
+    run |= {"seed": None, "versions": known, "notes": [*info.notes, *notes]}
+    if info.adapter:
+        run |= {"adapter": info.adapter, "adapter_sha256": info.adapter_sha256}
+    return run
 
 
 def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -72,11 +68,11 @@ def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
     first = record.maps[0]
     parts = [
         record.text,
-        [list(m.queries.ids.tolist()) for m in record.maps],
+        [m.queries.ids.tolist() for m in record.maps],
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
         [[m.kind, m.layers, m.heads] for m in record.maps],
         record.picked,
-        record.changes if isinstance(record, Heatmap) else None,
+        getattr(record, "changes", None),
         first.keys.pair,
         *([hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]),
         sorted(options.items()),

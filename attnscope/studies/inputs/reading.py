@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.models.model import AttentionAxes, Batch, Model, eyes_of, viewer_of
-from attnscope.questions.places import Picture, Sound
+from attnscope.models.model import Batch, Model, SensoryInput, eyes_of, viewer_of
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
 from attnscope.senses.recordings import Recording
-from attnscope.studies.inputs.texts import UnknownWords
+from attnscope.studies.inputs.texts import UnknownWords, batch_of
 from attnscope.text import is_blank, require_text
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MOST_WRITTEN = 64
 """Tokens that a model writes at most where no transcript is given."""
@@ -122,30 +117,26 @@ Given = Prompt | Photo | Speech | View
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """Hold the input of a model.
+class Reading(SensoryInput):
+    """Hold the input of a model: of a text, or as it sees or hears. `inputs` is empty where it reads a text.
 
     Attributes:
         text: What a record of it is called.
-        tokens: What it reads: tokens of a text, patches of a photo, frames of a recording.
         target: What its decoder reads, if it has an encoder too.
-        notes: Where it differs from what was given.
-        inputs: What the model's forward gets, unless it reads a text.
-        picture: What the tokens are patches of.
-        pictures: What some of the tokens are patches of, among words; or what cross-attention goes to.
-        axes: Of models with cross-attention to patches; see `models.model.SensoryInput`.
-        sound: What the tokens are frames of.
     """
 
-    text: str
-    tokens: Tokens
+    text: str = ""
     target: Tokens | None = None
-    notes: tuple[str, ...] = ()
-    inputs: Mapping[str, Any] | None = None
-    picture: Picture | None = None
-    sound: Sound | None = None
-    pictures: tuple[Picture, ...] = ()
-    axes: Mapping[str, AttentionAxes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seen: SensoryInput, text: str, *notes: str, **more: Any) -> Reading:
+        """Return what a model sees or hears under a name, with notes that come after its own."""
+        return cls(**{**vars(seen), "notes": (*seen.notes, *notes), **more}, text=text)
+
+    def batch(self, device: str) -> Batch:
+        """Return it as a batch of one text, ids (1, token), on a device."""
+        targets = [] if self.target is None else [self.target]
+        return batch_of([self.tokens], targets).to(device)
 
     @property
     def after_pictures(self) -> int:
@@ -235,15 +226,16 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         text, tokens, cut = encode_within(limit, model.tokenizer.chat, prompt.text)
     else:
         text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
-    notes = tuple(note for note in (cut, UnknownWords.of(model.tokenizer, [tokens]).note) if note)
+    notes = [cut, UnknownWords.of(model.tokenizer, [tokens]).note]
     # Encoder-decoders read a target beside the text.
+    target = None
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
         target, note = _target(model, tokens, prompt)
-        return Reading(text, tokens, target, (*notes, note) if note else notes)
-    if prompt.target is not None:
+        notes.append(note)
+    elif prompt.target is not None:
         raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
     # Decoders may continue the text.
-    if prompt.generate:
+    elif prompt.generate:
         if model.writer is None:
             raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
         tokens = model.writer.generate(tokens, prompt.generate)
@@ -251,10 +243,10 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         said = f"the model wrote {amount(written, 'token')}, each the most probable one (greedy decoding)"
         if written < prompt.generate:
             said += f"; it ended the text or reached its limit before {prompt.generate}"
-        notes += (said,)
+        notes.append(said)
         if model.tokenizer.chat is not None and not prompt.chat:
-            notes += ("its chat template was not used: --chat puts the text into it, as a question",)
-    return Reading(text, tokens, None, notes)
+            notes.append("its chat template was not used: --chat puts the text into it, as a question")
+    return Reading({}, tokens, notes=tuple(filter(None, notes)), text=text, target=target)
 
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
@@ -277,7 +269,7 @@ def _see(model: Model, photo: Photo) -> Reading:
             f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
         )
     seen = model.eyes.see(photo)
-    return Reading(seen.tokens.text, seen.tokens, None, seen.notes, seen.inputs, seen.picture)
+    return Reading.of(seen, seen.tokens.text)
 
 
 def _view(model: Model, view: View) -> Reading:
@@ -295,23 +287,19 @@ def _view(model: Model, view: View) -> Reading:
                 f"{model.info.name} looks for objects, and reads and writes no words",
                 "leave out the text and --generate",
             )
-        seen = model.viewer.view(view.photos, "")
-        source = view.photos[0].source
-        return Reading(source, seen.tokens, None, seen.notes, seen.inputs, pictures=seen.pictures, axes=seen.axes)
-    if not has_text and not model.viewer.describes:
+        return Reading.of(model.viewer.view(view.photos, ""), view.photos[0].source)
+    if has_text:
+        return Reading.of(model.viewer.view(view.photos, view.text, view.generate), view.text)
+    # Some caption the picture by themselves.
+    if not model.viewer.describes:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
         )
-    # Others read a question, or caption the picture by themselves.
-    n = view.generate or (0 if has_text else ANSWER)
-    seen = model.viewer.view(view.photos, view.text.strip() and view.text, n)
-    text, notes = view.text, seen.notes
-    if not has_text:
-        text = _ordinary_text(seen.tokens)
-        if not text:
-            raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
-        notes += (f"no text was given: the words are what the model itself writes, “{text}”",)
-    return Reading(text, seen.tokens, None, notes, seen.inputs, pictures=seen.pictures, axes=seen.axes)
+    seen = model.viewer.view(view.photos, "", view.generate or ANSWER)
+    text = _ordinary_text(seen.tokens)
+    if not text:
+        raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
+    return Reading.of(seen, text, f"no text was given: the words are what the model itself writes, “{text}”")
 
 
 def _hear(model: Model, speech: Speech) -> Reading:
@@ -327,7 +315,7 @@ def _hear(model: Model, speech: Speech) -> Reading:
     if heard.sound is None or model.writer is None:
         if speech.transcript is not None:
             raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
-        return Reading(heard.tokens.text, heard.tokens, None, heard.notes, heard.inputs, heard.picture, heard.sound)
+        return Reading.of(heard, heard.tokens.text)
     # Decoders write the given transcript, or their own.
     if speech.transcript is not None:
         _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, speech.transcript)
@@ -335,9 +323,8 @@ def _hear(model: Model, speech: Speech) -> Reading:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
-    notes = (*heard.notes, note) if note else heard.notes
     inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
-    return Reading(target.text, heard.tokens, target, notes, inputs, sound=heard.sound)
+    return Reading.of(heard, target.text, *filter(None, [note]), inputs=inputs, target=target)
 
 
 def _ordinary_text(tokens: Tokens) -> str:
@@ -357,11 +344,10 @@ def encode_within(
     Returns:
         The text, or its beginning; the tokens; and a sentence that says what was cut, "" if nothing was.
     """
-    begins = [each if each is None else _beginning(each, encode, limit) for each in (text, pair)]
-    beginning = begins[0] or ""
-    tokens = encode(beginning) if begins[1] is None else encode(beginning, begins[1])
-    tokens, note = truncate(tokens, limit, is_whole=begins == [text, pair])
-    return beginning, tokens, note
+    texts = [text] if pair is None else [text, pair]
+    begins = [_beginning(each, encode, limit) for each in texts]
+    tokens, note = truncate(encode(*begins), limit, is_whole=begins == texts)
+    return begins[0], tokens, note
 
 
 def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
@@ -408,18 +394,4 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     return tokens.take(np.sort(np.concatenate(kept))), (
         f"the text has {more}{amount(len(tokens), 'token')}, the model takes {limit}: {parts} are shown, the rest is "
         "left out"
-    )
-
-
-def batch_of(reading: Reading, device: str) -> Batch:
-    """Return the reading as a batch of one text, ids (1, token)."""
-    import torch
-
-    def row(numbers: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
-        return torch.as_tensor(numbers.astype(np.int64), device=device)[None]
-
-    return Batch(
-        ids=row(reading.tokens.ids),
-        segments=row(reading.tokens.segments),
-        target_ids=None if reading.target is None else row(reading.target.ids),
     )

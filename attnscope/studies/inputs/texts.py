@@ -112,29 +112,19 @@ def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
     return listed
 
 
-def sources_of(texts: Texts) -> list[str]:
-    """Return where texts come from: the files of a Corpus, else "texts"."""
-    return list(texts.sources) if isinstance(texts, Corpus) else ["texts"]
+def describe_texts(texts: Texts) -> dict[str, Any]:
+    """Return what a record says of texts, as plain JSON values.
 
-
-def sha256_of(texts: Texts) -> str:
-    """Hash of the texts; empty where a Corpus has not been read to its end."""
+    Returns:
+        `sources`: the files of a Corpus, else "texts". `split`: how plain text files were split; empty for other texts.
+        `sha256`: hash of the texts; empty where a Corpus has not been read to its end. `problems`: what could not be
+        read.
+    """
     if isinstance(texts, Corpus):
-        return texts.sha256
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.digested())
-    return digest.hexdigest()
-
-
-def split_of(texts: Texts) -> str:
-    """Return how plain text files were split: "line", "paragraph" or "file"; empty for other texts."""
-    return texts.split_as if isinstance(texts, Corpus) else ""
-
-
-def problems_of(texts: Texts) -> list[dict[str, Any]]:
-    """Return what could not be read, as plain JSON values."""
-    return [asdict(problem) for problem in texts.problems] if isinstance(texts, Corpus) else []
+        problems = [asdict(problem) for problem in texts.problems]
+        return {"sources": [*texts.sources], "split": texts.split_as, "sha256": texts.sha256, "problems": problems}
+    digest = hashlib.sha256(b"".join(text.digested() for text in texts))
+    return {"sources": ["texts"], "split": "", "sha256": digest.hexdigest(), "problems": []}
 
 
 def share_read(texts: Texts, index: int | None = None) -> float | None:
@@ -168,14 +158,14 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
     """Return texts padded to one length, as a model takes them; in an encoder-decoder with what its decoder reads."""
     import torch
 
-    def pad(texts: Sequence[Tokens]) -> tuple[Any, Any]:
-        lengths = np.array([len(text) for text in texts])
-        real = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None])
-        return torch.from_numpy(pad_rows([text.ids for text in texts])), None if bool(real.all()) else real
-
-    ids, mask = pad(tokens)
-    batch = Batch(ids, mask, torch.from_numpy(pad_rows([text.segments.astype(np.int64) for text in tokens])))
+    rows: dict[str, list[NDArray[Any]]] = {
+        "ids": [text.ids for text in tokens],
+        "mask": [np.ones(len(text), np.bool_) for text in tokens],
+        "segments": [text.segments.astype(np.int64) for text in tokens],
+    }
     if targets:
-        target_ids, target_mask = pad(targets)
-        batch = replace(batch, target_ids=target_ids, target_mask=target_mask)
-    return batch
+        rows["target_ids"] = [text.ids for text in targets]
+        rows["target_mask"] = [np.ones(len(text), np.bool_) for text in targets]
+    # (text, token) each; `to` leaves out masks that hide nothing.
+    padded = {name: torch.from_numpy(pad_rows(each)) for name, each in rows.items()}
+    return Batch(**padded).to("cpu")

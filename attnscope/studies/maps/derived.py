@@ -18,7 +18,7 @@ from attnscope.questions.heatmap import Heatmap, Rollout
 from attnscope.questions.places import SpokenWord
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import read_photo
-from attnscope.studies.inputs.reading import Given, Prompt, Reading, batch_of, encode_within, read, reader_of
+from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.running import outline, run_model
 
 _MOST_GRADED = 1024
@@ -48,7 +48,7 @@ def rollout(
     if not 0 <= residual <= 1:
         raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
     record = _whole_maps(model, _given(text, image))
-    _require_query(record.maps[0].queries, query)
+    _require_query(record, query)
     with np.errstate(invalid="ignore"):
         # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
@@ -90,31 +90,29 @@ def relevance(
     record = outline(model.info, reading, Choice().within(model.info))
     probe = Leaves("pattern")
     with torch.enable_grad():
-        if reading.inputs is not None and model.outputs_of_inputs is not None:
+        if reading.inputs and model.outputs_of_inputs is not None:
             outputs = model.outputs_of_inputs(reading.inputs, probe)
         else:
-            outputs = model.outputs(batch_of(reading, model.info.device), probe)
+            outputs = model.outputs(reading.batch(model.info.device), probe)
     assert outputs.logits is not None  # it has a head
     kind = next(iter(probe.tensors))[0]
     layers = [probe.tensors[place] for place in sorted(probe.tensors) if place[0] == kind]
     _require_all_layers(model, record.maps[0].n_layers, len(layers))
     gradients = torch.autograd.grad(outputs.logits[0, position, number].float(), layers)
-    # (head, query, key) of each layer, then (layer, query, key).
-    means = np.stack(
-        [
-            core.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy())
-            for weights, gradient in zip(layers, gradients, strict=True)
-        ]
-    )
-    added = core.relevance(means) - np.eye(means.shape[-1])
+    # (head, query, key) of each layer → (layer, query, key).
+    means = []
+    for weights, gradient in zip(layers, gradients, strict=True):
+        means.append(core.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy()))
+    added = core.relevance(np.stack(means)) - np.eye(len(reading.tokens))
     # The token whose row the head reads.
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
-    maps = (replace(record.maps[0], layers=tuple(range(len(layers)))),)
-    record = replace(record, maps=maps)
-    _require_query(reading.tokens, query)
-    return Rollout.of_layers(record, core.row_shares(means), core.row_shares(added), 0.0, target, answer_token)
+    record = replace(record, maps=(replace(record.maps[0], layers=tuple(range(len(layers)))),))
+    _require_query(record, query)
+    return Rollout.of_layers(
+        record, core.row_shares(np.stack(means)), core.row_shares(added), 0.0, target, answer_token
+    )
 
 
 def _given(text: str | None, image: Any) -> Given:
@@ -123,7 +121,8 @@ def _given(text: str | None, image: Any) -> Given:
     return read_photo(image) if text is None else Prompt(text)
 
 
-def _require_query(tokens: Tokens, query: str | None) -> None:
+def _require_query(record: Heatmap, query: str | None) -> None:
+    tokens = record.maps[0].queries
     if query is not None and not tokens.find(query):
         raise tokens.refuse(query)
 
@@ -131,16 +130,18 @@ def _require_query(tokens: Tokens, query: str | None) -> None:
 def _whole_maps(model: Model, given: Given) -> Heatmap:
     """Return the maps of all layers and heads of the model's first stack."""
     model = reader_of(model, given)
-    if isinstance(given, Prompt) and "encoder" in model.info.kinds and "decoder" in model.info.kinds:
+    is_double = isinstance(given, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}
+    if isinstance(given, Prompt) and is_double:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
         text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, given.text)
-        reading = Reading(text, tokens, tokens, (cut,) if cut else ())
-        record = outline(model.info, reading, Choice().within(model.info))
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
-        record = replace(record, maps=record.maps[:1], run={**record.run, "notes": [*record.run["notes"], note]})
+        notes = (cut, note) if cut else (note,)
+        reading = Reading({}, tokens, notes=notes, text=text, target=tokens)
     else:
         reading = read(model, given)
-        record = outline(model.info, reading, Choice().within(model.info))
+    record = outline(model.info, reading, Choice().within(model.info))
+    if is_double:
+        record = replace(record, maps=record.maps[:1])
     record = run_model(model, record, reading)
     _require_all_layers(model, record.maps[0].n_layers, len(record.maps[0].layers))
     return record
@@ -181,17 +182,19 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     words = _words(cross.queries)
     if not words or not heads:
         raise AttnscopeError("there are no words to time" if heads else "no head is given whose attention tells times")
-    first = words[0][0]
-    if first == 0:
+    # Where words begin, and where the last one ends.
+    begins = np.array([*(word[0] for word in words), words[-1][-1] + 1])
+    if begins[0] == 0:
         raise AttnscopeError("the transcript has no token before its first word", "its tokenizer writes none")
     # What is listened to as a token is written stands in the row of the token before it.
-    rows = slice(first - 1, words[-1][1])
+    rows = slice(begins[0] - 1, begins[-1])
     # (head, token, frame) → the first frame of each token.
     frames = align_tokens(np.stack([cross.of(*pair)[rows] for pair in heads]))
-    seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)
+    seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)[begins - begins[0]].tolist()
+    labels = cross.queries.merge(words).labels
     spoken = tuple(
-        SpokenWord(_spell(cross.queries, word), float(seconds[word[0] - first]), float(seconds[until]), word)
-        for word, until in zip(words, [*(word[0] - first for word in words[1:]), len(seconds) - 1], strict=True)
+        SpokenWord(label, start, end, (word[0], word[-1] + 1))
+        for word, label, start, end in zip(words, labels, seconds[:-1], seconds[1:], strict=True)
     )
     return replace(record, sound=replace(sound, words=spoken, followed=tuple(heads)))
 
@@ -207,22 +210,16 @@ def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> t
     )
 
 
-def _words(tokens: Tokens) -> list[tuple[int, int]]:
-    """Return first token and last + 1 of each word; punctuation belongs to the word before it."""
-    words: list[tuple[int, int]] = []
+def _words(tokens: Tokens) -> list[list[int]]:
+    """Return the tokens of each word; punctuation belongs to the word before it."""
+    words: list[list[int]] = []
     for group in tokens.word_groups():
         if tokens.special[group].any():
             continue
-        is_mark = not any(letter.isalnum() for letter in _spell(tokens, (group[0], group[-1] + 1)))
-        if is_mark and words and words[-1][1] == group[0]:
-            words[-1] = words[-1][0], group[-1] + 1
+        (label,) = tokens.merge([group]).labels
+        is_mark = not any(map(str.isalnum, label))
+        if is_mark and words and words[-1][-1] + 1 == group[0]:
+            words[-1] = [*words[-1], *group]
         else:
-            words.append((group[0], group[-1] + 1))
+            words.append(group)
     return words
-
-
-def _spell(tokens: Tokens, word: tuple[int, int]) -> str:
-    """Return a word as the transcript has it; as its labels, where the tokenizer does not say where it stands."""
-    start, stop = int(tokens.offsets[word[0], 0]), int(tokens.offsets[word[1] - 1, 1])
-    spelled = tokens.text[start:stop].strip() if 0 <= start < stop else ""
-    return spelled or "".join(tokens.labels[word[0] : word[1]]).replace("·", " ").strip()

@@ -55,49 +55,33 @@ class MapOptions(Tokens):
         """Refuse what pooled maps do not have."""
         if self.pooled:
             require_cells(self.pooled)
-        if self.between and (self.mean or self.query is not None):
-            raise UsageError("--from and --to have no --mean and no --query", "leave out one of them")
-        if self.pooled and self.exact_only:
-            raise UsageError(f"pooled maps have no {self.exact_only}", "leave out one of them")
+            refuse_beside("--pool", self.of_exact_maps)
+        if self.between:
+            refuse_beside("--from", mean=self.mean, query=self.query is not None)
 
     @property
-    def exact_only(self) -> str:
-        """Return the first of the options that only exact maps have; empty = none is given."""
-        values: dict[str, object] = {
-            "--words": self.words or self.words_from,
-            "--hide-special": self.hide_special,
-            "--query": self.query,
-            "--without-sinks": self.without_sinks,
-            "--top": self.cut.top,
-            "--mean": self.mean,
-            "--from": self.between,
-            "part (--rows, --cols)": self.cut,
-        }
-        return next((name for name, value in values.items() if value), "")
+    def of_exact_maps(self) -> MapOptions:
+        """Return the options that only exact maps have."""
+        return replace(self, choice=Choice(), pooled=None, times=False)
 
     def require_for(self, given: Given) -> None:
         """Refuse options that a photo or a recording has no use for."""
+        from attnscope.senses.photos import Photo
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
+        flag = "--audio" if isinstance(given, Speech) else "--image"
+        refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
         # A View has the tokens of its question: these have words, and are rows.
-        lacking: dict[str, object] = {"--pool": self.pooled, "--cols": self.cut.cols}
         if not isinstance(given, View):
-            lacking["--words"] = self.words or self.words_from
-            lacking["--rows"] = self.cut.rows
-        if isinstance(given, View | Speech):
-            lacking["--hide-special"] = self.hide_special
+            refuse_beside(flag, words=self.words, words_from=self.words_from, rows=self.cut.rows)
+        if not isinstance(given, Photo):
+            refuse_beside(flag, hide_special=self.hide_special)
         if isinstance(given, Speech):
-            lacking["--query"] = self.query
-        noun, flag = "picture", "--image"
-        if isinstance(given, Speech):
-            noun, flag = "recording", "--audio"
-        for name, value in lacking.items():
-            if value:
-                raise UsageError(f"a {noun} has no {name}", f"leave it out, or leave out {flag}")
+            refuse_beside(flag, query=self.query)
 
 
 @options
@@ -158,6 +142,11 @@ class PageOrder(TextFiles):
     def is_read(self) -> bool:
         """Return whether a model reads something for it."""
         return bool(self.texts or self.files or self.image)
+
+    @property
+    def changes(self) -> Tokens:
+        """Return what is changed in the maps; the rest of `tokens` is how the page opens."""
+        return Tokens(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
 
     def start(self) -> dict[str, str]:
         """Return how the page opens, as its address says it."""

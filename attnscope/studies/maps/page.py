@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.choice import Choice, Tokens
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
@@ -34,12 +34,16 @@ from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.options import PageOrder
-from attnscope.studies.maps.running import fill_maps, outline, run_model
+from attnscope.studies.maps.running import outline, run_model
 from attnscope.studies.maps.study import apply_changes
 from attnscope.text import read_text, slug
 
 _FEW = 16
 """Texts up to which a page may do without torch; more are read one by one."""
+
+
+_NAMING: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
+"""Records that name the roles of heads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +95,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     if order.out is None or not is_stream(order.out):
         require_writable(HOME if order.out is None else order.out.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
-    named, maps = _load_records(order)
-    page_texts = [PageText(record) for record in maps]
+    named, page_texts = _load_records(order)
     if order.is_read:
         _read_texts(spec, order, loading, page_texts, report)
     if named is not None:
@@ -109,16 +112,16 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     return WrittenPage(path, len(content), tuple(shown.record for shown in page_texts))
 
 
-def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]]:
+def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText]]:
     """Return the record that names the roles, and the records of attention with the chosen heads."""
     # Roles come from a record of heads, maps from records of attention.
     named: list[Heads | Atlas] = []
-    maps = []
+    shown = []
     for given in order.record:
         path = file_of(given)
         schema = schema_of(path).partition("/")[0].removeprefix("attnscope.") if path.is_file() else ""
-        if schema in ("heads", "atlas"):
-            named.append(Atlas.load(path) if schema == "atlas" else Heads.load(path))
+        if schema in _NAMING:
+            named.append(_NAMING[schema].load(path))
             continue
         kind = KINDS.get(schema)
         if kind is not None and kind.page and not kind.query:
@@ -127,19 +130,18 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[Heatmap]
                 f"`attnscope show {path} -f html -o FOLDER` makes the page of it",
             )
         choice = order.choice
-        record = Heatmap.load(path)
-        record = choose_heads(record, choice.pick, choice.layers, choice.heads)
-        maps.append(_change(record, order.tokens))
+        record = choose_heads(Heatmap.load(path), choice.pick, choice.layers, choice.heads)
+        shown.append(PageText(apply_changes(record, order.changes)))
     # Refuse what cannot be one page.
     if len(named) > 1:
         raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
-    if not maps and not order.is_read:
+    if not shown and not order.is_read:
         raise UsageError(
             "there is nothing to show beside heads",
             f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {order.record[0]} -f html -o FOLDER` makes "
             "the page of the heads alone",
         )
-    return named[0] if named else None, maps
+    return named[0] if named else None, shown
 
 
 def _read_texts(
@@ -147,50 +149,45 @@ def _read_texts(
 ) -> None:
     """Run the model on each text of a page, which is added to those that are there."""
     # Few short texts may be read without torch.
-    prompts = _prompts(order)
-    first = [*islice(prompts, _FEW + 1)]
-    texts = [prompt for prompt, _ in first if isinstance(prompt, Prompt)]
-    is_short = len(texts) == len(first) <= _FEW
-    model = loading.load_to_look(spec, texts) if is_short else loading.load(spec)
+    inputs = _inputs(order)
+    first = [*islice(inputs, _FEW + 1)]
+    prompts = [given for given, _ in first if isinstance(given, Prompt)]
+    is_short = len(prompts) == len(first) <= _FEW
+    model = loading.load_to_look(spec, prompts) if is_short else loading.load(spec)
     n_tokens = 0
-    for number, (prompt, share) in enumerate(chain(first, prompts), 1):
-        shown = page_text(model, prompt, order.choice, page_texts)
-        changed = _change(shown.record, order.tokens)
+    for number, (given, share) in enumerate(chain(first, inputs), 1):
+        shown = page_text(model, given, order.choice, page_texts)
+        changed = apply_changes(shown.record, order.changes)
         page_texts.append(shown if changed is shown.record else PageText(changed))
-        n_tokens += sum(len(attention.queries) for attention in page_texts[-1].record.maps)
+        n_tokens += sum(len(attention.queries) for attention in changed.maps)
         if report is not None:
             report(Progress(number, n_tokens, share))
 
 
-def _change(record: Heatmap, tokens: Tokens) -> Heatmap:
-    """Return a record without sinks, and with means of heads, if that is asked for."""
-    return apply_changes(record, Tokens(without_sinks=tokens.without_sinks, mean=tokens.mean))
-
-
-def _prompts(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
+def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
     """Yield the texts and photos that the model reads, each with the share of files that is read by then."""
     photos = tuple(map(read_photo, order.image))
     n_tokens = order.reading.generate
+    # Photos alone.
+    if not (order.texts or order.files):
+        for photo in photos:
+            yield View((photo,), "", n_tokens) if n_tokens else photo, None
 
-    def prompt_of(text: str, pair: str | None = None) -> Given:
+    def give(text: str, pair: str | None = None) -> Given:
         if photos:
             return View(photos, text, n_tokens)
-        prompt = order.reading.prompt(text)
-        return prompt if pair is None else replace(prompt, pair=pair)
+        return order.reading.prompt(text, pair)
 
-    # Photos alone, then texts, then files.
-    for photo in () if order.texts or order.files else photos:
-        yield View((photo,), "", n_tokens) if n_tokens else photo, None
+    # Texts, then files.
     for written in order.texts:
-        yield prompt_of(read_text(written, may_be_blank=bool(photos))), None
-    if not order.files:
-        return
-    corpus = order.corpus()
-    assert isinstance(corpus, Corpus)  # of files
-    for text in corpus:
-        yield prompt_of(text.text or "", text.pair), share_read(corpus)
-    if corpus.problems:
-        raise AttnscopeError(f"cannot read {corpus.problems[0]}")
+        yield give(read_text(written, may_be_blank=bool(photos))), None
+    if order.files:
+        corpus = order.corpus()
+        assert isinstance(corpus, Corpus)  # of files
+        for text in corpus:
+            yield give(text.text or "", text.pair), share_read(corpus)
+        if corpus.problems:
+            raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
 
 @with_plain_torch
@@ -230,33 +227,19 @@ def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageT
         AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
     """
     model = reader_of(model, given)
-    reading, chosen_heads = read(model, given), choice.within(model.info)
-    record = outline(model.info, reading, chosen_heads)
+    reading = read(model, given)
+    record = outline(model.info, reading, choice.within(model.info))
     require_room([*(text.record for text in others), record])
-    if model.look is not None:
-        look = model.look(reading.tokens, chosen_heads.layers)
-        record = fill_maps(record, look.weights, model.info)
-        return PageText(record, {m.kind: _by_layer(m, look.full) for m in record.maps})
-    from attnscope.core.attention.calls import WeightsBesideFullWidth
-
-    probes: list[WeightsBesideFullWidth] = []
-
-    def make_probe(**arguments: Any) -> WeightsBesideFullWidth:
-        probes.append(WeightsBesideFullWidth(**arguments))
-        return probes[-1]
-
-    record = run_model(model, record, reading, make_probe)
-    full: Mapping[Any, Any] = probes[0].full if probes else {}
-    return PageText(record, {m.kind: _by_layer(m, full.get(m.kind, {})) for m in record.maps})
+    # By kind and layer, (query, key).
+    full_width: dict[str, Mapping[int, Any]] = {}
+    record = run_model(model, record, reading, full_width)
+    return PageText(record, {m.kind: _stack_layers(m, full_width.get(m.kind, {})) for m in record.maps})
 
 
-def _by_layer(attention: AttentionMap, full: Mapping[int, Any]) -> NDArray[np.float32]:
-    """Return the full-width maps in the order of a map's layers; NaN where there is none."""
-    whole = np.full((len(attention.layers), len(attention.queries), len(attention.keys)), np.nan, np.float32)
-    for row, layer in enumerate(attention.layers):
-        if layer in full:
-            whole[row] = full[layer]
-    return whole
+def _stack_layers(attention: AttentionMap, by_layer: Mapping[int, Any]) -> NDArray[np.float32]:
+    """Return the full-width maps in the order of a map's layers, (layer, query, key); NaN where there is none."""
+    unknown = np.full((len(attention.queries), len(attention.keys)), np.nan, np.float32)
+    return np.stack([by_layer.get(layer, unknown) for layer in attention.layers])
 
 
 def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:

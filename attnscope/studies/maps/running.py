@@ -5,7 +5,7 @@ Exact maps and pooled ones share all of this. What a user asks for, and in which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,14 +21,14 @@ from attnscope.questions.maps import spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.reading import Reading, batch_of
+from attnscope.studies.inputs.reading import Reading
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
     from attnscope.core.attention.pooling import Grid
-    from attnscope.core.attention.probes import OfChosen, Weights
+    from attnscope.core.attention.probes import OfChosen
     from attnscope.core.attention.seam import Kind, Probe
 
 CELLS = 256
@@ -70,8 +70,9 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
     maps: list[AttentionMap] = []
     for kind in kinds:
         number = info.kinds.index(kind)
-        axes = reading.axes.get(kind)
-        known = range(info.n_layers[number]) if axes is None else axes.layers
+        known: Sequence[int] = range(info.n_layers[number])
+        if kind in reading.axes:
+            known = reading.axes[kind].layers
         layers = tuple(layer for layer in chosen.layers if layer in known)
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
         if not (layers and heads):
@@ -83,17 +84,17 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
             continue
         # The tokens at both sides, of which a part may be kept.
         queries, keys = reading.queries_and_keys(kind)
-        rows = slice(0 if axes is None and not reading.pictures else reading.after_pictures, len(queries))
-        columns = slice(0, len(keys) if n_heard is None else n_heard)
+        rows = slice(reading.after_pictures, len(queries))
+        columns = slice(0, n_heard or len(keys))
         if cut:
             cut_rows, columns = cut.within(len(queries), len(keys))
             rows = rows if cut.rows is None else cut_rows
-        is_part = bool(cut) or bool(reading.pictures and axes is None) or rows.start > 0 or n_heard is not None
         if cut and not reading.pictures:
             notes.append(
                 f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
                 f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
             )
+        is_part = bool(cut) or rows.start > 0 or n_heard is not None
         maps.append(
             AttentionMap(
                 kind=kind,
@@ -122,46 +123,56 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
 # Exact maps
 
 
-def run_model(
-    model: Model, record: Heatmap, reading: Reading, probe_of: Callable[..., Weights] | None = None
-) -> Heatmap:
+def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[Any, Any] | None = None) -> Heatmap:
     """Return the outlined record with the model's weights.
 
     Args:
         model: The model.
         record: What `outline` made.
         reading: What the model reads.
-        probe_of: Makes the probe of maps of whole texts at the seam, with the arguments of
-            `core.attention.probes.Weights`; None = that one.
+        full_width: Gets what one head over the full width of each layer would attend to, kind → layer → (query, key),
+            where the model tells; None = that is not wanted.
 
     Raises:
         AttnscopeError: Weights are NaN, or do not fit into memory.
     """
     _require_memory(record)
-    layers, heads = chosen_of(record)
+    layers, heads = _layers_and_heads(record.maps)
     # Some models give their weights without a probe.
     if model.look is not None:
-        return fill_maps(record, model.look(reading.tokens, layers).weights, model.info)
+        look = model.look(reading.tokens, layers)
+        if full_width is not None:
+            full_width[record.maps[0].kind] = look.full
+        return replace(record, maps=tuple(_fill(m, look.weights, None, model.info) for m in record.maps))
+    from attnscope.core.attention.calls import WeightsBesideFullWidth
     from attnscope.core.attention.probes import Weights, probe_by_kind
 
-    probe: Probe
-    probes: Mapping[str, OfChosen[Tensor]]
+    kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
         # Each kind has queries and keys of its own.
         probes = {m.kind: _part_of(m) for m in record.maps}
-        probe = probe_by_kind(probes)
+        run_probe(model, reading, probe_by_kind(probes))
     else:
-        kinds = tuple(cast("Kind", m.kind) for m in record.maps)
-        probe = (probe_of or Weights)(layers=layers, heads=heads, kinds=kinds)
+        probe = Weights(layers, heads, kinds)
+        if full_width is not None:
+            probe = WeightsBesideFullWidth(layers, heads, kinds)
+            probe.full = full_width
+        run_probe(model, reading, probe)
         probes = dict.fromkeys(kinds, probe)
-    run_probe(model, reading, probe)
     # Weights of the one text of the batch, (head, query, key), by layer.
     maps = []
-    for m in record.maps:
-        weights = probes[m.kind].maps.get(cast("Kind", m.kind), {})
+    for m, kind in zip(record.maps, kinds, strict=True):
+        weights = probes[kind].maps.get(kind, {})
         by_layer = {layer: heads_of_text[0].numpy() for layer, heads_of_text in weights.items()}
-        maps.append(_fill(m, by_layer, probes[m.kind].heads, model.info))
+        maps.append(_fill(m, by_layer, probes[kind].heads, model.info))
     return replace(record, maps=tuple(maps))
+
+
+def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[int, ...] | None]:
+    """Return the layers and heads that one probe keeps for some maps; None = all heads, as layers may have fewer."""
+    layers = sorted({layer for m in maps for layer in m.layers})
+    is_some = len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads
+    return layers, maps[0].heads if is_some else None
 
 
 def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
@@ -173,21 +184,9 @@ def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
 
     rows, columns = _slices_of(attention)
     queries = torch.arange(rows.start, rows.stop)
+    layers, heads = _layers_and_heads([attention])
     kinds = (cast("Kind", attention.kind),)
-    return OfChosen(
-        lambda call: rows_of(call, queries, keys=columns).float().cpu(), attention.layers, _probed(attention), kinds
-    )
-
-
-def chosen_of(record: Heatmap) -> tuple[list[int], tuple[int, ...] | None]:
-    """Return the layers and heads that one probe keeps for all maps of a record; None = all heads."""
-    layers = sorted({layer for m in record.maps for layer in m.layers})
-    return layers, None if len(record.maps) > 1 else _probed(record.maps[0])
-
-
-def _probed(attention: AttentionMap) -> tuple[int, ...] | None:
-    """Return the heads that a probe keeps of each layer; None = all, as layers may have fewer than the map."""
-    return None if len(attention.heads) == attention.n_heads else attention.heads
+    return OfChosen(lambda call: rows_of(call, queries, keys=columns).float().cpu(), layers, heads, kinds)
 
 
 def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
@@ -195,21 +194,16 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
     import torch
 
     with torch.inference_mode():
-        if reading.inputs is not None and model.run_inputs is not None:
+        if reading.inputs and model.run_inputs is not None:
             model.run_inputs(reading.inputs, probe)
         else:
-            model.run(batch_of(reading, model.info.device), probe)
+            model.run(reading.batch(model.info.device), probe)
 
 
 def _slices_of(attention: AttentionMap) -> tuple[slice, slice]:
     """Return which queries and keys of the whole a map holds."""
     query, key = attention.first
     return slice(query, query + len(attention.queries)), slice(key, key + len(attention.keys))
-
-
-def fill_maps(record: Heatmap, weights: Mapping[int, NDArray[np.float32]], info: ModelInfo) -> Heatmap:
-    """Return the outlined record of a model with one kind of attention, with its weights by layer."""
-    return replace(record, maps=tuple(_fill(m, weights, None, info) for m in record.maps))
 
 
 def _fill(
@@ -220,11 +214,11 @@ def _fill(
 ) -> AttentionMap:
     """Return the map with its weights, without layers that have no attention."""
     layers = _layers_found(attention, by_layer)
-    shape = len(attention.queries), len(attention.keys)
-    rows, columns = _slices_of(attention)
-    # A model off the seam gives whole maps.
     weights = [by_layer[layer] for layer in layers]
-    weights = [each if each.shape[1:] == shape else each[:, rows, columns] for each in weights]
+    # A model off the seam gives whole maps.
+    if weights[0].shape[1:] != (len(attention.queries), len(attention.keys)):
+        rows, columns = _slices_of(attention)
+        weights = [each[:, rows, columns] for each in weights]
     return replace(attention, layers=layers, weights=_lay_heads(attention, layers, weights, probed_heads, info))
 
 
@@ -242,16 +236,17 @@ def _lay_heads(
     Raises:
         AttnscopeError: A number is NaN.
     """
-    is_whole = np.issubdtype(numbers[0].dtype, np.integer)
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
-    laid = np.full(shape, -1, np.int32) if is_whole else np.full(shape, np.nan, np.float32)
+    laid: NDArray[Any] = np.full(shape, np.nan, np.float32)
+    if np.issubdtype(numbers[0].dtype, np.integer):
+        laid = np.full(shape, -1, np.int32)
+    # Where the heads of the map stand in what was probed.
+    places = np.array(attention.heads) if probed_heads is None else np.searchsorted(probed_heads, attention.heads)
     for row, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
-        if not is_whole and np.isnan(of_layer).any():
+        if np.isnan(of_layer).any():
             raise refusal(info, (attention.kind, layer))
-        for column, head in enumerate(attention.heads):
-            place = head if probed_heads is None else probed_heads.index(head)
-            if place < len(of_layer):
-                laid[row, column] = of_layer[place]
+        is_there = places < len(of_layer)
+        laid[row, is_there] = of_layer[places[is_there]]
     return laid
 
 
@@ -299,7 +294,7 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
 
     # One pass, with a grid for each kind of attention.
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
-    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), *chosen_of(whole), tuple(grids))
+    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), *_layers_and_heads(whole.maps), tuple(grids))
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []

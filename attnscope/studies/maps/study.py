@@ -86,7 +86,12 @@ def look(
     reading = group_words(reading, words)
     # Long texts are pooled, unless an option needs exact maps.
     cells = options.pooled
-    if cells is None and isinstance(given, Prompt) and model.info.path == "seam" and not options.exact_only:
+    if (
+        cells is None
+        and isinstance(given, Prompt)
+        and model.info.path == "seam"
+        and options.of_exact_maps == MapOptions()
+    ):
         longest = max(len(reading.tokens), 0 if reading.target is None else len(reading.target))
         cells = CELLS if longest > POOLED_OVER else 0
     if cells:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import expand
+from attnscope.corpus import Block, expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, eyes_of
 from attnscope.questions.heads import Heads, heads_table
@@ -36,12 +37,10 @@ from attnscope.studies.maps.running import run_probe
 from attnscope.studies.run import Measurer, Part, run_blocks
 
 if TYPE_CHECKING:
+    from attnscope.core.attention.seam import Kind
     from attnscope.core.facts import TextFacts
 
 Floats = NDArray[np.float64]
-_Measured = tuple[Any, int, Mapping[int, Sequence[Any]]]
-"""How an input was read, its tokens, and by layer its sums, counts and uniform sums, ([unit,] head, measure); without
-any layer it cannot be studied."""
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
 
@@ -80,7 +79,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     inputs = _list_inputs(images, "picture")
     # Try a blank picture first: an error here is the model's, and would come with every picture.
     read(model, read_photo(_BLANK))
-    return _study(model, _PICTURES, inputs, report)
+    return _study(model, _Pictures, inputs, repeat(None), report)
 
 
 @with_plain_torch
@@ -120,8 +119,7 @@ def sound_heads(
             f"{amount(len(inputs), 'recording')} and {amount(len(texts), 'transcript')}",
             "give one for each, or leave out the text",
         )
-    transcripts = dict(zip((name for name, _ in inputs), texts, strict=True))
-    return _study(model, _RECORDINGS, inputs, report, transcripts)
+    return _study(model, _Recordings, inputs, texts, report)
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
@@ -150,26 +148,23 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
         rows: How much of its attention each token gives to sound, and that times the time of each frame,
             (head, token, 2).
     """
-    sums, counts = np.zeros((2, len(rows), 2))
-    # Tokens that hear something have a time; pairs of them are in order or not.
-    for head, (share, moment) in enumerate(rows.transpose(0, 2, 1)):
-        is_heard = share > 0
-        time = moment[is_heard] / share[is_heard]
-        pairs = np.triu_indices(len(time), 1)
-        if len(time) > 1:
-            sums[head, 0] = np.sign(time[pairs[1]] - time[pairs[0]]).mean()
-            counts[head, 0] = 1
-        sums[head, 1] = share.sum()
-        counts[head, 1] = len(share)
-    return sums, counts
+    share, moment = rows.transpose(2, 0, 1)
+    # Tokens that hear something have a time, (head, token); pairs of them, (head, pair), are in order or not.
+    times = np.divide(moment, share, out=np.full(share.shape, np.nan), where=share > 0)
+    first, second = np.triu_indices(share.shape[1], 1)
+    order = np.sign(times[:, second] - times[:, first])
+    n_pairs = (~np.isnan(order)).sum(1)
+    sums = np.stack([np.nansum(order, 1) / np.maximum(n_pairs, 1), share.sum(1)], 1)
+    counts = np.stack([n_pairs > 0, np.full(len(rows), share.shape[1])], 1)
+    return sums, counts.astype(np.float64)
 
 
-# What both share
+# Measuring
 
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """A picture or recording that was read; `text` is a transcript. It is a block of its own."""
+    """A picture or recording that was read; `text` is a transcript."""
 
     index: int
     source: str
@@ -177,154 +172,158 @@ class _Input:
     text: str | None = None
     line: None = None
 
-    @property
-    def texts(self) -> Sequence[_Input]:
-        """Return it as the only text of its block."""
-        return [self]
-
     def __len__(self) -> int:
         return 1
 
 
 @dataclass(kw_only=True, eq=False)
 class SenseSums(Part):
-    """Hold the sums over pictures or recordings by layer, (head, measure), and the same under uniform attention.
+    """Hold the sums over pictures or recordings by layer: of heads, and of uniform attention, (2, head, measure).
 
     Attributes:
         grids: Rows and columns of patches of each picture.
         notes: What was noted of each as it was read.
+        problems: Those that cannot be studied.
     """
 
     measures: dict[int, RunningSums] = field(default_factory=dict)
-    uniform: dict[int, RunningSums] = field(default_factory=dict)
     grids: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
+    problems: tuple[dict[str, Any], ...] = ()
 
 
-class _Measurer(Measurer[SenseSums]):
-    """Measure one input at a time. `problems` gets those that cannot be studied."""
+class _Sense(Measurer[SenseSums]):
+    """Measure one input at a time, by measures of a sense.
 
-    def __init__(self, model: Model, sense: _Sense, problems: list[dict[str, Any]]) -> None:
-        super().__init__()
-        self._model = model
-        self._sense = sense
-        self._problems = problems
-
-    def start(self, block: _Input) -> SenseSums:
-        """Return sums of nothing yet."""
-        return SenseSums()
-
-    def batches(self, block: _Input) -> Sequence[Sequence[_Input]]:
-        """Return the input alone."""
-        return [[block]]
-
-    def measure(self, batch: Sequence[_Input]) -> _Measured:
-        """Measure an input."""
-        return self._sense.measure(self._model, batch[0])
-
-    def add(self, part: SenseSums, batch: Sequence[_Input], result: Any) -> None:
-        """Add an input, which is in all of the sums or in nothing."""
-        reading, n_tokens, by_layer = result
-        (each,) = batch
-        rows = {layer: sums[None] for layer, (sums, *_) in by_layer.items()}
-        broken = broken_rows({self._sense.kind: rows})
-        if broken:
-            part.broken[each.index] = broken[0]
-        elif not by_layer:
-            self._problems.append(_problem(each.source, "there is no token in what is written"))
-        else:
-            for layer, (sums, counts, uniform) in by_layer.items():
-                shape = counts.shape[-2:]
-                part.measures.setdefault(layer, RunningSums(shape)).add(sums, counts)
-                part.uniform.setdefault(layer, RunningSums(shape)).add(uniform, counts)
-            part.n_texts += 1
-            part.n_tokens += n_tokens
-            part.notes += tuple(reading.notes)
-            part.grids += () if reading.picture is None else (reading.picture.grid,)
-
-
-def _measure_picture(model: Model, picture: _Input) -> _Measured:
-    """Measure the heads on a photo, each patch as a query."""
-    from attnscope.core.measures import HeadMeasures
-
-    reading = read(model, picture.content)
-    assert reading.picture is not None
-    grid = reading.picture.grid
-    probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
-    run_probe(model, reading, probe)
-    # The keys outside sinks are the patches, so `_active` sums are those of patches.
-    names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
-    by_layer = {}
-    for layer, sums in probe.sums["encoder"].items():
-        columns = [sums.names.index(name) for name in names]
-        parts = (sums.sum, sums.count, sums.uniform_sum)
-        by_layer[layer] = [np.moveaxis(part[columns], 0, -1) for part in parts]  # (unit, head, measure)
-    return reading, math.prod(grid), by_layer
-
-
-def _measure_recording(model: Model, recording: _Input) -> _Measured:
-    """Measure cross-attention on a recording with its transcript, or with what the model writes."""
-    from attnscope.core.attention.probes import OfChosen, key_sums
-
-    reading = read(model, Speech(recording.content, recording.text))
-    sound = reading.sound
-    if reading.target is None or sound is None:
-        raise AttnscopeError(
-            f"{model.info.name} has no decoder, so there is no cross-attention to measure",
-            "look at single recordings with: attnscope heatmap --audio",
-        )
-    # Special tokens write no words: their rows say nothing of listening.
-    asks = ~reading.target.special
-    if not asks.any():
-        return reading, 0, {}
-    # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
-    n_sound = len(sound.envelope)
-    times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
-    functions = np.stack([np.ones(n_sound), times], 1)
-    probe = OfChosen(lambda call: key_sums(call, functions), kinds=["cross"])
-    run_probe(model, reading, probe)
-    # Attending to all frames alike, no token listens further on than another.
-    even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
-    by_layer = {}
-    for layer, rows in probe.maps["cross"].items():
-        sums, counts = sound_sums(rows.numpy()[0][:, asks])
-        by_layer[layer] = [sums, counts, counts * even]
-    return reading, int(asks.sum()), by_layer
-
-
-@dataclass(frozen=True)
-class _Sense:
-    """The differences between senses: their names, measures, how a file is read, and how much of a head rests."""
+    Attributes:
+        noun: What an input is called; `of` what several are.
+        kind: The kind of attention.
+        catalogue: The measures.
+        read: Reads a file, or what Python users give.
+        values: The field of what is read that holds its numbers.
+        resting: Returns how much of each head's attention rests, (head,), from the values of its measures.
+    """
 
     noun: str
     of: str
-    kind: str
+    kind: Kind
     catalogue: Mapping[str, Measure]
     read: Callable[[Any], Any]
-    measure: Callable[[Model, _Input], _Measured]
+    values: str
     resting: Callable[[Mapping[str, Floats]], Floats]
 
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
 
-_PICTURES = _Sense(
-    "picture", PICTURES, "encoder", PICTURE_MEASURES, read_photo, _measure_picture, lambda heads: heads["resting"]
-)
-_RECORDINGS = _Sense(
-    "recording",
-    RECORDINGS,
-    "cross",
-    SOUND_MEASURES,
-    read_recording,
-    _measure_recording,
-    lambda heads: 1 - heads["sound"],
-)
+    def start(self, block: Block) -> SenseSums:
+        """Return sums of nothing yet."""
+        return SenseSums()
+
+    def batches(self, block: Block) -> Sequence[Any]:
+        """Return the one input of a block."""
+        return [block.texts]
+
+    def add(self, part: SenseSums, batch: Sequence[_Input], result: Any) -> None:
+        """Add an input, which is in all of the sums or in nothing.
+
+        `result` is how it was read, its tokens, and by layer its sums and counts, ([unit,] 2, head, measure).
+        """
+        reading, n_tokens, by_layer = result
+        (each,) = batch
+        broken = broken_rows({self.kind: {layer: sums[None] for layer, (sums, _) in by_layer.items()}})
+        if broken:
+            part.broken[each.index] = broken[0]
+        elif not by_layer:
+            part.problems += (_problem(each.source, "there is no token in what is written"),)
+        else:
+            for layer, (sums, counts) in by_layer.items():
+                part.measures.setdefault(layer, RunningSums(sums.shape[-3:])).add(sums, counts)
+            part.n_texts += 1
+            part.n_tokens += n_tokens
+            part.notes += reading.notes
+            if reading.picture is not None:
+                part.grids += (reading.picture.grid,)
+
+
+class _Pictures(_Sense):
+    """Measure self-attention on photos, each patch as a query."""
+
+    noun = "picture"
+    of = PICTURES
+    kind = "encoder"
+    catalogue = PICTURE_MEASURES
+    read = staticmethod(read_photo)
+    values = "image"
+    resting = staticmethod(lambda values: values["resting"])
+
+    def measure(self, batch: Sequence[_Input]) -> Any:
+        """Measure the heads on a photo."""
+        from attnscope.core.measures import HeadMeasures
+
+        reading = read(self.model, batch[0].content)
+        assert reading.picture is not None
+        grid = reading.picture.grid
+        probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
+        run_probe(self.model, reading, probe)
+        # The keys outside sinks are the patches, so `_active` sums are those of patches.
+        names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
+        by_layer = {}
+        for layer, sums in probe.sums[self.kind].items():
+            columns = [sums.names.index(name) for name in names]
+            # (measure, unit, head) → (unit, 2, head, measure)
+            both = np.stack([sums.sum[columns], sums.uniform_sum[columns]])
+            by_layer[layer] = both.transpose(2, 0, 3, 1), sums.count[columns].transpose(1, 2, 0)[:, None]
+        return reading, math.prod(grid), by_layer
+
+
+class _Recordings(_Sense):
+    """Measure cross-attention on recordings, with their transcripts or with what the model writes."""
+
+    noun = "recording"
+    of = RECORDINGS
+    kind = "cross"
+    catalogue = SOUND_MEASURES
+    read = staticmethod(read_recording)
+    values = "samples"
+    resting = staticmethod(lambda values: 1 - values["sound"])
+
+    def measure(self, batch: Sequence[_Input]) -> Any:
+        """Measure the heads on a recording; nothing of one in which nothing is written."""
+        from attnscope.core.attention.probes import OfChosen, key_sums
+
+        reading = read(self.model, Speech(batch[0].content, batch[0].text))
+        sound = reading.sound
+        if reading.target is None or sound is None:
+            raise AttnscopeError(
+                f"{self.model.info.name} has no decoder, so there is no cross-attention to measure",
+                "look at single recordings with: attnscope heatmap --audio",
+            )
+        # Special tokens write no words: their rows say nothing of listening.
+        asks = ~reading.target.special
+        if not asks.any():
+            return reading, 0, {}
+        # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
+        n_sound = len(sound.envelope)
+        times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
+        functions = np.stack([np.ones(n_sound), times], 1)
+        probe = OfChosen(lambda call: key_sums(call, functions), kinds=[self.kind])
+        run_probe(self.model, reading, probe)
+        # Attending to all frames alike, no token listens further on than another.
+        even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
+        by_layer = {}
+        for layer, rows in probe.maps[self.kind].items():
+            sums, counts = sound_sums(rows.numpy()[0][:, asks])
+            by_layer[layer] = np.stack([sums, counts * even]), counts
+        return reading, int(asks.sum()), by_layer
 
 
 def _study(
     model: Model,
-    sense: _Sense,
+    sense: type[_Sense],
     inputs: Sequence[tuple[str, Any]],
+    texts: Iterable[str | None],
     report: Report | None,
-    transcripts: Mapping[str, str | None] | None = None,
 ) -> Heads:
     """Measure the inputs one after the other, and list those that cannot be studied.
 
@@ -334,19 +333,20 @@ def _study(
     problems: list[dict[str, Any]] = []
     digest = hashlib.sha256()
 
-    def contents() -> Iterator[_Input]:
-        for number, (name, item) in enumerate(inputs):
+    def contents() -> Iterator[Block]:
+        for number, ((name, item), text) in enumerate(zip(inputs, texts, strict=False)):
             try:
                 content = sense.read(item)
             except AttnscopeError as error:
                 problems.append(_problem(name, error.message.replace(f"{name} ", "", 1)))
                 continue
-            pixels = np.asarray(content.samples if hasattr(content, "samples") else content.image)
-            digest.update(f"{sense.noun} {pixels.shape}\n".encode() + pixels.tobytes())
-            yield _Input(number, name, content, (transcripts or {}).get(name))
+            numbers = np.asarray(getattr(content, sense.values))
+            digest.update(f"{sense.noun} {numbers.shape}\n".encode() + numbers.tobytes())
+            each: Any = _Input(number, name, content, text)
+            yield Block(number, (each,))
 
     going = run_blocks(
-        lambda loaded: _Measurer(loaded, sense, problems),
+        sense,
         (model,),
         contents(),
         SenseSums(),
@@ -354,7 +354,7 @@ def _study(
         share=lambda block: (block.index + 1) / len(inputs),
     )
     done = going.done
-    problems += going.problems(model.info)
+    problems += [*done.problems, *going.problems(model.info)]
     if not done.n_texts:
         if not going.complete:
             raise KeyboardInterrupt
@@ -362,7 +362,6 @@ def _study(
         raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read")
     # Describe what was studied; notes that differ only in the file or the text that they quote are said once.
     by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
-    notes = list(by_gist.values())
     if done.n_texts == 1:
         going.notes.append(f"of one {sense.noun} there are no intervals")
     corpus = {
@@ -377,32 +376,36 @@ def _study(
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
     facts = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(going.about(model.info, notes), corpus, facts, {"heads": _table(sense, done)})
+    return Heads(going.about(model.info, list(by_gist.values())), corpus, facts, {"heads": _table(sense, done)})
 
 
 def _problem(name: str, reason: str) -> dict[str, Any]:
     return {"source": name, "line": None, "reason": reason}
 
 
-def _table(sense: _Sense, done: SenseSums) -> Table:
+def _table(sense: type[_Sense], done: SenseSums) -> Table:
     """Return every head with its measures; a measure that nothing counts is NaN."""
+    columns = [measure_column(name, sense.catalogue) for name in sense.catalogue]
     # Intervals are cut to the range of each measure.
-    ends = [np.array([getattr(measure, end) for measure in sense.catalogue.values()]) for end in ("low", "high")]
+    least = [measure.low for measure in sense.catalogue.values()]
+    most = [measure.high for measure in sense.catalogue.values()]
     tables = []
     for layer, sums in sorted(done.measures.items()):
-        # Heads with any count, (head, measure).
-        counts = sums.total("c")
+        # Heads with any count; of heads and of uniform attention, (2, head, measure).
+        counts = sums.total("c")[0]
         heads = np.flatnonzero(counts.any(-1))
-        low, high = (np.clip(end, *ends) for end in sums.interval())
-        parts = {"low": low, "high": high, "baseline": done.uniform[layer].ratio(), "count": counts}
-        values = sums.ratio()[heads]
+        values, baseline = sums.ratio()[:, heads]
+        low, high = (np.clip(end[0, heads], least, most) for end in sums.interval())
         table = heads_table(
             ([sense.kind] * len(heads), np.full(len(heads), layer), heads),
-            [measure_column(name, sense.catalogue) for name in sense.catalogue],
+            columns,
             roles=[""] * len(heads),
             resting=sense.resting(dict(zip(sense.catalogue, values.T, strict=True))),
             value=values,
-            **{part: array[heads] for part, array in parts.items()},
+            low=low,
+            high=high,
+            baseline=baseline,
+            count=counts[heads],
         )
         tables.append(table)
     return Table.stack(tables)
