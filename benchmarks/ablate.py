@@ -19,7 +19,7 @@ from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
 from attnscope.studies.ablate import measurers
-from attnscope.studies.ablate.measurers import Cut, StandIns, heads_of, measure_cuts
+from attnscope.studies.ablate.measurers import Cut, StandIns, measure_cuts, outputs_of, shapes_of
 from attnscope.studies.ablate.reading import Passes, Reader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
@@ -38,17 +38,17 @@ def main() -> None:
     model = load(options.model, engine=options.engine)
     texts = cut(model, options.tokens, options.length)
     reader = Reader(model, None)
-    known = heads_of(Passes(model, reader, texts))
-    cuts = [Cut(((*place, head),)) for place, n_heads in known.items() for head in range(n_heads)]
+    known = shapes_of(outputs_of(Passes(reader, texts)))
+    cuts = [Cut(((*place, head),)) for place, (n_heads, _) in known.items() for head in range(n_heads)]
 
     def resumed():
-        return measure_cuts(Passes(model, reader, texts), cuts, StandIns())
+        return measure_cuts(Passes(reader, texts), cuts, StandIns())
 
     def whole():
         block = Rerun.block
         Rerun.block = lambda rerun, places: 0
         try:
-            return measure_cuts(Passes(model, reader, texts), cuts, StandIns())
+            return measure_cuts(Passes(reader, texts), cuts, StandIns())
         finally:
             Rerun.block = block
 

@@ -7,7 +7,7 @@ import torch
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
-from attnscope.studies.ablate.measurers import heads_of, measure_importance
+from attnscope.studies.ablate.measurers import measure_importance, outputs_of, shapes_of
 from attnscope.studies.ablate.reading import Passes, Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
@@ -36,8 +36,8 @@ def _loss(model, read, place, head, factor):
 def test_it_is_the_mean_absolute_finite_difference_of_the_loss(name, kind):
     model = _model(name)
     reader = Reader(model, "causal")
-    known = heads_of(Passes(model, reader, TEXTS))
-    found = measure_importance(Passes(model, reader, TEXTS), known)
+    known = shapes_of(outputs_of(Passes(reader, TEXTS)))
+    found = measure_importance(Passes(reader, TEXTS), known)
     for place, head in [((kind, 0), 0), ((kind, 1), 1)]:
         slopes = []
         for text in TEXTS:
@@ -64,6 +64,6 @@ def test_a_text_without_predictions_counts_nothing():
     model = _model("gpt2")
     reader = Reader(model, "causal")
     lone = CorpusText(3, "texts", 4, ids=(5,))
-    known = heads_of(Passes(model, reader, TEXTS))
-    found = measure_importance(Passes(model, reader, [*TEXTS, lone]), known)
+    known = shapes_of(outputs_of(Passes(reader, TEXTS)))
+    found = measure_importance(Passes(reader, [*TEXTS, lone]), known)
     assert found.done.sums.total("c")[0] == 3

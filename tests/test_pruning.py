@@ -12,7 +12,6 @@ from attnscope.models.hf.assembling import wrap
 from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.ablate import save as pruning
 from attnscope.studies.ablate.save import EXAMPLE, prune
-from attnscope.studies.inputs.options import LoadOptions
 from tests.ablation_helpers import SIZES, batch_of, save_tiny, tiny
 
 
@@ -107,8 +106,6 @@ def test_what_cannot_be_pruned_is_said(tmp_path):
         prune("own", [EXAMPLE], without(((0, 1),), out))
     with pytest.raises(UsageError, match="no head is named"):
         prune("minilm", [EXAMPLE], without(None, out))
-    with pytest.raises(UsageError, match="those of transformers"):
-        prune("minilm", [EXAMPLE], without(((0, 1),), out), LoadOptions(engine="native"))
     source = save_tiny(tmp_path / "bert", "bert")
     with pytest.raises(AttnscopeError, match="there already, with files in it"):
         prune(str(source), [EXAMPLE], without(((0, 1),), source))

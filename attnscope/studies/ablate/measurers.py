@@ -6,11 +6,13 @@ the loss by one backward pass. A text may come in several rows; it counts when a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import NamedTuple
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,24 +20,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
-from attnscope.core.attention.probes import Gate, Place
+from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, are_numbers, attend
-from attnscope.core.interventions import Activations, Patch, Patched
+from attnscope.core.interventions import Activations, Leaves, Patch, Patched
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, Copies, blocks, distinct
-from attnscope.errors import AttnscopeError
+from attnscope.corpus import Block, Copies, distinct
 from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
-from attnscope.studies.ablate.reading import BLOCK, Passes, ReadBatch, Reader, Row, require_rerunnable
+from attnscope.studies.ablate.reading import Passes, ReadBatch, Reader, Row, require_rerunnable
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report
-from attnscope.studies.run import Measurer, P, Part, Room, Run
+from attnscope.studies.run import STEP, Measurer, Part, Room, Run
 
 Head = tuple[str, int, int]
 """Kind, layer, head."""
 
 Floats = NDArray[np.float64]
+
+Shapes = Mapping[Place, tuple[int, int]]
+"""How many heads each attention has, and how wide their outputs are."""
 
 DONORS = 8
 """Texts whose outputs take the place of a head's, one after the other."""
@@ -44,25 +48,12 @@ QUANTITIES = ("l2", "loss", "kl")
 """The quantities that are measured without heads."""
 
 
-class RowMeasurer(Measurer[P]):
-    """Measure batches of rows of texts."""
-
-    def __init__(self, model: Model, reader: Reader) -> None:
-        super().__init__(model.tokenizer)
-        self._model = require_rerunnable(model)
-        self._reader = reader
-
-    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
-        """Cut a block into batches of rows."""
-        return self._reader.batches(block)
-
-
 @dataclass(kw_only=True, eq=False)
 class TextPart(Part):
     """Hold sums over texts.
 
     Attributes:
-        sums: For each cut each of QUANTITIES, or the slope of each head.
+        sums: What a measurer adds up of whole texts.
         whole: The loss of the whole model.
         n_predictions: How many predictions these are of.
     """
@@ -70,133 +61,162 @@ class TextPart(Part):
     sums: RunningSums
     whole: RunningSums = field(default_factory=RunningSums)
     n_predictions: int = 0
-    _rows: list[tuple[Row, Floats]] = field(default_factory=list)
-    _n_rows: Counter[int] = field(default_factory=Counter)
+    _rows: defaultdict[int, list[tuple[Row, Floats]]] = field(default_factory=lambda: defaultdict(list))
 
-    def add_rows(self, batch: Sequence[Row], numbers: Floats) -> None:
-        """Add the numbers of rows, and count the texts of which all rows are there."""
-        for row, of_row in zip(batch, numbers, strict=True):
-            self._rows.append((row, of_row))
-            self._n_rows[row.text] += 1
-            self.n_tokens += row.n_tokens
-            self.n_texts += self._is_whole(row)
+    def add_rows(self, batch: Sequence[Row], numbers: Floats, broken: Mapping[int, BrokenPlace]) -> None:
+        """Add numbers of rows, (row, …), and which rows are broken; a text with any that is not finite is left out."""
+        for number, row in enumerate(batch):
+            if number in broken or not np.isfinite(numbers[number]).all():
+                self.broken.setdefault(row.text, broken.get(number, ("", None)))
+            rows = self._rows[row.text]
+            rows.append((row, numbers[number]))
+            # A text counts as soon as all of its rows are there.
+            if self._is_whole(row.text):
+                self.n_texts += 1
+                self.n_tokens += sum(each.n_tokens for each, _ in rows)
 
-    def _is_whole(self, row: Row) -> bool:
-        return self._n_rows[row.text] == row.n_rows and row.text not in self.broken
+    def _is_whole(self, text: int) -> bool:
+        rows = self._rows[text]
+        return len(rows) == rows[0][0].n_rows and text not in self.broken
 
     def whole_texts(self) -> tuple[Floats, Floats]:
         """Return the sums over the rows of each whole text, (text, …), and its predictions, (text,), in their order."""
-        rows = [(row, numbers) for row, numbers in self._rows if self._is_whole(row)]
-        texts, text_of_row = np.unique([row.text for row, _ in rows], return_inverse=True)
-        self.n_texts = len(texts)
-        self.n_tokens = sum(row.n_tokens for row, _ in rows)
-        n_predictions = np.zeros(len(texts))
-        sums = np.zeros((len(texts), *(self._rows[0][1].shape if rows else ())))
-        for number, (row, numbers) in zip(text_of_row, rows, strict=True):
-            sums[number] += numbers
-            n_predictions[number] += len(row.positions)
-        return sums, n_predictions
+        texts = filter(self._is_whole, sorted(self._rows))
+        rows_by_text = [self._rows[text] for text in texts]
+        sums = [sum(numbers for _, numbers in rows) for rows in rows_by_text]
+        n_predictions = [sum(len(row.positions) for row, _ in rows) for rows in rows_by_text]
+        return np.array(sums), np.array(n_predictions, np.float64)
+
+
+class RowMeasurer(Measurer[TextPart]):
+    """Measure numbers of batches of rows, and add up those of whole texts.
+
+    `measure` returns the numbers of each row, (row, …), and the rows on which something else is not finite.
+
+    Args:
+        model: The model.
+        reader: Makes batches of its texts; in a worker its arguments.
+        shape: The shape of what is added up.
+    """
+
+    def __init__(self, model: Model, reader: Reader | Mapping[str, Any], shape: tuple[int, ...]) -> None:
+        super().__init__(model.tokenizer)
+        self._model = require_rerunnable(model)
+        self._reader = reader if isinstance(reader, Reader) else Reader(model, **reader)
+        self._shape = shape
+
+    def start(self, block: Block) -> TextPart:
+        """Return sums of nothing yet."""
+        return TextPart(sums=RunningSums(self._shape))
+
+    def batches(self, block: Block) -> Sequence[Sequence[Row]]:
+        """Cut a block into batches of rows."""
+        return self._reader.batches(block)
+
+    def add(self, part: TextPart, batch: Sequence[Row], result: tuple[Floats, Mapping[int, BrokenPlace]]) -> None:
+        """Add rows to their texts."""
+        part.add_rows(batch, *result)
+
+    def finish(self, part: TextPart) -> TextPart:
+        """Add up the whole texts of the block, in their order."""
+        numbers, n_predictions = part.whole_texts()
+        if part.n_texts:
+            self.add_up(part, numbers, n_predictions)
+        return part
+
+    @abstractmethod
+    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+        """Add the numbers of whole texts, (text, …), to the sums, beside how many predictions each has, (text,)."""
+
+
+def _measure(
+    passes: Passes,
+    measurer: type[RowMeasurer],
+    shape: tuple[int, ...],
+    report: Report | None,
+    step: str = STEP,
+    **arguments: Any,
+) -> Run[TextPart]:
+    """Go over the texts once, with a measurer that takes these arguments."""
+    make = partial(measurer, shape=shape, **arguments)
+    return passes.run(make, TextPart(sums=RunningSums(shape)), report, step)
+
+
+def _require_end(going: Run[TextPart]) -> Run[TextPart]:
+    """Return what went over all texts; raise what ended it before."""
+    if going.error is not None:
+        raise going.error
+    if not going.complete:
+        raise KeyboardInterrupt
+    return going
 
 
 # What heads put out
 
 
-@dataclass(frozen=True)
-class OutputSum:
-    """Hold the sum of the outputs of heads, (head, d), float64, and the number of queries in it."""
-
-    total: Tensor
-    n_queries: int
-
-    def merge(self, other: OutputSum) -> OutputSum:
-        """Return the sum over both. It is rounded, so that the order counts."""
-        return OutputSum(self.total + other.total, self.n_queries + other.n_queries)
-
-
-@dataclass(kw_only=True, eq=False)
-class MeanPart(Part):
-    """Hold sums of the outputs of heads, by place."""
-
-    outputs: dict[Place, OutputSum] = field(default_factory=dict)
-
-    def means(self) -> dict[Place, Tensor]:
-        """Return the mean output of the heads of each place, (head, d)."""
-        return {place: outputs.total / max(1, outputs.n_queries) for place, outputs in self.outputs.items()}
-
-
-class MeanOutputs(RowMeasurer[MeanPart]):
+class MeanOutputs(RowMeasurer):
     """Add up the outputs of heads over all real queries."""
 
-    def start(self, block: Block) -> MeanPart:
-        """Return sums of nothing yet."""
-        return MeanPart()
-
-    def measure(self, batch: Sequence[Row]) -> dict[Place, OutputSum]:
-        """Return the sums of a batch, without rows on which any output is no number."""
+    def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
+        """Return sums of the outputs of all places, and how many queries are in them, (row, 2, place · head · d)."""
         read = self._reader.read(batch)
-        sums: dict[Place, Tensor] = {}
+        sums: list[Tensor] = []
 
         def observe(call: AttentionCall) -> Tensor:
             output = attend(call)
-            real = read.queries[call.kind]
-            outputs = output.masked_fill(~real[:, None, :, None].to(output.device), 0.0)
-            of_rows = outputs.sum(2, dtype=sum_dtype(outputs.device))  # (row, head, d)
+            real = read.queries[call.kind].to(output.device)
+            outputs = output.masked_fill(~real[:, None, :, None], 0.0)
+            of_rows = outputs.sum(2, dtype=sum_dtype(outputs.device)).flatten(1)  # (row, head · d)
             # Fused kernels may give numbers where there are none.
             of_rows[~are_numbers(call)] = torch.nan
-            sums[call.kind, call.layer] = of_rows.cpu().double()
+            n_queries = real.sum(1, keepdim=True).to(of_rows).expand_as(of_rows)
+            sums.append(torch.stack([of_rows, n_queries], 1).cpu())
             return output
 
         with torch.no_grad():
             self._model.outputs(read.batch, observe, logits=False)
-        # A row counts in all places or in none.
-        is_sound = torch.stack([each.isfinite().flatten(1).all(1) for each in sums.values()]).all(0)
-        n_queries = {kind: int(real.cpu()[is_sound].sum()) for kind, real in read.queries.items()}
-        return {place: OutputSum(each[is_sound].sum(0), n_queries[place[0]]) for place, each in sums.items()}
+        return to_numpy(torch.cat(sums, -1)), {}
 
-    def add(self, part: MeanPart, batch: Sequence[Row], result: Mapping[Place, OutputSum]) -> None:
-        """Add the sums of a batch."""
-        for place, outputs in result.items():
-            part.outputs[place] = part.outputs[place].merge(outputs) if place in part.outputs else outputs
-        part.n_texts += len(batch)
-        part.n_tokens += sum(row.n_tokens for row in batch)
+    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+        """Add sums and counts."""
+        part.sums.add(numbers[:, 0], numbers[:, 1])
+
+
+def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> Run[TextPart]:
+    """Add up the outputs of heads over all texts, for `means_of`; means over some texts are none."""
+    size = sum(n_heads * width for n_heads, width in shapes.values())
+    return _require_end(_measure(passes, MeanOutputs, (size,), report))
+
+
+def means_of(done: TextPart, shapes: Shapes) -> dict[Place, Tensor]:
+    """Return the mean outputs of the heads of each place, (head, d), float64."""
+    sizes = [n_heads * width for n_heads, width in shapes.values()]
+    means = torch.from_numpy(np.nan_to_num(done.sums.ratio())).split(sizes)  # type: ignore[no-untyped-call]
+    return {place: mean.view(shape) for (place, shape), mean in zip(shapes.items(), means, strict=True)}
 
 
 def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
+    model = passes.reader.model
 
     def read_outputs(rows: Sequence[Row]) -> dict[Place, Tensor]:
         activations = Activations()
         with torch.no_grad():
-            passes.model.outputs(passes.reader.read(rows).batch, activations, logits=False)
+            model.outputs(passes.reader.read(rows).batch, activations, logits=False)
         return activations.outputs
 
-    for block in blocks(distinct(passes.texts, Copies()), BLOCK):
-        first_rows: dict[int, Row] = {}
-        for batch in passes.reader.batches(block):
-            for row in batch:
-                first_rows.setdefault(row.text, row)
-        for text, row in sorted(first_rows.items()):
+    for text in distinct(passes.texts, Copies()):
+        rows = list(chain.from_iterable(passes.reader.batches(Block(0, (text,)))))
+        if rows:
             # One text cannot be halved: where it does not fit, `each` says so.
-            ((_, outputs),) = Room().each([row], read_outputs)
-            yield text, {place: output[0] for place, output in outputs.items()}
+            ((_, outputs),) = Room().each(rows[:1], read_outputs)
+            yield text.index, {place: output[0] for place, output in outputs.items()}
 
 
-def heads_of(passes: Passes) -> dict[Place, int]:
-    """Return how many heads each attention has, seen on the first text; {} = there is none."""
-    _, outputs = next(outputs_of(passes), (0, {}))
-    return {place: len(output) for place, output in outputs.items()}
-
-
-def donors_of(passes: Passes) -> list[tuple[int, Mapping[Place, Tensor]]]:
-    """Return the index and the outputs of heads of the first texts: one more than a text has donors.
-
-    Raises:
-        AttnscopeError: There is one text.
-    """
-    donors = list(islice(outputs_of(passes), DONORS + 1))
-    if len(donors) < 2:
-        raise AttnscopeError("resample ablation needs outputs of other texts", "give several texts")
-    return donors
+def shapes_of(outputs: Iterable[tuple[int, Mapping[Place, Tensor]]]) -> Shapes:
+    """Return the shapes of heads' outputs, as the first of `outputs_of` shows them."""
+    _, first = next(iter(outputs))
+    return {place: (len(output), output.shape[-1]) for place, output in first.items()}
 
 
 # What changes without heads
@@ -243,17 +263,13 @@ class StandIns(NamedTuple):
         return torch.stack(rows)[:, None]
 
 
-class Cutting(RowMeasurer[TextPart]):
+class Cutting(RowMeasurer):
     """Take cuts out of texts, several in one forward pass, as further rows of the batch; see `measure_cuts`."""
 
-    def __init__(self, model: Model, reader: Reader, cuts: Sequence[Cut], stand_ins: StandIns) -> None:
-        super().__init__(model, reader)
+    def __init__(self, *place: Any, cuts: Sequence[Cut], stand_ins: StandIns, **more: Any) -> None:
+        super().__init__(*place, **more)
         self._cuts = cuts
         self._stand_ins = stand_ins
-
-    def start(self, block: Block) -> TextPart:
-        """Return sums of nothing yet."""
-        return _no_cuts(len(self._cuts))
 
     def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
         """Run the model whole, and without each cut.
@@ -296,19 +312,8 @@ class Cutting(RowMeasurer[TextPart]):
                 patches.setdefault(place, []).append(Patch("z", (head,), values, rows))
         return Patched(patches)
 
-    def add(self, part: TextPart, batch: Sequence[Row], result: tuple[Floats, Mapping[int, BrokenPlace]]) -> None:
-        """Add rows to their texts; texts on which a number is not finite, with heads or without, are left out."""
-        numbers, broken = result
-        for number, row in enumerate(batch):
-            if number in broken or not np.isfinite(numbers[number]).all():
-                part.broken.setdefault(row.text, broken.get(number, ("", None)))
-        part.add_rows(batch, numbers)
-
-    def finish(self, part: TextPart) -> TextPart:
-        """Add up the whole texts of the block, in their order."""
-        numbers, n_predictions = part.whole_texts()  # (text, 1 + cut, 3) and (text,)
-        if not part.n_texts:
-            return part
+    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+        """Add the changes by cuts, and the loss of the whole model."""
         whole, cuts = numbers[:, :1], numbers[:, 1:]
         # Mean over texts: norms per text, losses and KL per prediction.
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
@@ -317,7 +322,6 @@ class Cutting(RowMeasurer[TextPart]):
         part.sums.add(values, counts[:, None])
         part.whole.add(whole[:, 0, 1], n_predictions)
         part.n_predictions = int(n_predictions.sum())
-        return part
 
 
 def measure_cuts(
@@ -329,13 +333,9 @@ def measure_cuts(
     Then l2 is |h' - h| / |h| (Frobenius norms). loss is how much the negative log-likelihood of what is right rises,
     summed over its predictions. kl is the sum of KL(whole || without), in nats.
     """
-    arguments = {"cuts": tuple(cuts), "stand_ins": stand_ins}
-    return passes.run(Cutting, arguments, _no_cuts(len(cuts)), report, step="taking heads out of a later text")
-
-
-def _no_cuts(n_cuts: int) -> TextPart:
-    """Return the part of no text."""
-    return TextPart(sums=RunningSums((n_cuts, len(QUANTITIES))))
+    shape = (len(cuts), len(QUANTITIES))
+    step = "taking heads out of a later text"
+    return _measure(passes, Cutting, shape, report, step, cuts=tuple(cuts), stand_ins=stand_ins)
 
 
 def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Tensor | None) -> Floats:
@@ -348,7 +348,7 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
         whole_logs: Those of the whole model, (1, prediction, vocabulary).
     """
     numbers = np.zeros((*states.shape[:2], len(QUANTITIES)))
-    numbers[..., 0] = to_numpy((states.square().sum(-1) * read.real).sum(-1))
+    numbers[..., 0] = to_numpy((states.square().sum(-1) * read.queries["decoder"]).sum(-1))
     if logs is not None and whole_logs is not None:
         kl = (whole_logs.exp() * (whole_logs - logs)).sum(-1).clamp_(min=0)
         for column, values in ((1, read.losses(logs, whole_logs)), (2, kl)):  # (time, prediction)
@@ -360,67 +360,50 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
 # How the loss hangs on each head
 
 
-class Slopes(RowMeasurer[TextPart]):
-    """Compute dL/dxi of each head, the derivative of the loss by the head's gate."""
+class Slopes(RowMeasurer):
+    """Compute dL/dxi of each head, the derivative of the loss by a factor on the head's output."""
 
-    def __init__(self, model: Model, reader: Reader, n_heads: Mapping[Place, int]) -> None:
-        super().__init__(model, reader)
-        self._n_heads = n_heads
-
-    def start(self, block: Block) -> TextPart:
-        """Return sums of nothing yet."""
-        return _no_slopes(self._n_heads)
-
-    def measure(self, batch: Sequence[Row]) -> Floats:
+    def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
         """Return the derivatives of the loss of each row, (row, head)."""
         read = self._reader.read(batch)
         if not len(read.rows):
-            return np.zeros((len(batch), sum(self._n_heads.values())))
-        info = self._model.info
-        dtype = torch.promote_types(getattr(torch, info.dtype), torch.float32)
-        # One gate of 1 per text and head. (row, head)
-        gates = {
-            place: torch.ones(len(batch), n, dtype=dtype, device=info.device, requires_grad=True)
-            for place, n in self._n_heads.items()
-        }
-        outputs = self._model.outputs(read.batch, Gate(gates))
-        assert outputs.logits is not None  # there are predictions
-        chosen = outputs.logits[read.rows, read.positions]
-        logs = chosen.to(sum_dtype(chosen.device)).log_softmax(-1)
-        # The sum of the losses of all predictions: each depends on its own text's gates alone.
+            return np.zeros((len(batch), *self._shape)), {}
+        leaves = Leaves("z")
+        logits = self._model.outputs(read.batch, leaves).logits
+        assert logits is not None  # there are predictions
+        logs = logits[read.rows, read.positions].to(sum_dtype(logits.device)).log_softmax(-1)
+        # The sum of the losses of all predictions: each depends on its own text's heads alone.
         loss = read.losses(logs, logs.detach()).sum()
-        slopes = torch.autograd.grad(loss, list(gates.values()), materialize_grads=True)
-        return to_numpy(torch.cat(slopes, -1))
+        outputs = list(leaves.tensors.values())
+        gradients = torch.autograd.grad(loss, outputs, materialize_grads=True)
+        # By the chain rule, summed over all that the factor multiplies: (row, head).
+        slopes = []
+        for output, gradient in zip(outputs, gradients, strict=True):
+            dtype = sum_dtype(output.device)
+            slopes.append((output.detach().to(dtype) * gradient.to(dtype)).sum((2, 3)).cpu())
+        return to_numpy(torch.cat(slopes, -1)), {}
 
-    def add(self, part: TextPart, batch: Sequence[Row], result: Floats) -> None:
-        """Add the derivatives of rows to their texts."""
-        part.add_rows(batch, result)
-
-    def finish(self, part: TextPart) -> TextPart:
-        """Add up the texts of the block, without those that have no prediction or are not finite."""
-        slopes, n_predictions = part.whole_texts()  # (text, head) and (text,)
-        for of_text, n in zip(slopes, n_predictions, strict=True):
-            if n and np.isfinite(of_text).all():
-                part.sums.add(np.abs(of_text) / n, 1.0)
-        return part
+    def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
+        """Add the sizes of derivatives; texts without predictions have none."""
+        has_any = n_predictions > 0
+        if has_any.any():
+            part.sums.add(np.abs(numbers[has_any]) / n_predictions[has_any, None], 1.0)
 
 
-def measure_importance(passes: Passes, n_heads: Mapping[Place, int], report: Report | None = None) -> Run[TextPart]:
-    """Measure how much the loss of a text changes with each head's gate, over texts: E |dL/dxi|, (head,) by place.
+def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = None) -> Run[TextPart]:
+    """Measure how much the loss of a text changes with a factor on each head's output: E |dL/dxi| over texts, (head,).
 
-    L is a text's loss, in nats per prediction. Each text has gates of its own. So one backward pass over a batch gives
-    every text's own derivative, and absolute values are taken before texts are averaged. With one gate for the whole
-    batch, texts that pull in opposite directions would cancel, and the result would depend on the size of the batch.
+    L is a text's loss, in nats per prediction. Each text has factors of its own. So one backward pass over a batch
+    gives every text's own derivative, and absolute values are taken before texts are averaged. With one factor for the
+    whole batch, texts that pull in opposite directions would cancel, and the result would depend on its size.
+
+    What ends it before all texts are done is raised.
 
     Source:
         Michel et al. 2019, section 4.1 (equation 2).
     """
-    return passes.run(Slopes, {"n_heads": n_heads}, _no_slopes(n_heads), report, step="importance")
-
-
-def _no_slopes(n_heads: Mapping[Place, int]) -> TextPart:
-    """Return the part of no text."""
-    return TextPart(sums=RunningSums((sum(n_heads.values()),)))
+    n_heads = sum(n for n, _ in shapes.values())
+    return _require_end(_measure(passes, Slopes, (n_heads,), report, "importance"))
 
 
 def to_numpy(values: Tensor) -> Floats:

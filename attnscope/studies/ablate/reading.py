@@ -7,7 +7,6 @@ gives. Special tokens that every text has are never predicted.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.seam import Kind
-from attnscope.corpus import Block, Chunk, block_batches
+from attnscope.corpus import Block, Chunk, chunks
+from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.inputs.texts import Report, Texts, batch_of, pad_rows, special_ids
+from attnscope.studies.inputs.texts import Report, Texts, batch_of, special_ids
 from attnscope.studies.run import STEP, Measurer, P, Run, run
 from attnscope.studies.workers import Workers
 
@@ -78,8 +78,7 @@ class ReadBatch:
 
     Attributes:
         texts: The index of the text of each row.
-        real: Which of the tokens that hidden states belong to are real, (row, token).
-        queries: Which queries are real, (row, query), by kind of attention.
+        queries: Which queries are real, (row, query), by kind of attention; hidden states are those of the decoder's.
         rows: The row of each prediction.
         positions: The token of each prediction.
         answers: The right token or class of each prediction.
@@ -87,7 +86,6 @@ class ReadBatch:
 
     batch: Batch
     texts: Sequence[int]
-    real: Tensor
     queries: Mapping[Kind, Tensor]
     rows: Tensor
     positions: Tensor
@@ -122,6 +120,7 @@ class Reader:
         answer: The class whose likelihood is measured; None = the one that the whole model gives.
 
     Attributes:
+        model: The model.
         arguments: All but the model, by which workers make another one.
 
     Raises:
@@ -132,7 +131,7 @@ class Reader:
         self, model: Model, loss: Loss | None, *, seed: int = 0, target: str | None = None, answer: str | None = None
     ) -> None:
         self.arguments = {"loss": loss, "seed": seed, "target": target, "answer": answer}
-        self._model = model
+        self.model = model
         self._loss = loss
         self._seed = seed
         self._special = special_ids(model)
@@ -143,28 +142,28 @@ class Reader:
                 f"the tokenizer of {model.info.name} has no token that hides another",
                 "--loss none compares hidden states alone",
             )
+        self._given = target
         self._has_target = "cross" in model.info.kinds
         self._targets: dict[bytes, Tokens] = {}
-        self._given = None
         if target is not None and not self._has_target:
             raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
-        if target is not None:
-            self._given = self._cut(model.writer.encode_target(target))  # type: ignore[union-attr]  # it has a decoder
 
     def batches(self, block: Block) -> Sequence[Sequence[Row]]:
         """Return the texts of a block in batches of at most ROW_TOKENS tokens, the longest first."""
-        encode, limit = self._model.tokenizer.encode, self._model.info.max_tokens
-        rows = []
-        for chunks in block_batches(block, encode, limit=limit, special_ids=self._special):
-            rows += [row for row in map(self._row, chunks) if row is not None]
-        n_rows = Counter(row.text for row in rows)
+        limit = self.model.info.max_tokens
+        rows: list[Row] = []
+        for text in block.texts:
+            tokens = tokens_of(text, self.model.tokenizer.encode, self._special)
+            of_text = [self._row(chunk) for chunk in chunks(tokens, text.index, limit=limit)]
+            kept = [row for row in of_text if row is not None]
+            rows += [replace(row, n_rows=len(kept)) for row in kept]
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
         # Fill batches from the shortest row on, so that padding stays small.
         groups: list[list[Row]] = []
         for row in sorted(rows, key=lambda row: (len(row), row.text)):
             if not groups or (len(groups[-1]) + 1) * len(row) > budget:
                 groups.append([])
-            groups[-1].append(replace(row, n_rows=n_rows[row.text]))
+            groups[-1].append(row)
         return groups[::-1]
 
     def _row(self, chunk: Chunk) -> Row | None:
@@ -206,40 +205,31 @@ class Reader:
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
-        if self._given is not None:
-            return self._given
-        key = tokens.ids.tobytes()
+        writer = self.model.writer
+        assert writer is not None  # of an encoder-decoder
+        key = tokens.ids.tobytes() if self._given is None else b""
         if key not in self._targets:
-            self._targets[key] = self._cut(self._model.writer.greedy_target(tokens))  # type: ignore[union-attr]
+            target = writer.greedy_target(tokens) if self._given is None else writer.encode_target(self._given)
+            self._targets[key] = target.take(np.arange(min(len(target), self.model.info.max_tokens or len(target))))
         return self._targets[key]
-
-    def _cut(self, tokens: Tokens) -> Tokens:
-        limit = self._model.info.max_tokens
-        return tokens if limit is None or len(tokens) <= limit else tokens.take(np.arange(limit))
 
     def read(self, rows: Sequence[Row]) -> ReadBatch:
         """Pad rows to a batch, on the model's device."""
-        device = self._model.info.device
-        texts = [row.tokens for row in rows]
         targets = [row.target for row in rows if row.target is not None]
+        batch = batch_of([row.tokens for row in rows], targets).to(self.model.info.device)
 
-        def mask_padding(parts: Sequence[Tokens]) -> Tensor:
-            return torch.from_numpy(pad_rows([np.ones(len(part), np.bool_) for part in parts])).to(device)
+        def find_real(ids: Tensor, mask: Tensor | None) -> Tensor:
+            return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
 
-        def join(parts: Sequence[Numbers]) -> Tensor:
-            return torch.from_numpy(np.concatenate(parts)).to(device)
-
-        real = mask_padding(texts)
-        decoded = mask_padding(targets) if targets else real
-        return ReadBatch(
-            batch=batch_of(texts, targets).to(device),
-            texts=[row.text for row in rows],
-            real=decoded,
-            queries={"encoder": real, "decoder": decoded, "cross": decoded},
-            rows=join([np.full(len(row.positions), number) for number, row in enumerate(rows)]),
-            positions=join([row.positions for row in rows]),
-            answers=join([row.answers for row in rows]),
-        )
+        real = find_real(batch.ids, batch.mask)
+        decoded = real if batch.target_ids is None else find_real(batch.target_ids, batch.target_mask)
+        # Row, position and answer of each prediction: (3, prediction).
+        numbers = np.repeat(np.arange(len(rows)), [len(row.positions) for row in rows])
+        positions = np.concatenate([row.positions for row in rows])
+        answers = np.concatenate([row.answers for row in rows])
+        predictions = torch.from_numpy(np.stack([numbers, positions, answers])).to(batch.ids.device)
+        texts = [row.text for row in rows]
+        return ReadBatch(batch, texts, {"encoder": real, "decoder": decoded, "cross": decoded}, *predictions)
 
 
 # Passes over texts
@@ -264,36 +254,19 @@ class Passes:
     """Hold the inputs of every pass over the texts.
 
     Attributes:
-        model: The model.
-        reader: Makes batches of its texts.
+        reader: Makes batches of the texts for its model.
         texts: The texts.
         workers: Who runs the model; None = this process.
     """
 
-    model: Model
     reader: Reader
     texts: Texts
     workers: Workers | None = None
 
-    def run(
-        self,
-        measurer: Callable[..., Measurer[P]],
-        arguments: Mapping[str, Any],
-        nothing: P,
-        report: Report | None = None,
-        step: str = STEP,
-    ) -> Run[P]:
-        """Go over the texts once; see `studies.run.run`. `measurer` takes a model, a reader and the arguments."""
+    def run(self, measurer: Callable[..., Measurer[P]], nothing: P, report: Report | None, step: str = STEP) -> Run[P]:
+        """Go over the texts once; see `studies.run.run`. `measurer` takes a model, and a reader or its arguments."""
         # In this process all passes share what a reader has seen.
-        reader = self.reader.arguments if self.workers else self.reader
-        make = partial(_make, measurer, reader, arguments)
+        make = partial(measurer, reader=self.reader.arguments if self.workers else self.reader)
         workers = (self.workers,) if self.workers else None
-        return run(make, (self.model,), self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)
-
-
-def _make(
-    measurer: Callable[..., Any], reader: Reader | Mapping[str, Any], arguments: Mapping[str, Any], model: Model
-) -> Any:
-    if not isinstance(reader, Reader):
-        reader = Reader(model, **reader)
-    return measurer(model, reader, **arguments)
+        models = (self.reader.model,)
+        return run(make, models, self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)

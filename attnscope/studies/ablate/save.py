@@ -6,11 +6,11 @@ the folder appears its model is loaded and compared with the whole model whose h
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ EXAMPLE = "The animal didn't cross the street because it was too tired."
 
 _SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
-_NOT_COPIED = (".safetensors", ".bin", ".bin.index.json", ".pt", ".h5", ".msgpack", ".onnx", ".gguf", ".ckpt", ".git")
+_NOT_COPIED = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *.gguf *.ckpt *.git"
+"""Files that hold weights, or belong to no model."""
 
 
 @with_plain_torch
@@ -67,8 +68,6 @@ def prune(
     out = options.save
     if out is None:
         raise UsageError("there is no folder to write", "name a new one with --save")
-    if loading.engine == "native":
-        raise UsageError("pruned models are those of transformers", "leave out --engine")
     if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     # Files that are there must neither be lost nor mix with the new ones.
@@ -87,61 +86,56 @@ def prune(
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     table = effect.table("heads")
-    for row in range(len(table)):
-        heads.setdefault((table["kind"][row].item(), int(table["layer"][row])), []).append(int(table["head"][row]))
+    for kind, layer, head in zip(*(table[name].tolist() for name in ("kind", "layer", "head")), strict=True):
+        heads.setdefault((kind, layer), []).append(head)
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
     # Write beside the folder, compare, and move it in place when all is right.
-    part = out.parent / f".{secrets.token_hex(8)}.part"
     try:
-        shutil.copytree(source.folder, part, ignore=_without_weights)
-        _write_weights(files, part, slices)
-        difference = _compare(model, heads, loading.load(str(part.absolute())))
-        note = f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by {difference:.1g}"
-        effect = replace(effect, run={**effect.run, "notes": [*effect.run.get("notes", ()), note]})
-        (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
-        part.replace(out)
+        with TemporaryDirectory(dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True) as beside:
+            part = Path(beside) / out.name
+            shutil.copytree(source.folder, part, ignore=shutil.ignore_patterns(*_NOT_COPIED.split()))
+            _write_weights(files, part, slices)
+            difference = _compare(model, heads, loading.load(str(part)))
+            note = f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by "
+            notes = [*effect.run.get("notes", ()), f"{note}{difference:.1g}"]
+            effect = replace(effect, run={**effect.run, "notes": notes})
+            (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
+            part.replace(out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
         raise AttnscopeError(
             f"cannot write {out}: {one_line(str(error))}", "choose another folder with --save, or make room"
         ) from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return effect
-
-
-def _without_weights(folder: str, names: Sequence[str]) -> list[str]:
-    """Return the files that hold weights, or belong to no model: they are not copied."""
-    return [name for name in names if name.endswith(_NOT_COPIED)]
 
 
 def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice]) -> None:
     """Write the weights with slices set to zero, in the same files under the same names."""
-    waiting = {part.name: [other for other in slices if other.name == part.name] for part in slices}
+    missing = {part.name for part in slices}
     for path in files:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-        for name in list(waiting):
-            key = _key_of(waiting[name][0], tensors)
+        keys = {part.name: _key_of(part, tensors) for part in slices if part.name in missing}
+        for part in slices:
+            key = keys.get(part.name)
             if key is not None:
-                tensors[key] = tensors[key].clone()
-                for part in waiting.pop(name):
-                    _zero(tensors[key], part)
+                missing.discard(part.name)
+                _zero(tensors[key], part)
         save_file(tensors, target / path.name, metadata=metadata)
         shutil.copymode(path, target / path.name)  # safetensors lets the owner alone read it
-    if waiting:
-        name = next(iter(waiting))
+    if missing:
         raise AttnscopeError(
-            f"the files do not hold {name} as the model has it: transformers converts it as it loads", _SAVE_FIRST
+            f"the files do not hold {min(missing)} as the model has it: transformers converts it as it loads",
+            _SAVE_FIRST,
         )
 
 
 def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
     """Return a weight's name in a file: as in the model, or with another prefix; None = it is not there."""
     for key, stored in tensors.items():
-        is_named = key == part.name or key.endswith(f".{part.name}") or part.name.endswith(f".{key}")
+        is_named = f".{key}".endswith(f".{part.name}") or f".{part.name}".endswith(f".{key}")
         if is_named and stored.shape == part.weight.shape and torch.equal(stored.to(part.weight), part.weight):
             return key
     return None

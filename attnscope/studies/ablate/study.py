@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.core.attention.probes import Place
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Corpus, CorpusText
@@ -17,24 +18,24 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Loss, Model
 from attnscope.questions.ablate import AblateOptions, Ablation, quantity_column
-from attnscope.results.table import HEADS, Table
+from attnscope.results.table import HEADS, Estimate, Table
 from attnscope.studies.ablate.measurers import (
     DONORS,
     QUANTITIES,
     Cut,
     Head,
-    MeanOutputs,
-    MeanPart,
+    Shapes,
     StandIns,
     TextPart,
-    donors_of,
-    heads_of,
+    means_of,
     measure_cuts,
     measure_importance,
+    measure_means,
+    outputs_of,
+    shapes_of,
 )
 from attnscope.studies.ablate.reading import MASKED, Passes, Reader, require_rerunnable
-from attnscope.studies.failures import failure
-from attnscope.studies.inputs.provenance import run_of
+from attnscope.studies.failures import add_step
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 from attnscope.studies.run import Run
 from attnscope.studies.workers import Workers
@@ -83,11 +84,15 @@ def ablate(
     loss = None if options.loss == "none" else require_rerunnable(model).loss
     _require(model, options, loss)
     reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
-    passes = Passes(model, reader, texts_of(corpus, model), workers)
-    n_heads = heads_of(passes)
-    if not n_heads:
+    passes = Passes(reader, texts_of(corpus, model), workers)
+    is_resampled = "resample" in options.modes
+    outputs = list(islice(outputs_of(passes), DONORS + 1 if is_resampled else 1))
+    if not outputs:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    heads = _choose_heads(model, options, n_heads)
+    if is_resampled and len(outputs) < 2:
+        raise AttnscopeError("resample ablation needs outputs of other texts", "give several texts")
+    shapes = shapes_of(outputs)
+    heads = _choose_heads(model, options, shapes)
 
     # Every head alone, and if heads are picked all of them together, in every mode.
     sets: list[tuple[Head, ...]] = [(head,) for head in heads]
@@ -98,44 +103,38 @@ def ablate(
         for donor in range(DONORS) if mode == "resample" else [-1]:
             cuts += [Cut(each, mode, donor) for each in sets]
 
-    # Go over the texts: for means if they are needed, for all cuts, and for importances.
+    # Go over the texts: for means if they are needed, then for all cuts.
     n_passes = ("mean" in options.modes) + bool(cuts) + options.importance
-    reports = [scale_report(report, number, n_passes) for number in range(n_passes)]
-    runs: list[Run[Any]] = []
-    stand_ins = StandIns(donors=donors_of(passes) if "resample" in options.modes else ())
+    reports = iter([scale_report(report, number, n_passes) for number in range(n_passes)])
+    stand_ins = StandIns(donors=outputs if is_resampled else ())
+    before: Run[TextPart] | None = None
     if "mean" in options.modes:
-        runs.append(_measure_means(passes, reports.pop(0)))
-        stand_ins = stand_ins._replace(means=runs[0].done.means())
+        before = measure_means(passes, shapes, next(reports))
+        stand_ins = stand_ins._replace(means=means_of(before.done, shapes))
     # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
-    result = measure_cuts(passes, cuts, stand_ins, reports.pop(0) if cuts else None)
-    runs.append(result)
+    result = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
     result.done.left_out.require_some_left(result.done.n_texts, model.info)
-    table, together = _effects(result.done, options.modes, loss, heads, len(sets))
-    failures: list[dict[str, str]] = []
-    if result.complete and options.importance:
-        # A failure loses nothing of the effects.
-        try:
-            runs.append(measure_importance(passes, n_heads, reports.pop(0)))
-            every = [(*place, head) for place, n in n_heads.items() for head in range(n)]
-            rows = [every.index(head) for head in heads]  # type: ignore[arg-type]  # the model's own kinds
-            table = _with_quantity(table, "importance", _parts(runs[-1].done.sums)[rows])
-        except (KeyboardInterrupt, Exception) as error:
-            result.complete = False
-            if isinstance(error, Exception):
-                failures.append(failure("importance", error))
+    if before is not None:
+        result.notes += [note for note in before.notes if note not in result.notes]
+        result.lost += [problem for problem in before.lost if problem not in result.lost]
 
     # The tables, and what the result says of itself.
-    n_losses = 1 if loss else 0
-    losses = _as_columns(_bounded("kl", _parts(result.done.whole)[None])[:n_losses])
-    tables = {
-        "heads": table,
-        "whole": Table.of_arrays(Ablation.TABLES["whole"], quantity=["loss"] * n_losses, **losses),
-    }
+    table, together = _effects(result.done, options.modes, loss, heads, len(sets))
+    whole = []
+    if loss:
+        whole.append({"quantity": "loss", "value": _estimate("kl", _parts(result.done.whole))})
+    tables = {"heads": table, "whole": Table.of(Ablation.TABLES["whole"], whole)}
     if len(sets) > len(heads):
-        tables["together"] = together
-    complete = all(each.complete for each in runs)
-    about = _about(model, options, runs, failures)
-    return Ablation(about, _corpus(passes, result, runs, complete), _describe(options, loss, table), tables)
+        tables["together"] = Table.of(Ablation.TABLES["together"], together)
+    about = result.about(model.info, _notes(model, options))
+    about |= {"seed": options.seed, "kinds": list(model.info.kinds)}
+    facts = {**result.corpus(passes.texts, model.info), "n_predictions": result.done.n_predictions}
+    del facts["n_chunked"]  # chunks are not counted here
+    ablation = Ablation(about, facts, _describe(options, loss, table), tables)
+    if not options.importance:
+        return ablation
+    # A failure loses nothing of the effects.
+    return add_step(ablation, "importance", partial(_add_importance, passes, shapes, heads, next(reports)))
 
 
 def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
@@ -158,29 +157,29 @@ def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
     require_gradients(model)
 
 
-def _choose_heads(model: Model, options: AblateOptions, n_heads: Mapping[Place, int]) -> list[Head]:
+def _choose_heads(model: Model, options: AblateOptions, shapes: Shapes) -> list[Head]:
     """Return the heads that were chosen, by kind, layer, head."""
+    kinds = model.info.kinds
     chosen = options.choice.within(model.info)
     heads: list[Head] = []
-    for kind in model.info.kinds if options.kind is None else [options.kind]:
-        for layer in chosen.layers:
-            n_here = n_heads.get((kind, layer), 0)  # type: ignore[arg-type]  # the model's own kinds
-            heads += [(kind, layer, head) for head in chosen.heads if head < n_here]
+    for (kind, layer), (n_heads, _) in shapes.items():
+        if options.kind in (None, kind) and layer in chosen.layers:
+            heads += [(kind, layer, head) for head in chosen.heads if head < n_heads]
     if chosen.picked is not None:
         heads = [head for head in heads if head[1:] in chosen.picked]
     if len(heads) < len(chosen.picked or [0]):
         raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
-    return heads
+    return sorted(heads, key=lambda head: (kinds.index(head[0]), *head[1:]))
 
 
-def _measure_means(passes: Passes, report: Report | None) -> Run[MeanPart]:
-    """Return the mean outputs of heads over all texts; those of some texts are none."""
-    going = passes.run(MeanOutputs, {}, MeanPart(), report)
-    if going.error is not None:
-        raise going.error
-    if not going.complete:
-        raise KeyboardInterrupt
-    return going
+def _add_importance(
+    passes: Passes, shapes: Shapes, heads: Sequence[Head], report: Report | None, ablation: Ablation
+) -> Ablation:
+    """Return the result with the importance of each head."""
+    parts = _parts(measure_importance(passes, shapes, report).done.sums)  # (head of the model, 4)
+    every: list[Head] = [(*place, head) for place, (n_heads, _) in shapes.items() for head in range(n_heads)]
+    table = _with_quantity(ablation.table("heads"), "importance", parts[[every.index(head) for head in heads]])
+    return replace(ablation, tables={**ablation.tables, "heads": table})
 
 
 # From sums to columns
@@ -188,30 +187,26 @@ def _measure_means(passes: Passes, report: Report | None) -> Run[MeanPart]:
 
 def _effects(
     done: TextPart, modes: Sequence[str], loss: Loss | None, heads: Sequence[Head], n_sets: int
-) -> tuple[Table, Table]:
-    """Return the table of heads, and the effects of all of them together."""
+) -> tuple[Table, list[dict[str, Any]]]:
+    """Return the table of heads, and the rows of the effects of the last set of heads, which are all of them."""
     kinds, layers, numbers = zip(*heads, strict=True)
     table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
     parts = _parts(done.sums)  # (cut, quantity, 4)
-    names = []
     together = []
-    first = 0
     for mode in modes:
         n_donors = DONORS if mode == "resample" else 1
         # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
-        by_donor = parts[first : first + n_donors * n_sets].reshape(n_donors, n_sets, len(QUANTITIES), 4)
-        first += n_donors * n_sets
+        of_mode, parts = np.split(parts, [n_donors * n_sets])
+        by_donor = of_mode.reshape(n_donors, n_sets, len(QUANTITIES), 4)
+        effects = by_donor.mean(0)
         for number, quantity in enumerate(QUANTITIES if loss else QUANTITIES[:1]):
             name = f"{mode}_{quantity}"
-            effects = by_donor[:, :, number].mean(0)  # (set, 4)
-            table = _with_quantity(table, name, effects[: len(heads)])
-            names.append(name)
-            together.append(_bounded(name, effects)[-1])
+            table = _with_quantity(table, name, effects[: len(heads), number])
+            together.append({"quantity": name, "value": _estimate(name, effects[-1, number])})
             if mode == "resample" and quantity != "kl":
                 spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
                 table = table.with_column(quantity_column(f"{name}_spread"), spread)
-    values = _as_columns(np.array(together).reshape(-1, 4))
-    return table, Table.of_arrays(Ablation.TABLES["together"], quantity=names, **values)
+    return table, together
 
 
 def _parts(sums: RunningSums) -> Floats:
@@ -220,51 +215,33 @@ def _parts(sums: RunningSums) -> Floats:
     return np.stack([sums.ratio(), low, high, sums.total("c")], -1)
 
 
-def _bounded(name: str, parts: Floats) -> Floats:
-    """Return parts, (row, 4), whose lower ends are at least 0 where the quantity is never below."""
-    if not name.endswith(NEVER_NEGATIVE):
-        return parts
-    bounded = parts.copy()
-    bounded[:, 1] = np.maximum(parts[:, 1], 0)
-    return bounded
-
-
-def _as_columns(parts: Floats) -> dict[str, Floats]:
-    """Return values with what stands beside them, (row, 4), as columns of a table."""
-    return dict(zip(("value", "value_low", "value_high", "value_count"), parts.T, strict=True))
+def _estimate(name: str, parts: Floats) -> Estimate:
+    """Return a value of a quantity with its interval, which begins at 0 or above where the quantity is never below."""
+    value, low, high, count = parts
+    return Estimate(value, _bound(name, low), high, count=count)
 
 
 def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
     """Return a table of heads with a further quantity, (head, 4)."""
-    value, low, high, count = _bounded(name, parts).T
-    return heads.with_column(quantity_column(name), value, low=low, high=high, count=count)
+    value, low, high, count = parts.T
+    return heads.with_column(quantity_column(name), value, low=_bound(name, low), high=high, count=count)
+
+
+def _bound(name: str, low: Any) -> Any:
+    return np.maximum(low, 0) if name.endswith(NEVER_NEGATIVE) else low
 
 
 # What the result says of itself
 
 
-def _about(
-    model: Model, options: AblateOptions, runs: Sequence[Run[Any]], failures: Sequence[dict[str, str]]
-) -> dict[str, Any]:
-    info = model.info
+def _notes(model: Model, options: AblateOptions) -> list[str]:
+    """Say what the reader must know of the model."""
     notes = []
     if not model.resumes:
         notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
-    if "cross" in info.kinds and options.target is None:
+    if "cross" in model.info.kinds and options.target is None:
         notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
-    of_passes = [note for each in runs for note in each.notes]
-    about = run_of(info, [*notes, *dict.fromkeys(of_passes)]) | {"seed": options.seed, "kinds": list(info.kinds)}
-    failed = [*(each for going in runs for each in going.failures), *failures]
-    return about | {"failures": failed} if failed else about
-
-
-def _corpus(passes: Passes, result: Run[TextPart], runs: Sequence[Run[Any]], complete: bool) -> dict[str, Any]:
-    facts = result.corpus(passes.texts, passes.model.info)
-    # Blocks that other passes lost.
-    for going in runs:
-        facts["problems"] += [problem for problem in going.lost if problem not in facts["problems"]]
-    del facts["n_chunked"]  # chunks are not counted here
-    return {**facts, "complete": complete, "n_predictions": result.done.n_predictions}
+    return notes
 
 
 def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _measure(stage: Stage, texts: Texts | None, options: TrainingOptions, report
     predicted = model.loss if options.loss != "none" and not model.labels else None
     loss = Estimate(np.nan, np.nan, np.nan, count=0)
     if predicted is not None:
-        result = measure_cuts(Passes(model, Reader(model, predicted), texts), (), StandIns())
+        result = measure_cuts(Passes(Reader(model, predicted), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
         whole = result.done.whole
