@@ -11,7 +11,7 @@ import attnscope
 from attnscope.annotated import AnnotatedText, Link, spans
 from attnscope.annotated.texts import AnnotationError
 from attnscope.core.attention.seam import AttentionCall, attention_weights
-from attnscope.core.relations import Links, links_of_weights
+from attnscope.core.relations import keep_links, links_of_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch
 from attnscope.studies.relations.evidence import RULES, Lots, right_rules
@@ -199,7 +199,7 @@ def test_the_probe_across_is_what_plain_loops_give():
     links = [(0, [4], [1], 0), (0, [6, 7], [0, 3], 1), (1, [9], [4], 0), (1, [0], [2], 1)]
     facts = facts_of(queries, links)  # rows and their pieces are the target's
     facts = replace(facts, units=torch.tensor(units), is_across=True)
-    probe = Links(facts)
+    probe = keep_links(facts)
     probe(call)
     weights = attention_weights(call)
     # As one text of both: the target's words come after the text's, and no weight is on them.
@@ -207,10 +207,10 @@ def test_the_probe_across_is_what_plain_loops_give():
     whole[:, :, 7:, :7] = weights.double()
     joined = [[*mine, *[-1 if u < 0 else u + 10 for u in other]] for mine, other in zip(units, queries, strict=True)]
     expected = by_loops(whole.tolist(), joined, [(t, [s + 10 for s in own], to, c) for t, own, to, c in links], 2)
-    require(probe.sums["cross"][0], expected)
+    require(probe.maps["cross"][0], expected)
     require(links_of_weights(weights, facts), expected)
     with pytest.raises(ValueError, match="the links are of"):
-        Links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
+        keep_links(facts)(AttentionCall(0, "cross", query[:, :, :5], key, value, 0.6))
 
 
 def test_rules_counted_by_hand():

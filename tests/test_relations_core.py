@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attnscope.core import relations as core_relations
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
-from attnscope.core.relations import LinkFacts, Links, links_of_weights
+from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
 from tests.core_helpers import EXACT
 
 # [CLS] un ##happy cats sleep [SEP]
@@ -161,8 +161,8 @@ def test_the_probe_is_what_plain_loops_give(seed, n_texts, length, causal, eleme
     expected = by_loops(attention_weights(call).double().tolist(), units, links, facts.n_cells)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(core_relations, "WEIGHTS_AT_ONCE", elements)
-        probe = Links(facts)
+        probe = keep_links(facts)
         output = probe(call)
     torch.testing.assert_close(output, attend(call), **EXACT)
-    require(probe.sums[call.kind][0], expected)
+    require(probe.maps[call.kind][0], expected)
     require(links_of_weights(attention_weights(call), facts), expected)

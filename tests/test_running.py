@@ -133,7 +133,7 @@ def test_the_standard_error_is_its_formula():
     r = s.sum(0) / c.sum(0)
     m = c.sum(0) ** 2 / (c**2).sum(0)
     expected = np.sqrt(((s - r * c) ** 2).sum(0) * m / (m - 1)) / c.sum(0)
-    np.testing.assert_allclose(sums.standard_error(), expected, rtol=1e-6)
+    np.testing.assert_allclose(sums.sample().error, expected, rtol=1e-6)
     low, high = sums.interval()
     np.testing.assert_allclose((high - low) / 2, stats.t.ppf(0.975, m - 1) * expected, rtol=1e-6)
     np.testing.assert_allclose((high + low) / 2, r, rtol=1e-8)
@@ -266,7 +266,7 @@ def test_what_cannot_be_known_is_nan():
     assert np.isnan(sums.interval()).all()
     sums.add([0, 3, 1], [0, 4, 4])
     np.testing.assert_array_equal(sums.ratio(), [np.nan, 0.75, 2 / 6])
-    np.testing.assert_array_equal(sums.effective_texts(), [0, 1, 36 / 20])
+    np.testing.assert_array_equal(sums.sample().n_texts, [0, 1, 36 / 20])
     assert np.isnan(np.array(sums.interval())).tolist() == [[True, True, False]] * 2
     assert np.isnan(sums.p_above(0.1)).tolist() == [True, True, False]
 

@@ -287,14 +287,15 @@ def quantise(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float,
     # Scores that only rounding tells apart are on one side of an edge: else the level would depend on the machine.
     step = max(_SAME * float(np.ptp(scores)), 1e-30)
     rounded = np.rint(scores.astype(np.float64) / step) * step
-    # Edges are quantiles of the scores' occurrences, as np.quantile interpolates them.
+    # Edges are quantiles of the occurrences, as np.quantile interpolates them: between the place of a type's last
+    # occurrence, were all sorted, and that of the next one's first.
     order = np.argsort(rounded, kind="stable")
-    last = np.cumsum(occurrences[order]) - 1  # the place of each type's last occurrence, were all sorted
+    order = order[occurrences[order] > 0]
+    last = np.cumsum(occurrences[order]) - 1
+    first = last - occurrences[order] + 1
     places = np.array(cuts) * last[-1]
-    below, above = (
-        rounded[order[np.searchsorted(last, neighbours)]] for neighbours in (np.floor(places), np.ceil(places))
-    )
-    edges = np.unique(below + (above - below) * (places - np.floor(places))) - step / 2
+    edges = np.interp(places, np.stack([first, last], 1).ravel(), np.repeat(rounded[order], 2))
+    edges = np.unique(edges) - step / 2
     levels = np.searchsorted(edges, rounded, "right").astype(np.uint8)
     # The value of a level is the mean score of its occurrences; none is below that of the level before.
     counts = np.bincount(levels, occurrences, len(edges) + 1)

@@ -134,73 +134,52 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
 
 # Pairs -----------------------------------------------------------------------------------------------------------
 
-# The functions below return the value of each pair, (batch or 1, query, key). They get the positions of queries as q,
-# (query, 1), and of keys as k, (key,).
-
-
-def _signed_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    return (k - q)[None]
-
-
-def _distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    return (k - q).abs()[None]
-
 
 def _are_same(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    """Return which pairs are of the same token, (batch, query, key)."""
     # Ids are never negative, so padding equals nothing: -1 as a query, -2 as a key.
     query_ids = torch.where(texts.real, texts.ids, -1)
     key_ids = torch.where(texts.real, texts.ids, -2)
     return query_ids[:, q] == key_ids[:, None, k]
 
 
-def _same_token(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    return _are_same(texts, q, k) & (q != k)
-
-
 def _induction(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    # If the token before a key is the query's own token, the key is what followed it.
+    """Return which keys followed the query's own token before, (batch, query, key)."""
     follows = _are_same(texts, q, (k - 1).clamp(min=0)) & (k > 0) & (k < q)
     return follows & texts.real[:, None, k]
 
 
 def _cosine(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    """Return the cosine of the embeddings of each pair, (batch, query, key)."""
     assert texts.embeddings is not None
     return texts.embeddings[:, q[:, 0]] @ texts.embeddings[:, k].mT
 
 
-def _grid_steps(texts: TextFacts, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many rows and columns two patches are apart."""
+def _grid_steps(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+    """Return how many rows and columns two patches are apart, (2, 1, query, key)."""
     assert texts.n_columns is not None
-    n_columns = texts.n_columns
     # The special tokens before the patches, but for whole rows of them: those shift every patch by the same rows.
-    n_before = texts.real.shape[1] % n_columns
-    q = q - n_before
-    k = k - n_before
-    # Patch i is in row i // n_columns and column i % n_columns, (query, key).
-    rows = q.div(n_columns, rounding_mode="floor") - k.div(n_columns, rounding_mode="floor")
-    columns = q % n_columns - k % n_columns
-    return rows.abs()[None], columns.abs()[None]
-
-
-def _grid_distance(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    rows, columns = _grid_steps(texts, q, k)
-    return torch.hypot(rows.float(), columns.float())
-
-
-def _grid_neighbour(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
-    return torch.maximum(*_grid_steps(texts, q, k)) == 1
+    n_before = texts.real.shape[1] % texts.n_columns
+    # Patch i is in row i // n_columns and column i % n_columns.
+    q_place, k_place = (
+        torch.stack([place.div(texts.n_columns, rounding_mode="floor"), place % texts.n_columns])
+        for place in (q - n_before, (k - n_before)[None])
+    )
+    return (q_place - k_place).abs()[:, None]
 
 
 PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
-    "distance": _distance,
-    "signed_distance": _signed_distance,
-    "same_token": _same_token,
+    "distance": lambda texts, q, k: (k - q).abs()[None],
+    "signed_distance": lambda texts, q, k: (k - q)[None],
+    "same_token": lambda texts, q, k: _are_same(texts, q, k) & (q != k),
     "induction": _induction,
     "cosine": _cosine,
-    "grid_distance": _grid_distance,
-    "grid_neighbour": _grid_neighbour,
+    "grid_distance": lambda texts, q, k: torch.hypot(*_grid_steps(texts, q, k).float()),
+    "grid_neighbour": lambda texts, q, k: _grid_steps(texts, q, k).amax(0) == 1,
 }
-"""The functions by the name of their fact."""
+"""Functions by the name of their fact, which return the value of each pair, (batch or 1, query, key).
+
+They get the positions of queries as q, (query, 1), and of keys as k, (key,)."""
 
 
 def pair_facts(

@@ -93,26 +93,19 @@ def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
     P(T >= (r - threshold) / se): p < 2.5% exactly where `mean_interval` lies above the threshold. 0 or 1 if se is 0.
     NaN without an error, or if the threshold is NaN.
     """
-    # t = (r - threshold) / se, infinite where se is 0.
-    above = sample.ratio - np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
-    certain = np.where(above > 0, np.inf, -np.inf)
+    # t = (r - threshold) / se, infinite where se is 0; NaN stays.
+    above = sample.ratio - np.asarray(threshold, np.float64)
+    certain = np.where(above > 0, np.inf, -np.inf) + above
     t = np.divide(above, sample.error, out=certain, where=sample.error != 0)
     # Not 1 - stdtr(t): that loses all digits of a small p.
-    p = np.where(np.isnan(above), np.nan, stdtr(sample.degrees, -t))
-    return np.where(np.isnan(sample.error), np.nan, p)
+    p: Floats = stdtr(sample.degrees, -t)
+    return p
 
 
 # Shares ---------------------------------------------------------------------------------------------------------
 
 
-def share_interval(
-    sample: Sample,
-    *,
-    hits: ArrayLike = False,
-    unseen: ArrayLike = True,
-    dependence: ArrayLike = DEPENDENCE,
-    units: ArrayLike = 1.0,
-) -> tuple[Floats, Floats]:
+def share_interval(sample: Sample, **how: ArrayLike) -> tuple[Floats, Floats]:
     """Return the ends of the 95% interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
     r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1 and
@@ -129,18 +122,11 @@ def share_interval(
     Simulated, 95% intervals of 10 to 100 texts with graded values hold shares of 0.01 to 0.99 in 94% of samples or
     more. Texts that are all or nothing are harder: 74% at worst (docs/evidence.md).
 
-    `hits`, `unseen`, `dependence` and `units` are broadcast to the shape of the sample.
-
     Args:
         sample: What is known of the sums.
-        hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
-            least r(1 - r) / Σc.
-        unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
-            anything.
-        dependence: As in `independent_units`.
-        units: As in `independent_units`.
+        how: `hits`, `unseen`, `dependence` and `units` of `_share`.
     """
-    part = _share(sample, hits, unseen, dependence, units)
+    part = _share(sample, **how)
 
     # The score interval, with the share moved by the continuity correction: (x - θ)² = a θ(1 - θ).
     a = _student(sample) ** 2 / part.n
@@ -153,19 +139,10 @@ def share_interval(
     low = np.minimum(low, part.r * seen)
     high = np.maximum(high, 1 - (1 - part.r) * seen)
 
-    is_defined = ~np.isnan(a)
-    return np.where(is_defined, np.clip(low, 0, 1), np.nan), np.where(is_defined, np.clip(high, 0, 1), np.nan)
+    return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
-def share_p_above(
-    sample: Sample,
-    threshold: ArrayLike,
-    *,
-    hits: ArrayLike = False,
-    unseen: ArrayLike = True,
-    dependence: ArrayLike = DEPENDENCE,
-    units: ArrayLike = 1.0,
-) -> Floats:
+def share_p_above(sample: Sample, threshold: ArrayLike, **how: ArrayLike) -> Floats:
     """Return the one-sided p-value against H0: the share is at most the threshold, broadcast to the sample's shape.
 
     The test that `share_interval` is the inversion of, with the same arguments: p < 2.5% exactly where the interval
@@ -174,7 +151,7 @@ def share_p_above(
     is NaN.
     """
     # The share, and the threshold within 0 to 1.
-    part = _share(sample, hits, unseen, dependence, units)
+    part = _share(sample, **how)
     limit = np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
     inside = np.clip(limit, 0, 1)
     distance = np.abs(part.r - inside)
@@ -222,7 +199,24 @@ class _Share(NamedTuple):
     n_unseen: Floats
 
 
-def _share(sample: Sample, hits: ArrayLike, unseen: ArrayLike, dependence: ArrayLike, units: ArrayLike) -> _Share:
+def _share(
+    sample: Sample,
+    hits: ArrayLike = False,
+    unseen: ArrayLike = True,
+    dependence: ArrayLike = DEPENDENCE,
+    units: ArrayLike = 1.0,
+) -> _Share:
+    """Return a share, whose tests and intervals have these arguments. They are broadcast to the sample's shape.
+
+    Args:
+        sample: What is known of the sums.
+        hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
+            least r(1 - r) / Σc.
+        unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
+            anything.
+        dependence: As in `independent_units`.
+        units: As in `independent_units`.
+    """
     r = np.clip(sample.ratio, 0, 1)
     binomial = r * (1 - r)
     total = sample.total * np.asarray(units)
@@ -428,17 +422,10 @@ def benjamini_hochberg(p: ArrayLike) -> Floats:
     Raises:
         ValueError: A p-value is outside 0 .. 1.
     """
+    from scipy.stats import false_discovery_control
+
     p_values = np.asarray(p, np.float64)
     q = np.full(p_values.shape, np.nan)
-    tested = ~np.isnan(p_values)
-    values = p_values[tested]
-    if ((values < 0) | (values > 1)).any():
-        raise ValueError("p-values are between 0 and 1")
-    # n·p_(i) / i, made monotone from the largest p down.
-    order = np.argsort(values, kind="stable")
-    n = len(values)
-    stepwise = values[order] * (n / np.arange(1, n + 1))
-    adjusted = np.empty(n)
-    adjusted[order] = np.minimum(np.minimum.accumulate(stepwise[::-1])[::-1], 1.0)
-    q[tested] = adjusted
+    is_tested = ~np.isnan(p_values)
+    q[is_tested] = false_discovery_control(p_values[is_tested])
     return q

@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
+from attnscope.core.attention.probes import OfChosen
 from attnscope.core.attention.row_samples import rows_of
-from attnscope.core.attention.seam import AttentionCall, Kind, attention_weights, refuse_second
-from attnscope.core.attention.tiles import attend_lean
+from attnscope.core.attention.seam import AttentionCall, attention_weights
 
 WEIGHTS_AT_ONCE = 2**22
 """About how many weights of a layer are held at once."""
@@ -60,44 +60,27 @@ class LinkFacts:
         return replace(self, **moved)  # type: ignore[arg-type]  # these are the tensors alone
 
 
-class Links:
-    """The links of every layer of one forward pass, added up; no gradient flows through its output.
+def keep_links(facts: LinkFacts) -> OfChosen[Tensor]:
+    """Return a probe that adds up the links of every layer of one forward pass; no gradient flows through its output.
 
-    Attributes:
-        sums: Kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them.
+    Its `maps` are kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them. It raises a
+    ValueError if the shapes of a call are not those of the links.
     """
-
-    def __init__(self, facts: LinkFacts) -> None:
-        self.sums: dict[Kind, dict[int, Tensor]] = {}
-        self._facts = facts
-
-    @torch.no_grad()
-    def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and read its links; shape and dtype: see `Probe`.
-
-        Raises:
-            RuntimeError: The layer of this kind has been here already.
-            ValueError: The call's shapes are not those of the links.
-        """
-        refuse_second(self.sums, call.kind, call.layer)
-        n_texts, _, n_queries, _ = call.query.shape
-        n_keys = call.key.shape[2]
-        last_query = int(self._facts.pieces[:, 1].max()) if len(self._facts.pieces) else 0
-        if self._facts.units.shape != (n_texts, n_keys) or last_query >= n_queries:
-            raise ValueError(
-                f"{call.kind} layer {call.layer} has {n_texts} texts of {n_queries} queries and {n_keys} keys; the "
-                f"links are of {tuple(self._facts.units.shape)}"
-            )
-        links = _links_of_call(call, self._facts.on(call.query.device))
-        self.sums.setdefault(call.kind, {})[call.layer] = links
-        return attend_lean(call)
+    return OfChosen(lambda call: _links_of_call(call, facts.on(call.query.device)))
 
 
+@torch.no_grad()
 def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell head 2"]:
-    """Return hits and mass in a layer."""
-    # A short batch is read at once.
+    """Return hits and mass in a layer; raise a ValueError if its shapes are not those of the links."""
     n_texts, n_heads, n_queries, _ = call.query.shape
     n_keys = call.key.shape[2]
+    last_query = int(facts.pieces[:, 1].max()) if len(facts.pieces) else 0
+    if facts.units.shape != (n_texts, n_keys) or last_query >= n_queries:
+        raise ValueError(
+            f"{call.kind} layer {call.layer} has {n_texts} texts of {n_queries} queries and {n_keys} keys; the "
+            f"links are of {tuple(facts.units.shape)}"
+        )
+    # A short batch is read at once.
     if n_texts * n_heads * n_queries * n_keys <= WEIGHTS_AT_ONCE:
         return links_of_weights(attention_weights(call), facts)
     # A long one is read text by text, some rows at a time.

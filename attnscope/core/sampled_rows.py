@@ -122,17 +122,18 @@ class Rows:
     _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)  # head, `scaled` of it
 
     def __post_init__(self) -> None:
-        n_rows = len(self.texts)
         # Fill in what was left out: one key per entry, one type for all, the whole sample.
-        if not len(self.counts):
-            self.counts = np.ones(self.size)
-        if not len(self.key_types):
-            self.key_types = np.zeros(self.size, np.int32)
-        if not len(self.query_types):
-            self.query_types = np.zeros(n_rows, np.int32)
-        if not len(self.index):
-            self.index = np.arange(n_rows)
-            self.entries = np.arange(self.size)
+        n_rows = len(self.texts)
+        left_out = {
+            "counts": np.ones(self.size),
+            "key_types": np.zeros(self.size, np.int32),
+            "query_types": np.zeros(n_rows, np.int32),
+            "index": np.arange(n_rows),
+            "entries": np.arange(self.size),
+        }
+        for name, array in left_out.items():
+            if not len(getattr(self, name)):
+                setattr(self, name, array)
         # Keep the tables that were used last: about _TABLE_BYTES of them at 16 bytes an entry, and at least 16.
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
         self._tables = lru_cache(n_kept)(self._count)
@@ -198,6 +199,11 @@ class Rows:
         return np.repeat(row_values, self.lengths)
 
     @cached_property
+    def n_keys(self) -> Floats:
+        """Count the keys of each row, which its entries stand for, (row,)."""
+        return self.sums(self.counts)
+
+    @cached_property
     def mass(self) -> Floats:
         """Return how much attention each row holds, 0 to 1, (row, head)."""
         return np.stack([self.sums(of_head) for of_head in self.attention], 1)
@@ -234,7 +240,7 @@ class Rows:
     @cached_property
     def uniform_nats(self) -> Floats:
         """Return KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
-        return np.maximum(np.log(self.sums(self.counts))[:, None] - self.entropies, 0.0)
+        return np.maximum(np.log(self.n_keys)[:, None] - self.entropies, 0.0)
 
     @cached_property
     def mean_nats(self) -> Floats:
@@ -292,8 +298,8 @@ class Rows:
 
     def variance(self, values: Floats) -> float:
         """Return how much values, (entry,), vary within a row of uniform attention: the mean variance, 0 to 1/4."""
-        means = self.sums(values) / self.lengths
-        squares = self.sums(values * values) / self.lengths
+        means = self.sums(values * self.counts) / self.n_keys
+        squares = self.sums(values * values * self.counts) / self.n_keys
         return float(self.text_weights @ (squares - means**2))
 
     @cached_property

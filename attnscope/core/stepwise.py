@@ -63,23 +63,10 @@ class Inputs:
 
     def names(self) -> dict[str, Any]:
         """Return the names that the lines use, with their values; arrays that lines write to are copies."""
-        n_queries = self.Q.shape[0]
-        empty = np.zeros((self.n_heads, n_queries, self.d_value))
+        names = {name: value for name, value in vars(self).items() if value is not None}
         # `H` is written to line by line, so it is a copy: the inputs stay unchanged.
-        names: dict[str, Any] = {
-            "Q": self.Q,
-            "K": self.K,
-            "V": self.V,
-            "scale": self.scale,
-            "may": self.may,
-            "bias": self.bias,
-            "softcap": self.softcap,
-            "sinks": self.sinks,
-            "W_O": self.W_O,
-            "b_O": self.b_O,
-            "H": empty if self.H is None else self.H.copy(),
-        }
-        return {name: value for name, value in names.items() if value is not None}
+        names["H"] = np.zeros((self.n_heads, len(self.Q), self.d_value)) if self.H is None else self.H.copy()
+        return names
 
 
 @dataclass(frozen=True)

@@ -107,17 +107,11 @@ class RunningSums:
         """Return the value Σs / Σc; NaN where Σc is 0."""
         return _divide(self.moments[_S], self.moments[_C], np.nan)
 
-    def effective_texts(self) -> Floats:
-        """Return how many texts of equal count would weigh the same: (Σc)² / Σc² (Kish 1965, section 11.7).
+    def sample(self) -> Sample:
+        """Return the ratio, its standard error and the sizes that `core.intervals` needs, arrays of `shape`.
 
-        From 1 (one text holds everything) to the number of texts; 0 where Σc is 0.
-        """
-        return _divide(self.moments[_C] ** 2, self._squared_counts(), 0.0)
-
-    def standard_error(self) -> Floats:
-        """Return the standard error of r by the delta method, for texts drawn independently.
-
-        With the residuals d = s - r·c of the texts, Σd² = Σ(s - s̄)² - 2r Σ(s - s̄)(c - c̄) + r² Σ(c - c̄)²:
+        The error is that of the delta method, for texts drawn independently. With the residuals d = s - r·c of the
+        texts, Σd² = Σ(s - s̄)² - 2r Σ(s - s̄)(c - c̄) + r² Σ(c - c̄)²:
 
             se² = Σd² / (Σc)² · m / (m - 1),   m = (Σc)² / Σc²
 
@@ -126,20 +120,24 @@ class RunningSums:
         are the same. For others: if a text's s has a variance in proportion to its c, E Σd² is Σc·(1 - Σc²/(Σc)²) times
         the constant of proportion, so m/(m-1) makes se² unbiased and n/(n-1) does not.
 
-        NaN if fewer than two texts have a count.
+        The error is NaN if fewer than two texts have a count. m, the number of texts of equal count that would weigh
+        the same (Kish 1965, section 11.7), is from 1 (one text holds everything) to the number of texts; 0 where Σc is
+        0.
         """
+        n, _, sum_c, ss, sc, cc = self.moments
+        ratio = self.ratio()
+        # Σc², and (Σc)² - Σc², which is 0 where at most one text has a count.
+        squares = cc + _divide(sum_c**2, n, 0.0)
+        apart = sum_c**2 * _divide(n - 1, n, 0.0) - cc
+        apart = np.where(apart > 0, apart, 0.0)
         # Σd² from the moments; less than rounding is 0, so that equal texts have no error.
-        ss, sc, cc = self.moments[[_SS, _SC, _CC]]
-        r = np.nan_to_num(self.ratio())
+        r = np.nan_to_num(ratio)
         residual = ss - 2 * r * sc + r**2 * cc
         terms = ss + 2 * np.abs(r * sc) + r**2 * cc
         residual = np.where(residual > _ROUNDING * terms, residual, 0.0)
-        apart = self._apart()
-        return np.sqrt(_divide(residual, np.where(apart > 0, apart, 0.0), np.nan))
-
-    def sample(self) -> Sample:
-        """Return the ratio, its error and the sizes that `core.intervals` needs, arrays of `shape`."""
-        return Sample(self.ratio(), self.standard_error(), self._degrees(), self.effective_texts(), self.total("c"))
+        error = np.sqrt(_divide(residual, apart, np.nan))
+        degrees = np.where(apart > 0, _divide(apart, squares, np.nan), np.nan)
+        return Sample(ratio, error, degrees, _divide(sum_c**2, squares, 0.0), sum_c.copy())
 
     def interval(self) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.mean_interval`."""
@@ -156,22 +154,6 @@ class RunningSums:
     def share_p_above(self, threshold: ArrayLike, **how: ArrayLike) -> Floats:
         """Return the p-values of `core.intervals.share_p_above`, which documents the arguments."""
         return share_p_above(self.sample(), threshold, **how)
-
-    def _degrees(self) -> Floats:
-        """Return the degrees of freedom m - 1; NaN where there is no interval."""
-        apart = self._apart()
-        return _divide(np.where(apart > 0, apart, np.nan), self._squared_counts(), np.nan)
-
-    def _squared_counts(self) -> Floats:
-        """Return Σc²."""
-        squares: Floats = self.moments[_CC] + _divide(self.moments[_C] ** 2, self.moments[_N], 0.0)
-        return squares
-
-    def _apart(self) -> Floats:
-        """Return (Σc)² - Σc², which is 0 where at most one text has a count."""
-        n = self.moments[_N]
-        apart: Floats = self.moments[_C] ** 2 * _divide(n - 1, n, 0.0) - self.moments[_CC]
-        return apart
 
 
 def _moments_of(s: Floats, c: Floats) -> Floats:

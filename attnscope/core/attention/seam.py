@@ -157,10 +157,7 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
         True = may attend; None if every query may attend to every key. May share memory with the call's mask: do not
         write into it.
     """
-    if not call.is_causal and call.window is None:
-        return call.mask
-    near = within_reach(call, *_positions(call))[None, None]
-    return near if call.mask is None else call.mask & near
+    return within_reach(call, call.mask, *_positions(call))
 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
@@ -169,16 +166,22 @@ def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, 
 
 
 def within_reach(
-    call: AttentionCall, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
-) -> Bool[Tensor, "query key"]:
-    """Return which keys causality and window leave to queries, by the positions of both, bool."""
+    call: AttentionCall, mask: Tensor | None, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
+) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
+    """Return a mask of some queries and keys with causality and window folded in; None = all may attend to all.
+
+    `queries` and `keys` are their positions, and `mask` is that of the call on them.
+    """
+    if not call.is_causal and call.window is None:
+        return mask
     queries = queries[:, None]
     near = torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if call.is_causal:
         near &= keys <= queries
     if call.window is not None:
         near &= (keys > queries - call.window) & (keys < queries + call.window)
-    return near
+    near = near[None, None]
+    return near if mask is None else mask & near
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
@@ -288,16 +291,12 @@ def select_part(
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
         return tensor[:, :, queries] if tensor.shape[2] > 1 else tensor
 
-    mask = cut(call.mask)
-    if call.is_causal or call.window is not None:
-        near = within_reach(call, queries, keys)[None, None]
-        mask = near if mask is None else near & mask
     return replace(
         call,
         query=call.query[texts][:, :, queries],
         key=call.key[texts],
         value=call.value[texts],
-        mask=mask,
+        mask=within_reach(call, cut(call.mask), queries, keys),
         bias=cut(call.bias),
         is_causal=False,
         window=None,

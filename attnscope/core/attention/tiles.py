@@ -66,8 +66,7 @@ class Block:
         device = self.near.query.device
         queries = torch.arange(self.queries.start, self.queries.stop, device=device)
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
-        near = within_reach(self.near, queries, keys)[None, None]
-        return near if self.may is None else near & self.may
+        return within_reach(self.near, self.may, queries, keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,12 +186,11 @@ class Buffers:
 
     def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """Return two flat arrays of at least `size` numbers, of any content."""
-        pair = self._pairs.get((dtype, device))
+        pair = self._pairs.pop((dtype, device), None)
         if pair is None or pair[0].numel() < size:
-            pair = None
-            self._pairs.pop((dtype, device), None)  # freed before a larger one is taken
+            pair = None  # freed before a larger one is taken
             pair = [torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device) for _ in range(2)]
-            self._pairs[dtype, device] = pair
+        self._pairs[dtype, device] = pair
         return pair
 
 

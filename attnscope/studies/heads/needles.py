@@ -325,7 +325,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     low, high = sums.share_interval(hits=True, dependence=1)
     baseline = np.fmax(values[..., 1], even[..., 0])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-    texts = sums.effective_texts()[..., 0]
+    texts = sums.sample().n_texts[..., 0]
     p = sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
     p = np.where(texts < LEAST_TEXTS, np.nan, p)
     q = benjamini_hochberg(p.ravel()).reshape(p.shape)

@@ -175,7 +175,7 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
 def effective_texts(tally: Tally) -> float:
     """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
     counts = tally.measures.total("c") * tally.queries_per_count
-    return float(tally.measures.effective_texts().ravel()[counts.argmax()]) if counts.size else 0.0
+    return float(tally.measures.sample().n_texts.ravel()[counts.argmax()]) if counts.size else 0.0
 
 
 class _Test(NamedTuple):
@@ -231,7 +231,7 @@ class _Judged:
         # p-values by kind of measure: shares, or Student's t.
         columns = [test.column for test in self.tests]
         tested = measures[:, columns]
-        self.effective = tested.effective_texts()
+        self.effective = tested.sample().n_texts
         kinds = kinds_of([test.measure for test in self.tests])
         # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
         of_shares = tested.share_p_above(

@@ -232,7 +232,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         import torch
 
         from attnscope.core.attention.probes import Weights, probe_by_kind
-        from attnscope.core.relations import Links, links_of_weights
+        from attnscope.core.relations import keep_links, links_of_weights
 
         info = self._model.info
         is_dense = info.path == "eager"
@@ -245,9 +245,9 @@ class LinkMeasurer(Measurer[MeasuredPart]):
                 self._model.run(inputs, dense)
                 by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
             else:
-                links = Links(facts)
+                links = keep_links(facts)
                 self._model.run(inputs, probe_by_kind({self._kind: links}))
-                by_layer = links.sums[self._kind]
+                by_layer = links.maps[self._kind]
         return self.hits_of_pieces(batch, by_layer)
 
     def hits_of_pieces(
