@@ -99,18 +99,13 @@ def place_links(
 
 def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
     """Return the indices of the tokens that share characters with each word, ascending; special tokens are skipped."""
-    pieces: list[list[int]] = [[] for _ in words]
+    ordinary = np.flatnonzero((tokens.offsets[:, 0] >= 0) & ~tokens.special)
+    token_starts, token_stops = tokens.offsets[ordinary].T
     starts, stops = np.array(words, np.int64).reshape(-1, 2).T
-    token_starts, token_stops = tokens.offsets.T
-    # Words come by their start, but may share characters, so their ends need not ascend. A token meets no word before
-    # the first with an end after the token's start, and none from the first on that starts at the token's end or later.
-    first_words = np.searchsorted(np.maximum.accumulate(stops), token_starts, side="right")
-    word_ends = np.searchsorted(starts, token_stops)
-    for token in np.flatnonzero((token_starts >= 0) & ~tokens.special).tolist():
-        for word in range(first_words[token], word_ends[token]):
-            if stops[word] > token_starts[token]:
-                pieces[word].append(token)
-    return pieces
+    # From the first token that ends after the word's start to the last that starts before its end.
+    first = np.searchsorted(token_stops, starts, side="right")
+    end = np.searchsorted(token_starts, stops)
+    return [ordinary[begin:stop].tolist() for begin, stop in zip(first, end, strict=True)]
 
 
 class WordUnits:

@@ -8,6 +8,8 @@ something else (French "du" is "de" and "le"), both have all of the token's. Emp
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 
 from conllu.exceptions import ParseException
 from conllu.models import Token
@@ -32,15 +34,15 @@ class _Sentence:
 
     Attributes:
         begin: The line that it begins on.
+        document: The number of its document; 0 = the file has named none so far.
         rows: Its words.
         multiword: First word -> last word and form of a multiword token, and whether a space follows.
-        document: The number of its document; 0 = the file names no documents.
     """
 
     begin: int
+    document: int
     rows: list[Token] = field(default_factory=list)
     multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
-    document: int = 0
 
 
 def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
@@ -49,32 +51,28 @@ def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Ba
     `paragraphs` are its sentences, the lines of each joined by newlines, with the line that each begins on. With the
     unit "document", the sentences up to the next `# newdoc` are one text. Malformed sentences are skipped.
     """
-    document: list[_Sentence] = []
+    sentences = _read_all(paragraphs, bad)
+    if unit == "sentence":
+        for sentence in sentences:
+            yield _text_of([sentence], source)
+        return
+    for _, document in groupby(sentences, key=attrgetter("document")):
+        yield _text_of(list(document), source)
+
+
+def _read_all(paragraphs: Iterable[tuple[int, str]], bad: Bad) -> Iterator[_Sentence]:
+    """Yield the sentences that are well-formed and have words."""
     n_documents = 0
     for begin, block in paragraphs:
-        # Parse the sentence; skip a malformed one.
         lines = block.split("\n")
-        starts_document = any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines)
+        n_documents += any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines)
         try:
-            sentence = _read(lines, begin)
-            sentence.document = n_documents + starts_document
-            text = _text_of([sentence], source)
+            sentence = _read(lines, begin, n_documents)
         except AnnotationError as error:
             bad(error.line or begin, error.reason)
             continue
-        if not sentence.rows:
-            continue
-        n_documents = sentence.document
-        if unit == "sentence":
-            yield text
-            continue
-        # A `# newdoc` line ends the document before it.
-        if starts_document and document:
-            yield _text_of(document, source)
-            document = []
-        document.append(sentence)
-    if document:
-        yield _text_of(document, source)
+        if sentence.rows:
+            yield sentence
 
 
 def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
@@ -93,21 +91,21 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
         mentions += _mentions(sentence.rows, first)
     links += _coreference(mentions)
     # Sentences of a file that tells of no document may be from anywhere.
-    number = sentences[0].document
+    begin, number = sentences[0].begin, sentences[0].document
     document = f"{source} {number}" if number else None
-    return AnnotatedText(text[:-1], tuple(words), tuple(links), source, sentences[0].begin, document=document)
+    return AnnotatedText(text[:-1], tuple(words), tuple(links), source, begin, document=document)
 
 
 # Sentences
 
 
-def _read(lines: Sequence[str], begin: int) -> _Sentence:
+def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
     """Return the sentence of some lines.
 
     Raises:
         AnnotationError: A line is malformed.
     """
-    sentence = _Sentence(begin)
+    sentence = _Sentence(begin, document)
     rows = sentence.rows
     for number, line in enumerate(lines, begin):
         if line.startswith("#"):
@@ -136,6 +134,7 @@ def _read(lines: Sequence[str], begin: int) -> _Sentence:
     for first, (last, _) in sentence.multiword.items():
         if last > len(rows):
             raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words")
+    list(_mentions(rows, 0))  # refuses brackets that do not match
     return sentence
 
 
@@ -145,18 +144,16 @@ def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
     words: list[Span] = []
     while len(words) < len(sentence.rows):
         # Take the next word, or all words of the next multiword token.
-        n_before = len(words)
-        last, token = sentence.multiword.get(n_before + 1, (n_before + 1, sentence.rows[n_before]))
-        forms = [row["form"] for row in sentence.rows[n_before:last]]
-        start = len(text)
-        text += token["form"]
+        first = len(words)
+        last, token = sentence.multiword.get(first + 1, (first + 1, sentence.rows[first]))
+        forms = [row["form"] for row in sentence.rows[first:last]]
+        start, stop = len(text), len(text) + len(token["form"])
         # Forms that spell the token get a part of it each; others share all of it.
-        for form in forms:
-            if "".join(forms) == token["form"]:
-                words.append((start, start + len(form)))
-                start += len(form)
-            else:
-                words.append((start, len(text)))
+        if "".join(forms) == token["form"]:
+            words += pairwise(accumulate(map(len, forms), initial=start))
+        else:
+            words += [(start, stop)] * len(forms)
+        text += token["form"]
         if (token["misc"] or {}).get("SpaceAfter") != "No":
             text += " "
     return text.rstrip(" "), words

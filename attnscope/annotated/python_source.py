@@ -17,16 +17,18 @@ import tokenize
 import unicodedata
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
 from attnscope.text import word_spans
 
-_PAIRS = {")": "(", "]": "[", "}": "{"}
+_OPENING, _CLOSING = {*"([{"}, {*")]}"}
 _NO_WORDS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 # Since Python 3.12 f-strings come in parts.
 _PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+_DEFINITION = ("decorator_list", "bases", "keywords", "args", "returns", "name", "body")
 
 _EVALUATED: dict[type[ast.AST], Sequence[str]] = {
     ast.Assign: ("value", "targets"),
@@ -41,8 +43,21 @@ _EVALUATED: dict[type[ast.AST], Sequence[str]] = {
     ast.GeneratorExp: ("generators", "elt"),
     ast.DictComp: ("generators", "key", "value"),
     ast.JoinedStr: (),
+    ast.FunctionDef: _DEFINITION,
+    ast.AsyncFunctionDef: _DEFINITION,
+    ast.ClassDef: _DEFINITION,
 }
 """The order in which Python evaluates the fields of a node, where it is not the order of their places."""
+
+_BINDS = {
+    ast.FunctionDef: "call→definition",
+    ast.AsyncFunctionDef: "call→definition",
+    ast.ClassDef: "call→definition",
+    ast.ExceptHandler: "name→assignment",
+}
+"""The relation of names to a node that binds its `name`."""
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def parse(text: str, source: str, line: int = 1) -> AnnotatedText:
@@ -60,34 +75,28 @@ def parse(text: str, source: str, line: int = 1) -> AnnotatedText:
     except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
         raise AnnotationError(f"not Python: {error}") from None
 
-    # The words, and which of them are operators.
+    # The words, and links between brackets, which match in what parses.
     # Not splitlines, which knows more ends of lines than Python does.
     starts = list(accumulate((len(line) + 1 for line in text.split("\n")), initial=0))
     words: list[Span] = []
-    operators: list[tuple[int, str]] = []
+    links: list[Link] = []
+    opened: list[int] = []
     for token in tokens:
         start, stop = (starts[row - 1] + column for row, column in (token.start, token.end))
         if token.type in _PROSE:
             words += [(start + first, start + last) for first, last in word_spans(text[start:stop])]
-        elif token.type not in _NO_WORDS and token.string.strip():
-            if token.type == tokenize.OP:
-                operators.append((len(words), token.string))
-            words.append((start, stop))
+            continue
+        if token.type in _NO_WORDS or not token.string.strip():
+            continue
+        if token.string in _OPENING:
+            opened.append(len(words))
+        elif token.string in _CLOSING:
+            links.append(Link("closing→opening", (len(words),), (opened.pop(),)))
+        words.append((start, stop))
 
     names = _Names(text, starts, words)
     names.visit(tree)
-    links = (*_link_brackets(operators), *names.links)
-    return AnnotatedText(text, tuple(words), links, source, line, document=source)
-
-
-def _link_brackets(operators: Sequence[tuple[int, str]]) -> Iterator[Link]:
-    """Link each closing bracket to the one that it closes."""
-    opened: list[tuple[int, str]] = []
-    for word, sign in operators:
-        if sign in _PAIRS.values():
-            opened.append((word, sign))
-        elif sign in _PAIRS and opened and opened[-1][1] == _PAIRS[sign]:
-            yield Link("closing→opening", (word,), (opened.pop()[0],))
+    return AnnotatedText(text, tuple(words), (*links, *names.links), source, line, document=source)
 
 
 class _Names(ast.NodeVisitor):
@@ -109,24 +118,21 @@ class _Names(ast.NodeVisitor):
         self._called: ast.expr | None = None
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Visit what a node consists of, in the order of evaluation."""
+        """Visit what a node consists of, in the order of evaluation; the body of a function or class is a scope."""
+        outer = self._bound
         for field in _EVALUATED.get(type(node), node._fields):
             value = getattr(node, field, None)
-            self._visit_all(value if isinstance(value, list) else [value])
-
-    def _visit_all(self, nodes: Sequence[ast.AST | None]) -> None:
-        for node in nodes:
-            if isinstance(node, ast.AST):
-                self.visit(node)
-
-    def _visit_scope(self, parameters: Sequence[ast.AST], body: Sequence[ast.AST]) -> None:
-        """Visit the body of a function, lambda or class, in a scope with its parameters."""
-        outer = self._bound
-        self._bound = outer.new_child()
-        for parameter in parameters:
-            if isinstance(parameter, ast.arg):
-                self._bind(parameter.arg, parameter, "name→parameter")
-        self._visit_all(body)
+            if field == "name" and isinstance(value, str) and type(node) in _BINDS:
+                self._bind(value, node, _BINDS[type(node)])
+            elif field == "body" and isinstance(node, _SCOPES):
+                self._bound = outer.new_child()
+                # Decorators, defaults and annotations were evaluated outside, and parameters count inside alone.
+                for parameter in ast.iter_child_nodes(getattr(node, "args", node)):
+                    if isinstance(parameter, ast.arg):
+                        self._bind(parameter.arg, parameter, "name→parameter")
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    self.visit(child)
         self._bound = outer
 
     def _word_of(self, name: str, node: ast.AST) -> int:
@@ -138,29 +144,6 @@ class _Names(ast.NodeVisitor):
 
     def _bind(self, name: str, node: ast.AST, relation: str) -> None:
         self._bound[name] = self._word_of(name, node), relation
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # noqa: N802
-        # Decorators, defaults and annotations are evaluated outside of the function's scope.
-        self._visit_all([*node.decorator_list, node.args, node.returns])
-        self._bind(node.name, node, "call→definition")
-        self._visit_scope([*ast.iter_child_nodes(node.args)], node.body)
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815  # type: ignore[assignment]
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
-        self._visit_all([*node.decorator_list, *node.bases, *node.keywords])
-        self._bind(node.name, node, "call→definition")
-        self._visit_scope([], node.body)
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:  # noqa: N802
-        self.visit(node.args)
-        self._visit_scope([*ast.iter_child_nodes(node.args)], [node.body])
-
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:  # noqa: N802
-        self._visit_all([node.type])
-        if node.name is not None:
-            self._bind(node.name, node, "name→assignment")
-        self._visit_all(node.body)
 
     def visit_alias(self, node: ast.alias) -> None:
         if node.name != "*":

@@ -41,8 +41,9 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
         raise AnnotationError('no "text" that is a text')
     if not isinstance(entry.get("links"), list):
         raise AnnotationError('no "links" that is a list')
-    target = None if entry.get("target") is None else _text_of(entry["target"], '"target"')
-    document = None if entry.get("document") is None else _text_of(entry["document"], '"document"')
+    target, document = (
+        None if entry.get(name) is None else _text_of(entry[name], f'"{name}"') for name in ("target", "document")
+    )
     goals_by_link = _read_links(entry["links"], text, target)
     if is_blank(text):
         return None
@@ -50,19 +51,13 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
     # Find the words of both texts, cut at the ends of all spans, so that each span holds whole words.
     goals = list(chain.from_iterable(goals_by_link.values()))
     origins = [origin for origin, _ in goals_by_link]
-    if target is None:
-        words = _words_of(entry.get("words"), text, [*origins, *goals])
-        target_words = []
-        looking = words
-    else:
-        words = _words_of(entry.get("words"), text, goals)
-        target_words = _words_of(entry.get("target_words"), target, origins)
-        looking = target_words
+    words = _words_of(entry.get("words"), text, goals if target else [*origins, *goals])
+    target_words = _words_of(entry.get("target_words"), target, origins) if target else []
     # Turn the spans of each link into word numbers.
     links = []
     for (origin, label), its_goals in goals_by_link.items():
         looked_at = {word for goal in its_goals for word in _covered(words, goal)}
-        links.append(Link(label, _covered(looking, origin), tuple(sorted(looked_at))))
+        links.append(Link(label, _covered(target_words or words, origin), tuple(sorted(looked_at))))
     return AnnotatedText(
         text,
         tuple(words),

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
+from attnscope.corpus.lines import UnreadableError
+
 Span = tuple[int, int]
 """First and last + 1 character in a text."""
 
@@ -66,13 +68,8 @@ class AnnotatedText:
         return self.text[start:stop]
 
 
-class AnnotationError(Exception):
+class AnnotationError(UnreadableError):
     """An annotation is malformed: the reason in one line, and the line from 1; None = not known."""
-
-    def __init__(self, reason: str, line: int | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.line = line
 
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
