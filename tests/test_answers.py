@@ -21,7 +21,7 @@ from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
 from attnscope.questions.map_changes import divide_by_rest
 from attnscope.questions.shares import find_shares
-from attnscope.report.plain_text import open_console
+from attnscope.report.plain_text import cut, open_console
 from attnscope.results.result import load_record as load
 from attnscope.senses.photos import read_photo
 from tests.cli_helpers import TIRED, elsewhere, loaded_once, require_one_line
@@ -48,6 +48,19 @@ def test_a_heatmap_answers_before_it_lists_its_files(run):
     assert answer.startswith("strongest link outside sinks (query → key): L3H")
     assert opened == f"open {Path(path).resolve().as_uri()}"
     assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == ["page.html"]
+
+
+def test_each_of_several_queries_has_a_line_and_lines_end_at_words(run):
+    lines = run("heatmap", TIRED, "--pick", "L3H1", "-o", "out", "--query", "it,because").out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["L3H1", "“it”"], ["L3H1", "“because”"]]
+    assert cut("the least quotation marks", 16, at_word=True) == "the least…"
+
+
+@pytest.mark.parametrize("command", ["heads", "compare", "ablate"])
+def test_words_that_the_tokenizer_lacks_are_counted(command, run):
+    Path("texts.txt").write_text("The 😀 cat sat.\nA 𓀀 dog ran.\n", "utf-8")
+    out = run(command, "--file", "texts.txt").out
+    assert "2 words are unknown to the tokenizer, which reads [UNK] instead: 😀, 𓀀" in " ".join(out.split())
 
 
 def test_strongest_links_are_those_of_numpy_outside_sinks():

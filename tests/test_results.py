@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, UsageError
 from attnscope.questions import ablate
 from attnscope.results import kinds
 from attnscope.results.kinds import Kind
@@ -73,6 +73,15 @@ def test_a_result_gives_tables_and_arrays_by_name():
 def test_csv_holds_the_first_table_and_json_all():
     result = effects()
     assert result.to_csv() == "kind,layer,head,effect\nencoder,0,0,0.5\nencoder,0,1,\n"
+    assert result.to_md(columns=["effect", "layer"]) == "| effect | layer |\n| --: | --: |\n| 0.5 | 0 |\n|  | 0 |\n"
+    assert result.to_latex(columns=["kind", "effect"]).splitlines()[1:5] == [
+        r"\toprule",
+        r"kind & effect \\",
+        r"\midrule",
+        r"encoder & 0.5 \\",
+    ]
+    with pytest.raises(UsageError, match="no column 'x'.*choose from kind, layer, head, effect"):
+        result.to_csv(columns=["x"])
     document = result.as_json()
     assert document["heads"][1] == {"kind": "encoder", "layer": 0, "head": 1, "effect": None}
     assert document["shares"][1] == [None, 0.1, 0.2]

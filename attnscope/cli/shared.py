@@ -86,7 +86,7 @@ class Drawing:
     )
     dpi: int | None = option("Pixels per inch of a PNG.  [default: 100; 300 with --width]", default=None, rare=True)
     font_size: float | None = option(
-        "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width]",
+        "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width, labels from 4.5]",
         default=None,
         rare=True,
     )

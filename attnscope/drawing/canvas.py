@@ -156,9 +156,21 @@ class Canvas(Drawing):
         self.figure.set_size_inches(self.figure.get_size_inches()[0], (self.height_px - 2 * hidden) / paper.inch_px)
 
     def write(
-        self, x: float, y: float, text: str, size_px: float, *, animated: bool = False, color: str = INK, **options: Any
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size_px: float,
+        *,
+        animated: bool = False,
+        color: str = INK,
+        exact: bool = False,
+        **options: Any,
     ) -> Text:
-        """Put a text at a point; `options` is what matplotlib's Text takes (ha, va, rotation, weight ...)."""
+        """Put a text at a point, in letters of a size, but no smaller than the paper allows unless it is `exact`.
+
+        `options` is what matplotlib's Text takes (ha, va, rotation, weight ...).
+        """
         options.setdefault("va", "center")
         # matplotlib warns of a weight that the font does not have.
         if not self.lettering.has_bold:
@@ -167,7 +179,7 @@ class Canvas(Drawing):
             x,
             y,
             self.lettering.spell(text),
-            fontsize=self.points(self.paper.letters(size_px)),
+            fontsize=self.points(size_px if exact else self.paper.letters(size_px)),
             family=list(self.lettering.families),
             color=color,
             parse_math=False,  # a token may be `$`

@@ -52,6 +52,7 @@ class Paper:
     width_px: int = MIN_WIDTH_PX
     fixed: bool = False  # figures are exactly that wide; else they grow and shrink
     least_px: float = 0.0  # size of the smallest letters; 0 = any
+    label_px: float = 0.0  # labels of tokens may be as small as that, if each one then has room
     inch_px: float = 100.0
     dpi: int = 100  # pixels of a PNG per inch
     caption: bool = True  # title, subtitle and notes
@@ -60,12 +61,15 @@ class Paper:
     failed: tuple[str, ...] = ()  # parts of the study that failed: every figure says so at its foot
 
     @classmethod
-    def of_width(cls, inches: float, points: float, dpi: int, caption: bool, font: str | None) -> Paper:
-        """Paper of an exact width, on which captions, the smallest letters, have a size in points."""
+    def of_width(
+        cls, inches: float, points: float, dpi: int, caption: bool, font: str | None, label_points: float = 0.0
+    ) -> Paper:
+        """Paper of an exact width, on which captions, the smallest letters but for labels, have a size in points."""
         inch_px = 72 * CAPTION_PX / points
         visible = inches * inch_px
         width = math.ceil(visible) + 2 * _CROP_PX
-        return cls(width, True, CAPTION_PX, inch_px, dpi, caption, (width - visible) / 2, font)
+        label_px = CAPTION_PX * (label_points or points) / points
+        return cls(width, True, CAPTION_PX, label_px, inch_px, dpi, caption, (width - visible) / 2, font)
 
     @property
     def is_screen(self) -> bool:

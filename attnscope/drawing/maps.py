@@ -220,6 +220,10 @@ class MapsPage(Page):
         # Paper decides the font size; on a screen it grows with the distance between labels.
         least_distance = paper.least_px / layout.LABEL_SHARE or layout.LEGIBLE_PX
         step = max(1, math.ceil(least_distance / cell_px))
+        # Smaller letters, if they give each token its label.
+        room = cell_px * layout.LABEL_SHARE
+        if step > 1 and 0 < paper.label_px <= room:
+            return 1, room
         return step, paper.least_px or min(layout.MAX_LABEL_PX, cell_px * step * layout.LABEL_SHARE)
 
     @property
@@ -333,13 +337,15 @@ class MapsPage(Page):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
-            texts.append(self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color))
+            look = {"va": "center_baseline", "color": color, "exact": True}
+            texts.append(self.write(x - 5, middle, label, font, ha="right", **look))
         below = y + height + 5
         for token, place in columns.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
             color = columns.color(token)
-            texts.append(self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color))
+            look = {"va": "top", "color": color, "exact": True, "rotation": 90}
+            texts.append(self.write(middle, below, label, font, ha="center", **look))
         # Numbers along sides without labels, each with a short line.
         size = layout.CAPTION_PX
         for share, text in rows.ticks:

@@ -22,7 +22,8 @@ UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 
 PRINT_DPI = 300
 PRINT_PT = 6.5
-"""Resolution and smallest letters of a figure whose width is given."""
+LABEL_PT = 4.5
+"""Resolution and smallest letters of a figure whose width is given, and of its labels where there are many."""
 
 # The least and the largest value that each option may have.
 _INCHES_RANGE = (1.0, 40.0)
@@ -103,8 +104,10 @@ class Style:
     def paper(self) -> Paper:
         """Return the paper that a figure is laid out on."""
         if self.width is not None:
-            points = PRINT_PT if self.font_size is None else self.font_size
-            paper = Paper.of_width(float(self.width), points, self.dpi or PRINT_DPI, self.caption, self.font)
+            points = self.font_size or PRINT_PT
+            label_points = self.font_size or LABEL_PT
+            dpi = self.dpi or PRINT_DPI
+            paper = Paper.of_width(float(self.width), points, dpi, self.caption, self.font, label_points)
         else:
             paper = Paper(MIN_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
             # Captions are the smallest letters, and no others may be smaller: as many pixels are an inch (72 points)

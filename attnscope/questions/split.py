@@ -288,4 +288,5 @@ def _panels(split: Split) -> Panels:
             f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
             f"disagreement {chosen['disagreement_nats'].mean():.2f} nats"
         )
-    return Panels("the same queries, keys and values with more and fewer heads", panels, notes, largest_px=300)
+    title = "the same queries, keys and values with more and fewer heads"
+    return Panels(title, panels, notes, largest_px=300, is_fitted=True)

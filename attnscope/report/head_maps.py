@@ -18,7 +18,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
-from attnscope.report.numbers import UNDEFINED, short_interval, tick_texts, writer_for
+from attnscope.report.numbers import UNDEFINED, even_writer, short_interval, tick_texts
 from attnscope.report.wording import printable
 from attnscope.results.table import Column, Table
 
@@ -118,7 +118,7 @@ def scale_of(table: Table, name: str) -> Scale:
     elif extent / 2 < least < extent:
         step = layout.nice_ticks(extent - least)[1]
         low = max(0.0, math.floor(least / step) * step)
-    return Scale(low, extent, baseline, bool(values.size), writer_for(table, name))
+    return Scale(low, extent, baseline, bool(values.size), even_writer(table[name]))
 
 
 def grids_of(table: Table) -> dict[str, HeadGrid]:

@@ -111,6 +111,13 @@ def writer_of(values: NDArray[np.float64]) -> Callable[[float], str]:
     return lambda value: "0" if abs(value) < least else small_number(value)
 
 
+def even_writer(values: NDArray[np.float64]) -> Callable[[float], str]:
+    """Return what writes some numbers with the same decimals: three digits of the largest; `–` = undefined."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+    decimals = min(max(0, 2 - math.floor(math.log10(largest))), 6)
+    return lambda value: fixed(value, decimals)
+
+
 def q_value(q: float) -> str:
     """Return a q value with three decimals; `–` where it is undefined."""
     return "<0.001" if q < 0.001 else fixed(q, 3)

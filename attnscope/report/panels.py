@@ -41,6 +41,7 @@ class Panels:
         notes: What must be known to read them.
         difference: What a difference is; empty = the maps hold weights.
         largest_px: Most width of a map.
+        is_fitted: Whether the darkest colour is the largest weight of all maps; else it is 1.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Panels:
     notes: Sequence[str] = (AXES,)
     difference: str = ""
     largest_px: float = math.inf
+    is_fitted: bool = False
 
     def show(self, console: Any, *, every: bool) -> Sequence[Any]:
         """Return nothing: the terminal has nothing of it."""
@@ -55,11 +57,11 @@ class Panels:
 
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
         """Return the page."""
-        # Weights run from 0 to 1; differences are symmetric around 0, so that white means no change.
+        # Weights run from 0 to 1 or to the largest; differences are symmetric around 0: white means no change.
         low, high = 0.0, 1.0
+        if self.difference or self.is_fitted:
+            high = max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels) or 1.0
         if self.difference:
-            largest = [float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels]
-            high = max(largest) or 1.0
             low = -high
         # Maps with the same tokens share their labels.
         axes = [(panel.queries, panel.keys) for panel in self.panels]
