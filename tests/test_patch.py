@@ -214,8 +214,8 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
             return here + step * (there - here)
 
     for unit in runs.units(by)[::5]:
-        moved = runs.effects([[Change(unit, by)]], Between())[0] / step
-        slope = estimates[unit.place][:, unit.patched].sum((1, 2))
+        moved = runs.effects([Change(unit, by)], Between())[0] / step
+        slope = estimates[unit.place][:, unit.number].sum(1)
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)
 
 

@@ -32,7 +32,7 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     p is below 0.05 exactly where the interval excludes 0.
 
     Args:
-        values: (pair, ...); n pairs.
+        values: (pair, ...); n pairs. NaN stays NaN.
 
     Returns:
         Four arrays of shape (...). With a single pair the ends and p are NaN. If all pairs agree, the interval is the
@@ -47,7 +47,8 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     error = values.std(0, ddof=1) / np.sqrt(n)
     degrees, n_pairs = np.full_like(mean, degrees_of_freedom(n)), np.full_like(mean, n)
     low, high = mean_interval(Sample(mean, error, degrees, n_pairs, n_pairs))
-    t = np.divide(np.abs(mean), error, out=np.where(mean == 0, 0.0, np.inf), where=error > 0)
+    certain = np.where(mean == 0, 0.0, np.where(np.isnan(mean), np.nan, np.inf))
+    t = np.divide(np.abs(mean), error, out=certain, where=error > 0)
     return mean, low, high, 2 * stdtr(degrees, -t)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from attnscope.core.attention.seam import AttentionCall, attend, attention_weights
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_part
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.weights import (
     eigenvalue_scores,
@@ -24,18 +23,17 @@ from attnscope.core.weights import (
     spread,
 )
 from attnscope.models.inside.projections import hooks
-from attnscope.models.inside.stream import Attention, Stream, stream_of
+from attnscope.models.inside.stream import Stream, stream_of
 from attnscope.models.model import Batch, Model
 from attnscope.questions.weights import (
     COMPOSITIONS,
     N_DRAWS,
     SCORE_PARTS,
     SHARES,
-    Composition,
     HeadWeights,
     WeightsOptions,
 )
-from attnscope.results.table import Floats, Table
+from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 
 N_TEXTS, N_PLACES = 64, 16
@@ -73,17 +71,17 @@ class _Ends:
 
     Attributes:
         ids: Their numbers.
-        read: Their embeddings as they enter the stream, (token, d_model).
-        looked_up: The same at length 1, centred where norms centre.
+        looked_up: Their embeddings as they enter the stream, (token, d_model), at length 1, centred where norms centre.
         written: What stands for writing each, (token, d_model), less its mean over tokens.
         name: What that is.
+        cores: E U over the vocabulary, (d_model, d_model), of what is read and what is written, for each score.
     """
 
     ids: Tensor
-    read: Tensor
     looked_up: Tensor
     written: Tensor
     name: str
+    cores: dict[str, Tensor]
 
 
 class _Weights:
@@ -93,13 +91,10 @@ class _Weights:
         self._model = model
         self._stream = stream
         self._seed = options.seed
-        self._centres = _centres(stream)
+        self._centres = stream.centres
         self._notes = list(stream.notes)
         self._ends = self._find_ends()
-        self._cores: dict[str, Tensor] = {}
         self._draws: dict[tuple[str, int], Tensor] = {}
-        self._columns: dict[str, list[Floats]] = {}
-        self._directions: list[dict[str, Any]] = []
         if stream.is_post_norm:
             self._notes.append(
                 "this model normalises the stream (post-norm): scores leave out norms between two heads, as if a "
@@ -110,43 +105,55 @@ class _Weights:
                 "between the last layer and the unembedding lies a layer that is left out: tokens are those whose rows "
                 "of the unembedding are likest to what is written"
             )
+        # Heads are numbered layer by layer. What is not known of one stays NaN.
+        self._rows: dict[int, slice] = {}
+        n_heads = 0
+        for attention in stream.attentions:
+            self._rows[attention.layer] = slice(n_heads, n_heads + attention.n_heads)
+            n_heads += attention.n_heads
+        names = [name + part for name in ("copying", "matching") for part in SCORE_PARTS]
+        names += ["same_nats", *(name + part for name in SHARES for part in ("", "_baseline"))]
+        self._columns = {name: np.full(n_heads, np.nan) for name in names}
+        self._directions: list[dict[str, Any]] = []
+        # Every pair (sender, receiver); earlier layers send. (composition, sender, receiver)
+        self._shares = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
+        self._sender_spread = np.full(n_heads, np.nan)
+        self._receiver_spread = np.full((len(COMPOSITIONS), n_heads), np.nan)
+        self._sent: list[tuple[slice, Tensor]] = []
 
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
         """Read all layers, and return the result."""
-        # Number the heads layer by layer. (head,)
         attentions = self._stream.attentions
-        layers = np.concatenate([np.full(each.n_heads, each.layer) for each in attentions])
-        heads = np.concatenate([np.arange(each.n_heads) for each in attentions])
-        n_done = 0
-        for number, attention in enumerate(attentions):
-            self._add_layer(attention, n_done)
-            n_done += attention.n_heads
+        for number, attention in enumerate(attentions, 1):
+            maps = attention.maps(centres=self._centres)
+            rows = self._rows[attention.layer]
+            if self._ends is not None:
+                self._add_scores(self._ends, maps, rows)
+                self._add_directions(self._ends, maps, rows.start)
+            self._compose(maps, rows)
             if report is not None:
-                report(number + 1, len(attentions))
-        columns = {name: np.concatenate(parts) for name, parts in self._columns.items()}
-        # Run positions alone, and compose all pairs of heads.
-        places, by_position = _read_positions(self._model, self._stream, self._some_ids())
-        composed = _compose(self._stream, self._model.info.d_model)
+                report(number, len(attentions))
+        places = self._read_positions()
+        # One row per head.
         table = Table.of_arrays(
             HeadWeights.TABLES["heads"],
-            kind=[self._stream.kind] * n_done,
-            layer=layers,
-            head=heads,
-            **columns,
-            **by_position,
+            kind=[self._stream.kind] * len(self._sender_spread),
+            layer=[attention.layer for attention in attentions for _ in range(attention.n_heads)],
+            head=[head for attention in attentions for head in range(attention.n_heads)],
+            **self._columns,
         )
         options = {
             "kind": self._stream.kind,
             "ends": self._ends.name if self._ends is not None else "",
             "places": places,
             "n_places": N_PLACES,
-            "dimension": composed.dimension,
+            "dimension": self._model.info.d_model - self._centres,
             "n_draws": N_DRAWS,
         }
         arrays: dict[str, NDArray[Any]] = {
-            "composition": composed.share,
-            "sender_spread": composed.sender_spread,
-            "receiver_spread": composed.receiver_spread,
+            "composition": self._shares,
+            "sender_spread": self._sender_spread,
+            "receiver_spread": self._receiver_spread,
         }
         directions = sorted(self._directions, key=lambda row: int(row["head"]))
         tables = {"heads": table, "directions": Table.of(HeadWeights.TABLES["directions"], directions)}
@@ -191,188 +198,132 @@ class _Weights:
             written = stream.unembedding[ids.to(stream.unembedding.device)]
             if stream.final_norm is not None:
                 written = stream.final_norm.fold(written)
+        written = written - written.mean(0)
+        # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
+        others = {"copying": written.to(read), "matching": read - read.mean(0, keepdim=True)}
+        cores = {score: (read.T @ other).double() for score, other in others.items()}
         # Tokens are looked up by direction alone: centre them, and scale to a root mean square of 1.
-        looked_up = read - read.mean(1, keepdim=True) if self._centres else read
+        looked_up = read
+        if self._centres:
+            looked_up = read - read.mean(1, keepdim=True)
+            # What no head can read must not score: centre both sides.
+            for score, core in cores.items():
+                rows = core - core.mean(0, keepdim=True)
+                cores[score] = rows - rows.mean(1, keepdim=True)
         length = looked_up.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
-        return _Ends(ids, read, looked_up / length, written - written.mean(0), name)
+        return _Ends(ids, looked_up / length, written, name, cores)
 
-    def _some_ids(self) -> Tensor:
-        """Return tokens from all over the vocabulary."""
-        numbers = self._model.tokenizer.ordinary_ids() if self._ends is None else self._ends.ids.tolist()
-        numbers = numbers or list(range(8, 16))
-        return torch.tensor([numbers[i * len(numbers) // N_TEXTS] for i in range(N_TEXTS)])
+    # Heads
 
-    def _tokens(self, embeddings: Tensor, directions: Tensor) -> list[tuple[str, str]]:
-        """Return the tokens at both ends of each direction, (n, d_model), by the rows of tokens."""
-        assert self._ends is not None
+    def _add_scores(self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], rows: slice) -> None:
+        """Add the scores of the heads of a layer, and the mean, least and largest of random ones."""
+        for name, which in (("copying", "OV"), ("matching", "QK")):
+            if which not in maps:
+                continue
+            writes, reads = maps[which]
+            core = ends.cores[name]
+            # Random heads of one width and core are drawn once, and serve all layers.
+            width = reads.shape[1]
+            if (name, width) not in self._draws:
+                left, right = (random_rows(N_DRAWS, width, len(core), self._seed + end).to(core) for end in (0, 1))
+                self._draws[name, width] = left @ core @ right.mT
+            own, chance = eigenvalue_scores(reads, core, writes, self._draws[name, width])
+            scores = (own, chance.mean(1), chance.amin(1), chance.amax(1))
+            for part, numbers in zip(SCORE_PARTS, scores, strict=True):
+                self._columns[name + part][rows] = numbers.cpu().double().numpy()
+
+    def _add_directions(self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], first: int) -> None:
+        """Add the first singular directions of the heads of a layer, with the tokens at both ends of each.
+
+        Args:
+            ends: The tokens.
+            maps: The maps of the layer.
+            first: The row of its first head.
+        """
+        for name, which, targets in (("writes", "OV", ends.written), ("seeks", "KQ", ends.looked_up)):
+            if which not in maps:
+                continue
+            # (head, n, d_model)
+            left, right = maps[which]
+            n = min(N_DIRECTIONS, right.shape[1])
+            singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
+            written, read, shares_of_norm = (torch.cat(parts) for parts in zip(*singular, strict=True))
+            sources = self._tokens(ends.ids, ends.looked_up, read)
+            goals = self._tokens(ends.ids, targets, written)
+            for number, share in enumerate(shares_of_norm.tolist()):
+                # The share stands beside the first end of a direction; its other end is the opposite.
+                for end, known in enumerate((share, np.nan)):
+                    tokens = {"source": sources[end][number], "target": goals[end][number]}
+                    self._directions.append({"head": first + number // n, "of": name, "share": known, **tokens})
+
+    def _tokens(self, ids: Tensor, embeddings: Tensor, directions: Tensor) -> list[list[str]]:
+        """Return the tokens at both ends of directions, (n, d_model), by the rows of tokens: for each end n texts."""
         scores = embeddings @ directions.to(embeddings).T  # (token, n)
         n_tokens = min(N_TOKENS, len(embeddings))
         ends = []
         for largest in (True, False):
             rows = scores.topk(n_tokens, 0, largest=largest).indices.T
-            ends.append([" ".join(map(self._spell, ids)) for ids in self._ends.ids[rows.cpu()].tolist()])
-        return list(zip(*ends, strict=True))
+            ends.append([" ".join(map(self._spell, numbers)) for numbers in ids[rows.cpu()].tolist()])
+        return ends
 
     def _spell(self, number: int) -> str:
         """Return a token with a mark where a space begins it, as several differ in nothing else."""
         token = str(self._model.tokenizer.spell(number))
         return "·" + token[1:] if token.startswith(" ") else token
 
-    # Heads
+    def _compose(self, maps: Mapping[str, tuple[Tensor, Tensor]], rows: slice) -> None:
+        """Add what the heads of a layer read of those of earlier layers, and keep what they send to later ones."""
+        for number, which in enumerate(("KQ", "QK", "OV")):
+            if which in maps:
+                received = receiver(*maps[which])
+                self._receiver_spread[number, rows] = spread(received).cpu().numpy()
+                for senders, written in self._sent:
+                    self._shares[number, senders, rows] = shares(received.to(written), written).cpu().numpy()
+        if "OV" in maps:
+            writes, reads = maps["OV"]
+            own = sender(writes, reads)
+            self._sender_spread[rows] = spread(own).cpu().numpy()
+            self._sent.append((rows, own.to(torch.promote_types(writes.dtype, torch.float32))))
 
-    def _add_layer(self, attention: Attention, first: int) -> None:
-        """Add what is known of the heads of a layer, of which the first is the head number `first`."""
-        # Per-head matrices: reads (head, d_head, d_model), writes (head, d_model, d_head).
-        query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
-        output = _writes_of(attention, centres=self._centres)
-        transposed = None if query is None else query.mT
-        for name, reads, writes in (("copying", value, output), ("matching", key, transposed)):
-            scores = self._scores(name, reads, writes, attention.n_heads)
-            for part, numbers in zip(SCORE_PARTS, scores.T, strict=True):
-                self._columns.setdefault(name + part, []).append(numbers)
-        if self._ends is None:
-            return
-        self._add_directions("writes", output, value, self._ends.written, first)
-        self._add_directions("seeks", None if key is None else key.mT, query, self._ends.looked_up, first)
+    # Positions
 
-    def _scores(self, name: str, reads: Tensor | None, writes: Tensor | None, n_heads: int) -> Floats:
-        """Return the score of each head, and the mean, least and largest of random ones, (head, 4)."""
-        if reads is None or writes is None or self._ends is None:
-            return np.full((n_heads, len(SCORE_PARTS)), np.nan)
-        # Random heads of one width and core are drawn once, and serve all layers.
-        core = self._core(name)
-        width = reads.shape[1]
-        if (name, width) not in self._draws:
-            left, right = (random_rows(N_DRAWS, width, len(core), self._seed + end).to(core) for end in (0, 1))
-            self._draws[name, width] = left @ core @ right.mT
-        own, chance = eigenvalue_scores(reads, core, writes, self._draws[name, width])
-        scores = torch.stack([own, chance.mean(1), chance.amin(1), chance.amax(1)], 1)
-        return np.asarray(scores.cpu().double().numpy())
+    def _read_positions(self) -> str:
+        """Add what positions alone do to each head: the model is run so that every layer reads the embeddings.
 
-    def _core(self, name: str) -> Tensor:
-        """Return E U over the vocabulary, (d_model, d_model), of what is read and what is written."""
-        assert self._ends is not None
-        if name not in self._cores:
-            read = self._ends.read
-            # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
-            other = self._ends.written.to(read) if name == "copying" else read - read.mean(0, keepdim=True)
-            core = (read.T @ other).double()
-            # What no head can read must not score: centre both sides.
-            if self._centres:
-                core = core - core.mean(0, keepdim=True)
-                core = core - core.mean(1, keepdim=True)
-            self._cores[name] = core
-        return self._cores[name]
+        Returns:
+            Where positions are: "in the stream" of embeddings, or "in the scores"; "" = not known.
+        """
+        blocks = {layer: block for (_, layer), block in self._model.blocks().items()}
+        if set(blocks) != set(self._rows):
+            return ""
+        # Every block reads the embeddings in place of the block before it.
+        embeddings: list[Tensor] = []
 
-    def _add_directions(
-        self, what: str, left: Tensor | None, right: Tensor | None, targets: Tensor, first: int
-    ) -> None:
-        """Add the first singular directions of left @ right of each head, with the tokens at both ends of each."""
-        if left is None or right is None:
-            return
-        assert self._ends is not None
-        # Take the first singular directions of each head. (head, n, d_model)
-        n = min(N_DIRECTIONS, right.shape[1])
-        singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
-        written, read, share = zip(*singular, strict=True)
-        sources = self._tokens(self._ends.looked_up, torch.cat(read))
-        goals = self._tokens(targets, torch.cat(written))
-        for number, portion in enumerate(torch.cat(share).tolist()):
-            # The share stands beside the first end of a direction; its other end is the opposite.
-            for end, known in enumerate((portion, np.nan)):
-                ends = {"source": sources[number][end], "target": goals[number][end]}
-                self._directions.append({"head": first + number // n, "of": what, "share": known, **ends})
+        def enter(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            embeddings.append(arguments[0] if arguments else named["hidden_states"])
+            if arguments:
+                return (embeddings[0], *arguments[1:]), named
+            return (), {**named, "hidden_states": embeddings[0]}
+
+        def observe(call: AttentionCall) -> Tensor:
+            for name, numbers in _by_position(call).items():
+                self._columns[name][self._rows[call.layer]] = numbers.cpu().double().numpy()
+            return attend(call)
+
+        # Tokens from all over the vocabulary, each a text with the same token at every place. (text, place)
+        numbers = self._model.tokenizer.ordinary_ids() if self._ends is None else self._ends.ids.tolist()
+        numbers = numbers or list(range(8, 16))
+        ids = torch.tensor([numbers[i * len(numbers) // N_TEXTS] for i in range(N_TEXTS)])
+        n_places = min(N_PLACES, self._model.info.max_tokens or N_PLACES)
+        with hooks(blocks.values(), enter, before=True):
+            self._model.run(Batch(ids[:, None].expand(-1, n_places).contiguous()), observe)
+        # Tokens that are alike at every place carry no position.
+        first = embeddings[0]
+        is_alike = (first - first[:, :1]).abs().amax() <= 1e-5 * first.abs().amax()
+        return "in the scores" if bool(is_alike) else "in the stream"
 
 
-# Composition
-
-
-def _centres(stream: Stream) -> bool:
-    """Return whether every norm takes the mean away, so that no head can read it."""
-    norms = [attention.norm for attention in stream.attentions]
-    if stream.unembedding is not None:
-        norms.append(stream.final_norm)
-    return all(norm is not None and norm.centres for norm in norms)
-
-
-def _writes_of(attention: Attention, *, centres: bool) -> Tensor | None:
-    """Return W_O of each head, without what no head can read if all norms centre."""
-    writes = attention.writes
-    return writes - writes.mean(1, keepdim=True) if writes is not None and centres else writes
-
-
-def _compose(stream: Stream, d_model: int) -> Composition:
-    """Return shares of all pairs, and the spreads of what is sent and received."""
-    # Every pair (sender, receiver), heads counted layer by layer; earlier layers send. (composition, sender, receiver)
-    centres = _centres(stream)
-    starts = np.cumsum([0, *(attention.n_heads for attention in stream.attentions)]).tolist()
-    n_heads = starts[-1]
-    composed = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
-    sent_spread = np.full(n_heads, np.nan)
-    received_spread = np.full((len(COMPOSITIONS), n_heads), np.nan)
-    sent: list[tuple[slice, Tensor]] = []
-    for attention, (start, stop) in zip(stream.attentions, pairwise(starts), strict=True):
-        mine = slice(start, stop)
-        query, key, value = (attention.reads(role) for role in ("query", "key", "value"))
-        output = _writes_of(attention, centres=centres)
-        sides = ((key, query), (query, key), (None if output is None else output.mT, value))
-        # Compare with all heads of earlier layers.
-        for row, (left, reads) in enumerate(sides):
-            if left is None or reads is None:
-                continue
-            received = receiver(left.mT, reads)
-            received_spread[row, mine] = spread(received).cpu().numpy()
-            for senders, written in sent:
-                composed[row, senders, mine] = shares(received.to(written), written).cpu().numpy()
-        # This layer sends to the later ones.
-        if output is not None and value is not None:
-            own = sender(output, value)
-            sent_spread[mine] = spread(own).cpu().numpy()
-            sent.append((mine, own.to(torch.promote_types(output.dtype, torch.float32))))
-    return Composition(composed, sent_spread, received_spread, d_model - centres)
-
-
-# Positions
-
-
-def _read_positions(model: Model, stream: Stream, ids: Tensor) -> tuple[str, Mapping[str, Floats]]:
-    """Say what positions alone do to each head: the model is run so that every layer reads the embeddings.
-
-    Returns:
-        Where positions are: "in the stream" of embeddings, or "in the scores"; "" = not known. And columns by head.
-    """
-    n_heads = [attention.n_heads for attention in stream.attentions]
-    names = ("same_nats", *SHARES, *(f"{name}_baseline" for name in SHARES))
-    blocks = {layer: block for (_, layer), block in model.blocks().items()}
-    if set(blocks) != {attention.layer for attention in stream.attentions}:
-        return "", {name: np.full(sum(n_heads), np.nan) for name in names}
-    # Every block reads the embeddings in place of the block before it.
-    embeddings: list[Tensor] = []
-    by_layer: dict[int, dict[str, Floats]] = {}
-
-    def enter(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        embeddings.append(arguments[0] if arguments else named["hidden_states"])
-        if arguments:
-            return (embeddings[0], *arguments[1:]), named
-        return (), {**named, "hidden_states": embeddings[0]}
-
-    def observe(call: AttentionCall) -> Tensor:
-        by_layer[call.layer] = _by_position(call)
-        return attend(call)
-
-    # One text per token, the same token at every place. (text, place)
-    n_places = min(N_PLACES, model.info.max_tokens or N_PLACES)
-    with hooks(blocks.values(), enter, before=True):
-        model.run(Batch(ids[:, None].expand(-1, n_places).contiguous()), observe)
-    # Tokens that are alike at every place carry no position.
-    first = embeddings[0]
-    is_alike = (first - first[:, :1]).abs().amax() <= 1e-5 * first.abs().amax()
-    kind = "in the scores" if bool(is_alike) else "in the stream"
-    layers = [by_layer[attention.layer] for attention in stream.attentions]
-    return kind, {name: np.concatenate([of_layer[name] for of_layer in layers]) for name in names}
-
-
-def _by_position(call: AttentionCall) -> dict[str, Floats]:
+def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     """Return what the mean token attends to by position, each (head,), and the same of uniform attention."""
     query, key = call.query.float(), call.key.float()
     repeated = key.repeat_interleave(call.n_heads // call.n_kv_heads, 1)
@@ -381,30 +332,17 @@ def _by_position(call: AttentionCall) -> dict[str, Floats]:
     own = (query * repeated).sum(-1).mean(0)
     mean = (query.mean(0) * repeated.mean(0)).sum(-1)
     others = (n_texts * mean - own) / max(1, n_texts - 1)
+    columns = {"same_nats": call.scale * (own - others).mean(-1)}
     # Average queries and keys over tokens, and attend with the means. (1, head, place, d_head)
-    mean_call = replace(
-        call,
-        query=query.mean(0, keepdim=True),
-        key=key.mean(0, keepdim=True),
-        value=call.value[:1].float(),
-        mask=None if call.mask is None else call.mask[:1],
-        bias=None if call.bias is None else call.bias[:1],
-    )
-    uniform = replace(mean_call, query=mean_call.query * 0, bias=None, sinks=None)
-    columns = {"same_nats": (call.scale * (own - others).mean(-1)).cpu().double().numpy()}
-    for end, each in (("", mean_call), ("_baseline", uniform)):
-        for name, numbers in _shares_of(attention_weights(each)[0]).items():
-            columns[name + end] = numbers
-    return columns
-
-
-def _shares_of(pattern: Tensor) -> dict[str, Floats]:
-    """Return the mean weight on the tokens of SHARES, (head,), of queries that have all four apart.
-
-    Args:
-        pattern: (head, query, key).
-    """
-    queries = torch.arange(2, max(2, pattern.shape[-1] - 1))
+    one_text = select_part(call, slice(1))
+    mean_query = query.mean(0, keepdim=True)
+    mean_call = replace(one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float())
+    uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
+    # The mean weight on the tokens of SHARES, of queries that have all four apart.
+    queries = torch.arange(2, max(2, query.shape[2] - 1))
     keys = {"previous": queries - 1, "same": queries, "next": queries + 1, "first": queries * 0}
-    pattern = pattern.cpu().double()
-    return {name: pattern[:, queries, keys[name]].mean(1).numpy() for name in SHARES}
+    for part, each in (("", mean_call), ("_baseline", uniform)):
+        pattern = attention_weights(each)[0].cpu().double()  # (head, query, key)
+        for name in SHARES:
+            columns[name + part] = pattern[:, queries, keys[name]].mean(1)
+    return columns

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
@@ -110,7 +109,6 @@ class ScoreRun:
         embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
         with (
             torch.enable_grad(),
-            hooks(branches, _detach, before=True),
             hooks(branches, self._branch),
             hooks(embeddings, self._embed),
             hooks(dict.fromkeys(first), self._enter, before=True),
@@ -257,10 +255,6 @@ def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
         return TOKENS
     differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)
     return POSITIONS if bool(differs.all()) else SEGMENTS
-
-
-def _detach(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    return tree_map_only(Tensor, Tensor.detach, (inputs, named))
 
 
 def require_gradients(model: Model) -> None:

@@ -75,21 +75,36 @@ class Attention:
     output_norm: Norm | None  # what stands between W_O and the stream (Gemma 2); None = nothing does
     notes: tuple[str, ...] = ()  # what is not known, and why
 
-    def reads(self, role: Role) -> Tensor | None:
-        """Return a role's weights per query head with the norm before them folded in, (n_heads, d_head, d_model)."""
-        projection: Projection | None = getattr(self, role)
-        if projection is None:
-            return None
-        rows = projection.weight if self.norm is None else self.norm.fold(projection.weight)
-        return rows.repeat_interleave(self.n_heads // len(rows), 0)
+    def maps(self, *, centres: bool) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the maps of each query head as two factors, with the norms around them folded in.
 
-    @property
-    def writes(self) -> Tensor | None:
-        """Return W_O of each head with the norm behind it folded in, (n_heads, d_model, d_value); None if not known."""
-        if self.output is None or self.output_norm is None:
-            return self.output
-        centred = self.output - self.output.mean(1, keepdim=True) if self.output_norm.centres else self.output
-        return centred * self.output_norm.gain[:, None].to(self.output)
+        Args:
+            centres: Whether no head can read the mean of what is written.
+
+        Returns:
+            "OV" = W_O W_V, "QK" = W_Q' W_K and "KQ" = W_K' W_Q, those that are known, by their left factor (n_heads,
+            d_model, d_head) and their right one (n_heads, d_head, d_model).
+        """
+        reads: dict[str, Tensor] = {}
+        for role in ROLES:
+            projection: Projection | None = getattr(self, role)
+            if projection is not None:
+                rows = projection.weight if self.norm is None else self.norm.fold(projection.weight)
+                reads[role] = rows.repeat_interleave(self.n_heads // len(rows), 0)
+        maps = {}
+        if "query" in reads and "key" in reads:
+            maps["QK"] = reads["query"].mT, reads["key"]
+            maps["KQ"] = reads["key"].mT, reads["query"]
+        if "value" in reads and self.output is not None:
+            writes = self.output
+            norm = self.output_norm
+            if norm is not None:
+                centred = writes - writes.mean(1, keepdim=True) if norm.centres else writes
+                writes = centred * norm.gain[:, None].to(writes)
+            if centres:
+                writes = writes - writes.mean(1, keepdim=True)
+            maps["OV"] = writes, reads["value"]
+        return maps
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +119,14 @@ class Stream:
     is_direct: bool  # whether W_U reads the (normed) stream itself, and no further layer lies between
     is_post_norm: bool  # whether norms lie on the stream itself (BERT), so that they are between any two heads
     notes: tuple[str, ...]  # what is folded, and what is not known
+
+    @property
+    def centres(self) -> bool:
+        """Return whether every norm takes the mean away, so that no head can read it."""
+        norms = [attention.norm for attention in self.attentions]
+        if self.unembedding is not None:
+            norms.append(self.final_norm)
+        return all(norm is not None and norm.centres for norm in norms)
 
 
 def stream_of(model: Model) -> Stream:
@@ -144,7 +167,7 @@ def stream_of(model: Model) -> Stream:
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used")
         unembedding = None
-    entered = look.entered_at(attentions[0].layer)
+    entered = look.entered.get(0)
     lacks_norm = any(attention.norm is None for attention in attentions)
     return Stream(
         kind=info.kinds[0],
@@ -175,6 +198,7 @@ class _Look:
         blocks: The model's blocks, by place.
         watch: What reached the seam, and the output projections.
         steps: Linear maps and other modules without children, in the order in which they ran.
+        entered: The hidden states that the last block was given before each attention, by the attention's number.
         hidden: The last hidden states.
     """
 
@@ -182,8 +206,7 @@ class _Look:
         self.blocks = dict(model.blocks())
         self.watch = OutputWatch()
         self.steps: list[_Step] = []
-        self._kind: Any = model.info.kinds[0]
-        self._entered: dict[nn.Module, Tensor] = {}
+        self.entered: dict[int, Tensor] = {}
         # Two texts of different first tokens, the second of which checks what is found by the first: (2, token)
         ids = example_batch(model).ids
         limit = model.info.max_tokens
@@ -218,12 +241,7 @@ class _Look:
     def _note_entered(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         hidden = hidden_input(inputs, named)
         if hidden is not None:
-            self._entered[block] = hidden.detach().clone()
-
-    def entered_at(self, layer: int) -> Tensor | None:
-        """Return the hidden states that a layer's block was given; None where it is not known."""
-        block = self.blocks.get((self._kind, layer))
-        return None if block is None else self._entered.get(block)
+            self.entered[len(self.watch.calls)] = hidden.detach().clone()
 
     def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
         """Return the last module but linear maps that gave a tensor after so many attentions; None if none did."""
@@ -237,11 +255,11 @@ class _Look:
     def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
         """Return the weights of an attention, as far as they are known; those of adapted maps are not."""
         call = self.watch.calls[place]
-        n_before = list(self.watch.calls).index(place)
+        n_before = list(self.watch.calls).index(place)  # attentions
         notes: list[str] = []
 
         # What reads the stream.
-        norm, sources = self._sources(call.layer, n_before)
+        norm, sources = self._sources(n_before)
         projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
         if sources:
             projections = {role: _projection(getattr(call, role), sources) for role in ROLES}
@@ -277,7 +295,7 @@ class _Look:
             notes=tuple(notes),
         )
 
-    def _sources(self, layer: int, n_before: int) -> tuple[Norm | None, list[Tensor]]:
+    def _sources(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
         """Return what the projections of a layer were given, and the norm that made it of the stream, if one did.
 
         They are the maps that read one and the same: the stream, or a norm of it that was made last.
@@ -285,7 +303,7 @@ class _Look:
         Returns:
             The norm, and the inputs of the projections; none where they are neither.
         """
-        entered = self.entered_at(layer)
+        entered = self.entered.get(n_before)
         maps = [step for step in self.steps if step.n_calls == n_before and step.module in self._maps]
         if entered is None:
             return None, []
@@ -377,7 +395,7 @@ def measure_norm(module: nn.Module | None) -> Norm | None:
     z = torch.ones(n, dtype=torch.float64)
     z[1::2] = -1
     if n % 2:
-        z[-1] = -2 if n > 2 else 1
+        z[-1] = -2
         z[1:2] = 1
     z = z / z.pow(2).mean().sqrt()
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -392,11 +410,9 @@ def measure_norm(module: nn.Module | None) -> Norm | None:
     bias = (gave[0] + gave[1]) / 2
     allowed = 64 * torch.finfo(weight.dtype).eps * (float(gave[0].abs().max()) or 1.0)
     # Whether it centres shows on vectors that have a mean.
-    errors = {
-        centres: float((gave[2:] - Norm(gain, bias, centres).apply(others)).abs().max()) for centres in (True, False)
-    }
-    centres = errors[True] <= errors[False]
-    if not errors[centres] <= allowed:
-        return None
     wide = torch.promote_types(weight.dtype, torch.float32)
-    return Norm(gain.to(weight.device, wide), bias.to(weight.device, wide), centres)
+    for centres in (True, False):
+        off = (gave[2:] - Norm(gain, bias, centres).apply(others)).abs().max()
+        if off <= allowed:
+            return Norm(gain.to(weight.device, wide), bias.to(weight.device, wide), centres)
+    return None

@@ -29,14 +29,14 @@ class Tape:
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._blocks = tuple(dict.fromkeys(blocks))
         self._outputs: list[Any] = []
-        self._depth = 0
+        self._is_inside = False
         self._batch = 0
         self._n_tokens = 0
 
     @property
     def current(self) -> int | None:
         """While recording: the number of the block that runs; None between blocks."""
-        return len(self._outputs) if self._depth else None
+        return len(self._outputs) if self._is_inside else None
 
     @contextlib.contextmanager
     def record(self, batch: int, n_tokens: int = 0) -> Iterator[None]:
@@ -45,12 +45,10 @@ class Tape:
         self._batch = batch
         self._n_tokens = n_tokens
 
-        def keep(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            self._depth += 1
-            try:
-                output = forward(*args, **named)
-            finally:
-                self._depth -= 1
+        def keep(block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            self._is_inside = True
+            output = forward(*args, **named)
+            self._is_inside = False
             # A copy, for some networks add to what they were given in place.
             self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output
@@ -71,7 +69,7 @@ class Tape:
                 return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
             return tensor.clone()
 
-        def answer(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        def answer(block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
             nonlocal number
             # Blocks are counted in the order of their calls, as `record` kept them.
             number += 1
@@ -104,40 +102,32 @@ class Tape:
 
 @contextlib.contextmanager
 def run_instead(modules: Sequence[nn.Module], function: Callable[..., Any]) -> Iterator[None]:
-    """Within it, function(forward, …) is called wherever this thread calls a module's forward; it has its turn."""
+    """Within it, function(module, forward, …) is called wherever this thread calls a module; it has its turn."""
     mine = threading.get_ident()
 
-    def replace(module: nn.Module) -> Callable[..., Any]:
+    def wrap(module: nn.Module) -> Callable[..., Any]:
         # Keep the module's own forward: `function` decides whether it runs.
         forward = module.forward
 
         def call(*args: Any, **named: Any) -> Any:
-            return function(forward, *args, **named) if threading.get_ident() == mine else forward(*args, **named)
+            if threading.get_ident() != mine:
+                return forward(*args, **named)
+            return function(module, forward, *args, **named)
 
         return call
 
-    with take_turn(modules), replace_forwards(modules, replace):
-        yield
-
-
-@contextlib.contextmanager
-def replace_forwards(
-    modules: Iterable[nn.Module], replace: Callable[[nn.Module], Callable[..., Any]]
-) -> Iterator[None]:
-    """Within it, modules have the forwards that `replace` makes for them."""
-    modules = list(modules)
-    # Only forwards set on the module itself are put back; the others come from its class.
-    before = [vars(module).get("forward") for module in modules]
-    try:
-        for module in modules:
-            module.forward = replace(module)
-        yield
-    finally:
-        for module, forward in zip(modules, before, strict=True):
-            if forward is not None:
-                module.forward = forward
-            elif "forward" in vars(module):  # the class's own is behind it
-                del module.forward
+    with take_turn(modules):
+        # Only forwards set on the module itself are put back; the others come from its class.
+        before = [vars(module).get("forward") for module in modules]
+        try:
+            for module in modules:
+                module.forward = wrap(module)
+            yield
+        finally:
+            for module, forward in zip(modules, before, strict=True):
+                vars(module).pop("forward", None)
+                if forward is not None:
+                    module.forward = forward
 
 
 def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pair
 from attnscope.errors import AttnscopeError
+from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of
-from attnscope.text import MOST_CHARACTERS
 
 BATCH_TOKENS = 512
 """Tokens in a batch of pairs, of either side."""
-
-
-class _BadPairError(Exception):
-    """Say why a pair cannot be patched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +67,10 @@ def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -
             # Texts that differ in case or blanks alone may have the same tokens.
             first = first_with.setdefault(read_pair.ids, pair)
             if first is not pair:
-                raise _BadPairError(f"it has the tokens of pair {first.line}, which counts once")
+                raise AttnscopeError(f"it has the tokens of pair {first.line}, which counts once")
             read.append(read_pair)
-        except (_BadPairError, AttnscopeError) as error:
-            problems.append(Problem(pair.source, pair.line, str(getattr(error, "message", error))))
+        except AttnscopeError as error:
+            problems.append(Problem(pair.source, pair.line, error.message))
     return read, problems
 
 
@@ -100,8 +95,8 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     try:
         position = reader.predicting(tokens)
         return position, reader.token(target, text, tokens, position)
-    except _BadPairError as error:
-        raise AttnscopeError(f"the text cannot be asked for {target!r}: {error}") from error
+    except AttnscopeError as error:
+        raise AttnscopeError(f"the text cannot be asked for {target!r}: {error.message}") from error
 
 
 class _Reader:
@@ -117,45 +112,35 @@ class _Reader:
         self._answer = None if answer is None else model.label_number(answer)
 
     def read(self, pair: Pair) -> ReadPair:
-        """Return a pair as the model reads it."""
+        """Return a pair as the model reads it; refuse one that cannot be patched."""
         # Patching replaces token by token, so both texts need the same number.
-        clean, corrupt = self._encode(pair.clean), self._encode(pair.corrupt)
+        clean: Tokens = self._tokenizer.encode(pair.clean)
+        corrupt: Tokens = self._tokenizer.encode(pair.corrupt)
+        for tokens in (clean, corrupt):
+            require_length(self._model.info, len(tokens))
+            self._require_known(tokens.ids.tolist())
         if len(clean) != len(corrupt):
-            raise _BadPairError(
+            raise AttnscopeError(
                 f"its texts have {len(clean)} and {len(corrupt)} tokens: patching needs the same number"
             )
         if np.array_equal(clean.ids, corrupt.ids):
-            raise _BadPairError("its texts have the same tokens")
+            raise AttnscopeError("its texts have the same tokens")
         # The answers must stand at one token of both texts, and differ.
-        position = self._position(clean, corrupt)
-        right, wrong = self._answers(pair, clean, position)
+        position = 0
+        if self._model.loss == "token_class":
+            position = int((clean.ids != corrupt.ids).argmax())
+        elif self._model.loss != "class":
+            position = self.predicting(clean)
+            if self.predicting(corrupt) != position:
+                raise AttnscopeError("the answer is not at the same token of both texts")
+        right = self._answers(pair, "right", clean, position)
+        wrong = self._answers(pair, "wrong", clean, position)
         if both := set(right) & set(wrong):
-            raise _BadPairError(f"{spell_answer(self._model, both.pop())!r} is both right and wrong")
+            raise AttnscopeError(f"{spell_answer(self._model, both.pop())!r} is both right and wrong")
         return ReadPair(pair, clean, corrupt, position, right, wrong)
 
-    def _encode(self, text: str) -> Tokens:
-        if len(text) > MOST_CHARACTERS:
-            raise _BadPairError(f"it has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
-        tokens: Tokens = self._tokenizer.encode(text)
-        limit = self._model.info.max_tokens
-        if limit is not None and len(tokens) > limit:
-            raise _BadPairError(f"it has {len(tokens)} tokens, and {self._model.info.name} takes {limit}")
-        self._require_known(tokens.ids.tolist())
-        return tokens
-
-    def _require_known(self, ids: Sequence[int]) -> None:
-        self._model.static_embeddings(torch.tensor([list(ids)], device=self._model.info.device))
-
-    def _position(self, clean: Tokens, corrupt: Tokens) -> int:
-        """Return the token whose logits hold the answers."""
-        if self._model.loss == "class":
-            return 0
-        if self._model.loss == "token_class":
-            return int((clean.ids != corrupt.ids).argmax())
-        position = self.predicting(clean)
-        if self.predicting(corrupt) != position:
-            raise _BadPairError("the answer is not at the same token of both texts")
-        return position
+    def _require_known(self, ids: list[int]) -> None:
+        self._model.static_embeddings(torch.tensor([ids], device=self._model.info.device))
 
     def predicting(self, tokens: Tokens) -> int:
         """Return the last token of a text, or its mask."""
@@ -163,23 +148,18 @@ class _Reader:
             return int(np.flatnonzero(~tokens.special)[-1])
         masks = np.flatnonzero(tokens.ids == self._tokenizer.mask_id)
         if len(masks) != 1:
-            raise _BadPairError(f"it has {len(masks)} mask tokens, where it needs one")
+            raise AttnscopeError(f"it has {len(masks)} mask tokens, where it needs one")
         return int(masks[0])
 
-    def _answers(self, pair: Pair, clean: Tokens, position: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the numbers of the right and of the wrong answers."""
-        if self._answer is None:
-            right = self._answers_of_side(pair, "right", clean, position)
-            wrong = self._answers_of_side(pair, "wrong", clean, position)
-            return right, wrong
+    def _answers(self, pair: Pair, side: Literal["right", "wrong"], clean: Tokens, position: int) -> tuple[int, ...]:
+        """Return the numbers of the right or of the wrong answers, each once."""
         # A class that is right in all pairs is right against all others.
-        others = [number for number in range(len(self._model.labels)) if number != self._answer]
-        return (self._answer,), tuple(others)
-
-    def _answers_of_side(self, pair: Pair, side: str, clean: Tokens, position: int) -> tuple[int, ...]:
-        answers = getattr(pair, side)
+        if self._answer is not None:
+            is_right = side == "right"
+            return tuple(n for n in range(len(self._model.labels)) if (n == self._answer) is is_right)
+        answers = pair.right if side == "right" else pair.wrong
         if not answers:
-            raise _BadPairError(f"it has no field {side!r}")
+            raise AttnscopeError(f"it has no field {side!r}")
         if self._model.labels:
             numbers = [self._model.label_number(str(answer)) for answer in answers]
         else:
@@ -191,23 +171,23 @@ class _Reader:
         """Return the token that continues the clean text, or that stands for its mask."""
         if isinstance(answer, int):
             return answer
-        # Split the text where the answer goes: at its end, or at the mask.
+        # Split the text where the answer goes: at its end, or at the mask. `others` are the tokens around it.
+        others = tokens.ids.tolist()
         before, after, start = text, "", position + 1
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
             if first < 0:
-                raise _BadPairError("its mask cannot be found in the text: give numbers of tokens as answers")
+                raise AttnscopeError("its mask cannot be found in the text: give numbers of tokens as answers")
             before, after, start = text[:first], text[last:], position
-        prefix = tokens.ids[:start].tolist()
-        suffix = tokens.ids[position + 1 :].tolist()
+            del others[position]
         # Accept the first spelling that adds exactly one ordinary token, and changes no other.
         for spelling in _spellings(answer, before):
             ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
-            number = ids[start] if start < len(ids) else -1
-            is_ordinary = not self._ordinary or number in self._ordinary
-            if ids == [*prefix, number, *suffix] and is_ordinary:
-                return int(number)
-        raise _BadPairError(f"the answer {answer!r} is not a single token after this text")
+            number = ids[start : start + 1]
+            is_ordinary = not self._ordinary or self._ordinary.issuperset(number)
+            if number and is_ordinary and ids == [*others[:start], *number, *others[start:]]:
+                return int(number[0])
+        raise AttnscopeError(f"the answer {answer!r} is not a single token after this text")
 
 
 def _spellings(answer: str, before: str) -> tuple[str, ...]:
@@ -232,17 +212,19 @@ class PairBatch:
         numbers: Their numbers among all pairs.
         clean: The clean texts.
         corrupt: The corrupt ones.
-        position: The token whose logits hold the answers, of all pairs.
         last: At how many of the last tokens logits are needed; None = at all.
-        right: Numbers of the right answers, (pair, answer), filled up with -1.
-        wrong: Numbers of the wrong answers.
+        row: Which row of those logits holds the answers.
+        asked: Numbers of the answers of all pairs, in order, (answer,).
+        right: Which of them are right answers, (pair, answer).
+        wrong: Which are wrong ones.
     """
 
     numbers: NDArray[np.int64]
     clean: Batch
     corrupt: Batch
-    position: int
     last: int | None
+    row: int
+    asked: Tensor
     right: Tensor
     wrong: Tensor
 
@@ -250,12 +232,6 @@ class PairBatch:
     def first_difference(self) -> int:
         """Return the first token in which the texts of any pair differ."""
         return int((self.clean.ids != self.corrupt.ids).any(0).int().argmax())
-
-    @cached_property
-    def asked(self) -> Tensor:
-        """Return the numbers of all answers, in order."""
-        numbers: Tensor = torch.unique(torch.cat([self.right, self.wrong], 1).clamp(min=0))
-        return numbers
 
     def difference(self, logits: Tensor) -> Tensor:
         """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
@@ -265,47 +241,43 @@ class PairBatch:
         Args:
             logits: (time · pair, token, vocabulary); `last` says which tokens. Or of the answers in `asked` alone.
         """
-        # Logits may hold the last tokens alone. (time * pair, vocabulary)
-        n_pairs, n_tokens = self.clean.ids.shape
-        skipped = 0 if self.last is None else n_tokens - self.last
-        at_answer = logits[:, self.position - skipped].to(torch.promote_types(logits.dtype, torch.float32))
-        at_answer = at_answer.view(-1, n_pairs, logits.shape[-1])  # (time, pair, vocabulary)
-        scores = []
-        for answers in (self.right, self.wrong):
-            columns = answers.clamp(min=0)
-            if logits.shape[-1] == len(self.asked):
-                columns = torch.searchsorted(self.asked, columns)
-            each = at_answer.gather(-1, columns.expand(len(at_answer), -1, -1))
-            scores.append(each.masked_fill(answers < 0, -torch.inf).logsumexp(-1))
-        return scores[0] - scores[1]
+        # (time * pair, vocabulary) -> (time, pair, answer)
+        at_answer = logits[:, self.row]
+        if at_answer.shape[1] != len(self.asked):
+            at_answer = at_answer[:, self.asked]
+        at_answer = at_answer.to(torch.promote_types(logits.dtype, torch.float32)).view(-1, *self.right.shape)
+        right = at_answer.masked_fill(~self.right, -torch.inf)
+        wrong = at_answer.masked_fill(~self.wrong, -torch.inf)
+        return right.logsumexp(-1) - wrong.logsumexp(-1)
 
 
 def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -> list[PairBatch]:
     """Return pairs in batches of one length, so that nothing is padded and logits are needed at one token."""
-    # Pairs of one length and answer position share a batch.
+    # Pairs of one length and answer position share a batch; the answers that come last are first.
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         pair = read[number]
         by_shape.setdefault((len(pair.clean), -pair.position), []).append(number)
-    device = model.info.device
-
-    def pad(answers: Sequence[Sequence[int]]) -> Tensor:
-        return pad_sequence([torch.tensor(each) for each in answers], batch_first=True, padding_value=-1).to(device)
-
     pair_batches = []
-    for (length, negative), alike in sorted(by_shape.items()):
+    for (length, _), alike in sorted(by_shape.items()):
         step = max(1, BATCH_TOKENS // length)
-        for start in range(0, len(alike), step):
-            chosen = alike[start : start + step]
-            some = [read[number] for number in chosen]
-            batch = PairBatch(
-                numbers=np.array(chosen),
-                clean=batch_of([pair.clean for pair in some]).to(device),
-                corrupt=batch_of([pair.corrupt for pair in some]).to(device),
-                position=-negative,
-                last=length + negative if model.loss == "causal" else None,
-                right=pad([pair.right for pair in some]),
-                wrong=pad([pair.wrong for pair in some]),
-            )
-            pair_batches.append(batch)
+        pair_batches += [_batch_of(model, read, alike[start : start + step]) for start in range(0, len(alike), step)]
     return pair_batches
+
+
+def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> PairBatch:
+    """Return pairs of one length and answer position as a batch."""
+    device = model.info.device
+    is_causal = model.loss == "causal"
+    pairs = [read[number] for number in numbers]
+    answers = sorted({answer for pair in pairs for answer in (*pair.right, *pair.wrong)})
+    return PairBatch(
+        numbers=np.array(numbers),
+        clean=batch_of([pair.clean for pair in pairs]).to(device),
+        corrupt=batch_of([pair.corrupt for pair in pairs]).to(device),
+        last=len(pairs[0].clean) - pairs[0].position if is_causal else None,
+        row=0 if is_causal else pairs[0].position,
+        asked=torch.tensor(answers, device=device),
+        right=torch.tensor([np.isin(answers, pair.right).tolist() for pair in pairs], device=device),
+        wrong=torch.tensor([np.isin(answers, pair.wrong).tolist() for pair in pairs], device=device),
+    )

@@ -25,13 +25,18 @@ class Unit:
 
     Attributes:
         place: Kind of attention and layer.
-        heads: The query heads.
-        patched: The heads of what is patched: the same, or the key/value head.
+        number: The number of the head, or of the key/value head.
+        group: How many query heads it has.
     """
 
     place: Place
-    heads: tuple[int, ...]
-    patched: tuple[int, ...]
+    number: int
+    group: int = 1
+
+    @property
+    def heads(self) -> range:
+        """Return the query heads."""
+        return range(self.number * self.group, (self.number + 1) * self.group)
 
     @property
     def name(self) -> str:
@@ -108,8 +113,7 @@ class PairRuns:
         """Run the changed side again, as `Rerun.again` does; logits may be those of the answers alone."""
         asked = self._batch.asked
 
-        def answer(forward: Callable[..., Any], hidden: Tensor) -> Tensor:
-            (head,) = self._heads
+        def answer(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
             return F.linear(hidden, head.weight[asked], None if head.bias is None else head.bias[asked])
 
         with run_instead(self._heads, answer):
@@ -120,29 +124,26 @@ class PairRuns:
         units = []
         for place, call in self.source.calls.items():
             group = call.n_heads // call.n_kv_heads if by in ("key", "value") else 1
-            for number in range(call.n_heads // group):
-                heads = range(number * group, (number + 1) * group)
-                units.append(Unit(place, tuple(heads), (number,)))
+            units += [Unit(place, number, group) for number in range(call.n_heads // group)]
         return units
 
-    def effects(self, sets: Sequence[Sequence[Change]], source: Activations | None = None) -> Tensor:
-        """Return by how much each set of changes restores or destroys the answer, (set, pair), float64, on the CPU.
+    def effects(self, changes: Sequence[Change], source: Activations | None = None) -> Tensor:
+        """Return by how much each change alone restores or destroys the answer, (change, pair), float64, on the CPU.
 
         Values come from `source`; None = the other run.
         """
         source = source or self.source
         n_pairs = len(self._changed.ids)
-        differences = torch.empty(len(sets), n_pairs, dtype=torch.float64)
-        places = [[change.unit.place for change in changes] for changes in sets]
-        for first, numbers in self._rerun.plan(places, PASS_TOKENS):
-            # Each set changes one repetition of the pairs. (set * pair, …)
+        differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
+        for first, numbers in self._rerun.plan([[change.unit.place] for change in changes], PASS_TOKENS):
+            # Each change has a repetition of the pairs of its own. (change * pair, …)
             patches: dict[Place, list[Patch]] = {}
             for row, number in enumerate(numbers):
+                unit, by, tokens = changes[number]
+                heads = (unit.number,)
+                values = source.values(by, unit.place, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
-                for unit, by, tokens in sets[number]:
-                    values = source.values(by, unit.place, unit.patched)[:, :, tokens]
-                    patch = Patch(by, unit.patched, values, texts, tokens)
-                    patches.setdefault(unit.place, []).append(patch)
+                patches.setdefault(unit.place, []).append(Patch(by, heads, values, texts, tokens))
             outputs = self._again(Patched(patches), first, len(numbers))
             differences[numbers] = self._difference(outputs.logits)
         return self._sign * (differences - self._base)
@@ -160,8 +161,8 @@ class PairRuns:
         patches = {
             place: [Patch("z", tuple(range(output.shape[1])), output)] for place, output in self._own.outputs.items()
         }
-        values = self.source.values("z", sender.place, sender.heads)
-        patches[sender.place].append(Patch("z", sender.heads, values))
+        heads = (sender.number,)
+        patches[sender.place].append(Patch("z", heads, self.source.values("z", sender.place, heads)))
         reached = Activations(Patched(patches))
         outputs = self._again(reached, self._rerun.block([sender.place]))
         return reached, self._sign * (self._difference(outputs.logits)[0] - self._base)

@@ -11,7 +11,6 @@ To add a family, add it to `CROSS_READERS`, with a class of its own where none f
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
-from attnscope.models.inside.tape import replace_forwards
+from attnscope.models.inside.tape import run_instead
 from attnscope.models.model import AttentionAxes
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import Photo
@@ -336,7 +335,7 @@ def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
     own = [module for module in base.modules() if type(module).__name__ in ("BlipTextSelfAttention", "TrOCRAttention")]
 
     def run(**inputs: Any) -> Any:
-        with replace_forwards(own, lambda module: partial(_attend, module)):
+        with run_instead(own, _attend):
             return base(**inputs)
 
     return run if own else None
@@ -344,6 +343,7 @@ def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
 
 def _attend(
     module: Any,
+    forward: Any,
     hidden_states: Tensor,
     attention_mask: Tensor | None = None,
     encoder_hidden_states: Tensor | None = None,
