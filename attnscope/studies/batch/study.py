@@ -35,7 +35,6 @@ from attnscope.questions.shares import find_shares
 from attnscope.results.kinds import FIGURE_FORMATS
 from attnscope.results.storage import (
     csv_text,
-    is_plain_file,
     remove_unfinished,
     replace_together,
     require_replaceable,
@@ -239,7 +238,7 @@ def _list_files(folder: Path) -> list[str]:
 
 def _read_entry(folder: Path) -> dict[str, Any]:
     """Return the entry of a text's folder; empty if there is no whole one."""
-    if folder.is_symlink() or not is_plain_file(folder / ENTRY):
+    if folder.is_symlink():
         return {}
     try:
         entry = parse_json((folder / ENTRY).read_text("utf-8"))

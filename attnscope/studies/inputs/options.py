@@ -77,13 +77,16 @@ class LoadOptions:
         from attnscope.models.catalog import with_adapter
 
         source = models.resolve(spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code)
-        return source if self.adapter is None else with_adapter(source, self.adapter)
+        if self.adapter is not None:
+            source = with_adapter(source, self.adapter)
+        return source
 
     def with_head(self, spec: str) -> LoadOptions:
         """These options for a model with its head for masked words or classes, which the native engine leaves out."""
         from attnscope.models.catalog import read_config
 
         source = self.resolve(spec)
+        # The class of the model says whether it has a head.
         if self.engine == "auto" and source.folder is not None and not source.file:
             named = read_config(source).get("architectures") or ()
             if any(str(name).endswith(WITH_HEAD) for name in named):
@@ -102,8 +105,9 @@ class LoadOptions:
         Where the engine is left open and the texts are short, that is there by NumPy before torch would be loaded.
         """
         source = self.resolve(spec) if isinstance(spec, str) else spec
-        loading = replace(self, engine="numpy") if self._suits_numpy(source, prompts) else self
-        return loading.load(source)
+        if self._suits_numpy(source, prompts):
+            return replace(self, engine="numpy").load(source)
+        return self.load(source)
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
         from attnscope import models
@@ -134,6 +138,7 @@ def refuse_file_names(*texts: str | None, hint: str = "") -> None:
 
     for text in texts:
         if text is not None and text != "-":
+            # Most often its content was meant.
             name = shlex.quote(text)
             own = f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
             refuse_file_name(text, hint or own)
@@ -245,6 +250,7 @@ class TextsWanted:
         self.require_split()
         if self.text not in (None, "-"):
             return [self.text or ""]
+        # Files or stdin; two fields hold pairs.
         field, _, second = self.field.partition(",")
         split: Any = self.split
         return Corpus(self.files or ["-"], split=split, field=field, pair_field=second.strip() or None)
@@ -290,7 +296,10 @@ class SharedWork:
             if self.threads is not None:
                 raise UsageError("--threads is for workers", "add --workers, or --executor ray")
             return None
+        # Other executors, and numbers that make no sense, are refused there.
         threads = 1 if self.threads is None else self.threads
-        address = os.environ.get("RAY_ADDRESS") if self.executor == "ray" else None
-        where: Any = self.executor  # others are refused there
+        where: Any = self.executor
+        address = None
+        if where == "ray":
+            address = os.environ.get("RAY_ADDRESS")
         return Workers(spec, self.workers, threads, where, address, loading)

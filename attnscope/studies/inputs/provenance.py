@@ -1,9 +1,7 @@
-"""Describe the origin of a record: the model, its weights, versions; and mark the contents of a figure."""
+"""Describe the origin of a record: the model, its weights, versions."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 from collections.abc import Sequence
 from functools import cache
@@ -11,8 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 from attnscope.models.info import ModelInfo
-from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.pooled import PooledHeatmap
 from attnscope.version import VERSION
 
 _HEAVY = ("torch", "transformers")
@@ -61,20 +57,3 @@ def versions() -> tuple[tuple[str, str], ...]:
         ("python", platform.python_version()),
         *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
     )
-
-
-def fingerprint(record: Heatmap | PooledHeatmap, **options: Any) -> str:
-    """Eight hex digits of a record's text, model and choices, and of further options: the same for the same figures."""
-    first = record.maps[0]
-    parts = [
-        record.text,
-        [m.queries.ids.tolist() for m in record.maps],
-        [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
-        [[m.kind, m.layers, m.heads] for m in record.maps],
-        record.picked,
-        getattr(record, "changes", None),
-        first.keys.pair,
-        *([hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]),
-        sorted(options.items()),
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

@@ -135,8 +135,9 @@ class Reading(SensoryInput):
 
     def batch(self, device: str) -> Batch:
         """Return it as a batch of one text, ids (1, token), on a device."""
-        targets = [] if self.target is None else [self.target]
-        return batch_of([self.tokens], targets).to(device)
+        if self.target is None:
+            return batch_of([self.tokens]).to(device)
+        return batch_of([self.tokens], [self.target]).to(device)
 
     @property
     def after_pictures(self) -> int:
@@ -151,7 +152,9 @@ class Reading(SensoryInput):
             return self.axes[kind].queries, self.axes[kind].keys
         if self.target is None or kind == "encoder":
             return self.tokens, self.tokens
-        return self.target, self.target if kind == "decoder" else self.tokens
+        if kind == "decoder":
+            return self.target, self.target
+        return self.target, self.tokens
 
 
 def reader_of(model: Model, item: Given) -> Model:
@@ -164,7 +167,9 @@ def reader_of(model: Model, item: Given) -> Model:
         raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
     if isinstance(item, View):
         return viewer_of(model)
-    return eyes_of(model) if isinstance(item, Photo) else model
+    if isinstance(item, Photo):
+        return eyes_of(model)
+    return model
 
 
 def read(model: Model, item: Given) -> Reading:
@@ -188,12 +193,19 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
     """Return the reading with the tokens of listed words merged, and a note on the merged tokens."""
     if not words:
         return reading
+    # Of an encoder-decoder, on both sides.
     tokens = reading.tokens.with_words(words)
-    target = None if reading.target is None else reading.target.with_words(words)
+    target = reading.target
+    if target is not None:
+        target = target.with_words(words)
+    # Say which tokens are merged, and into what.
     groups = [group for group in tokens.word_groups() if len(group) > 1]
-    merged = list(dict.fromkeys(tokens.merge(groups).labels))
-    shown = f": {', '.join(merged[:_MERGED_SHOWN])}{', …' if len(merged) > _MERGED_SHOWN else ''}"
-    note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}{shown if groups else ''}"
+    note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}"
+    if groups:
+        merged = list(dict.fromkeys(tokens.merge(groups).labels))
+        note += f": {', '.join(merged[:_MERGED_SHOWN])}"
+        if len(merged) > _MERGED_SHOWN:
+            note += ", …"
     return replace(reading, tokens=tokens, target=target, notes=(*reading.notes, note))
 
 
@@ -203,6 +215,7 @@ def position_of(name: str | int, tokens: Tokens, option: str) -> int:
     Raises:
         AttnscopeError: The name means no token, or several.
     """
+    # A word or a place such as @3; else a number.
     positions = tokens.find_one(name) if isinstance(name, str) else ()
     positions = positions or tokens.find_one(f"@{name}")
     if not positions:
@@ -257,7 +270,9 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     if prompt.target is not None:
         return encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)[1:]
     target = model.writer.greedy_target(tokens)
-    answer = target.text if target.text.strip() else "nothing"
+    answer = target.text
+    if not answer.strip():
+        answer = "nothing"
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
 
@@ -277,8 +292,7 @@ def _view(model: Model, view: View) -> Reading:
     if model.viewer is None:
         raise AttnscopeError(
             f"{model.info.name} reads no pictures among words",
-            f"leave out {'the text' if has_text else '--generate'}, or --image, or name a model such as SmolVLM, LLaVA "
-            "or Qwen2-VL",
+            "leave out the text and --generate, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
         )
     # Detectors read pictures alone.
     if not model.viewer.reads_words:
@@ -329,9 +343,12 @@ def _hear(model: Model, speech: Speech) -> Reading:
 
 def _ordinary_text(tokens: Tokens) -> str:
     """Return the text without the special tokens at its ends, on one line."""
+    # From the first to the last character that an ordinary token stands for, (token, 2).
     places = tokens.offsets[~tokens.special]
     places = places[(places >= 0).all(1)]
-    return " ".join(tokens.text[places[0, 0] : places[-1, 1]].split()) if len(places) else ""
+    if not len(places):
+        return ""
+    return " ".join(tokens.text[places[0, 0] : places[-1, 1]].split())
 
 
 def encode_within(
@@ -344,7 +361,9 @@ def encode_within(
     Returns:
         The text, or its beginning; the tokens; and a sentence that says what was cut, "" if nothing was.
     """
-    texts = [text] if pair is None else [text, pair]
+    texts = [text]
+    if pair is not None:
+        texts.append(pair)
     begins = [_beginning(each, encode, limit) for each in texts]
     tokens, note = truncate(encode(*begins), limit, is_whole=begins == texts)
     return begins[0], tokens, note
@@ -357,6 +376,7 @@ def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> s
     """
     if limit is None or len(text) <= WHOLE_CHARACTERS:
         return text
+    # Twice as much each time, until there are tokens enough.
     n_characters = _CHARACTERS * limit
     while n_characters < len(text):
         end = max(text.rfind(blank, 0, n_characters) for blank in " \n\t")
@@ -375,6 +395,7 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     Raises:
         AttnscopeError: There are no tokens but special ones.
     """
+    # Special tokens all stay; the others get the room that is left.
     ordinary = np.flatnonzero(~tokens.special)
     if not len(ordinary):
         raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
@@ -387,11 +408,12 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     first, second = (ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1))
     n_second = max(min(len(second), room // 2), room - len(first))
     kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
-    more = "" if is_whole else "more than "
+    # Say what is left out.
+    size = amount(len(tokens), "token")
+    if not is_whole:
+        size = f"more than {size}"
     parts = f"the first {room - n_second} of the text"
     if len(second):
         parts = f"the first {room - n_second} of the first text and {n_second} of the second"
-    return tokens.take(np.sort(np.concatenate(kept))), (
-        f"the text has {more}{amount(len(tokens), 'token')}, the model takes {limit}: {parts} are shown, the rest is "
-        "left out"
-    )
+    note = f"the text has {size}, the model takes {limit}: {parts} are shown, the rest is left out"
+    return tokens.take(np.sort(np.concatenate(kept))), note

@@ -84,7 +84,10 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
         return report
 
     def within(done: Progress) -> None:
-        report(replace(done, share=None if done.share is None else (number + done.share) / of))
+        share = done.share
+        if share is not None:
+            share = (number + share) / of
+        report(replace(done, share=share))
 
     return within
 
@@ -104,12 +107,17 @@ def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: 
         return texts
     if isinstance(texts, str):
         refuse_file_name(texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list")
-    items = [texts] if isinstance(texts, str) else texts
-    kept = [text for text in items if not isinstance(text, str) or text.strip()]
-    listed = tuple(CorpusText(i, "texts", i + 1, text=t) if isinstance(t, str) else t for i, t in enumerate(kept))
+        texts = [texts]
+    # Number the texts; blank ones are left out.
+    listed: list[CorpusText] = []
+    for text in texts:
+        if not isinstance(text, str):
+            listed.append(text)
+        elif text.strip():
+            listed.append(CorpusText(len(listed), "texts", len(listed) + 1, text=text))
     if not listed:
         raise AttnscopeError("there is no text to study", "give at least one text with words in it")
-    return listed
+    return tuple(listed)
 
 
 def describe_texts(texts: Texts) -> dict[str, Any]:
@@ -129,9 +137,12 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
 
 def share_read(texts: Texts, index: int | None = None) -> float | None:
     """Return how much of a corpus has been read, in bytes; of a list, with the text of an index; None = unknown."""
+    # The size of a stream is not known before its end.
     if isinstance(texts, Corpus):
         return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
-    return None if index is None else min(1.0, (index + 1) / len(texts))
+    if index is None:
+        return None
+    return min(1.0, (index + 1) / len(texts))
 
 
 def special_ids(model: Model) -> frozenset[int]:

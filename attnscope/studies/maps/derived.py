@@ -108,7 +108,6 @@ def relevance(
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
-    record = replace(record, maps=(replace(record.maps[0], layers=tuple(range(len(layers)))),))
     _require_query(record, query)
     return Rollout.of_layers(
         record, core.row_shares(np.stack(means)), core.row_shares(added), 0.0, target, answer_token
@@ -118,7 +117,9 @@ def relevance(
 def _given(text: str | None, image: Any) -> Given:
     if (text is None) == (image is None):
         raise UsageError("neither a text nor an image is given, or both", "give one of them")
-    return read_photo(image) if text is None else Prompt(text)
+    if text is None:
+        return read_photo(image)
+    return Prompt(text)
 
 
 def _require_query(record: Heatmap, query: str | None) -> None:
@@ -135,8 +136,7 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
         text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, given.text)
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
-        notes = (cut, note) if cut else (note,)
-        reading = Reading({}, tokens, notes=notes, text=text, target=tokens)
+        reading = Reading({}, tokens, notes=tuple(filter(None, [cut, note])), text=text, target=tokens)
     else:
         reading = read(model, given)
     record = outline(model.info, reading, Choice().within(model.info))
@@ -181,7 +181,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
         raise AttnscopeError(f"the record holds no {named}", "leave out -L and -H, or --pick heads that it holds")
     words = _words(cross.queries)
     if not words or not heads:
-        raise AttnscopeError("there are no words to time" if heads else "no head is given whose attention tells times")
+        raise AttnscopeError("there are no words to time, or no heads whose attention tells times")
     # Where words begin, and where the last one ends.
     begins = np.array([*(word[0] for word in words), words[-1][-1] + 1])
     if begins[0] == 0:

@@ -150,13 +150,15 @@ class PageOrder(TextFiles):
 
     def start(self) -> dict[str, str]:
         """Return how the page opens, as its address says it."""
-        opened = {
-            "words": "1" if self.tokens.words else "",
-            "hide": "1" if self.tokens.hide_special else "",
-            "scale": self.scale or "",
-        }
+        opened = {}
+        if self.tokens.words:
+            opened["words"] = "1"
+        if self.tokens.hide_special:
+            opened["hide"] = "1"
+        if self.scale:
+            opened["scale"] = self.scale
         picked = self.choice.pick or ()
         if len(picked) == 1:
             layer, head = picked[0]
             opened |= {"v": "matrix", "h": f"{layer}.{head}"}
-        return {name: value for name, value in opened.items() if value}
+        return opened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -30,7 +31,6 @@ from attnscope.results.reading import schema_of
 from attnscope.results.storage import is_stream, require_writable, write_stream, write_whole
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View, read, reader_of
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.options import PageOrder
@@ -92,8 +92,11 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         loading: How the model is loaded.
         report: Called after each text that the model has read.
     """
-    if order.out is None or not is_stream(order.out):
-        require_writable(HOME if order.out is None else order.out.parent)
+    path = order.out
+    if path is None:
+        require_writable(HOME)
+    elif not is_stream(path):
+        require_writable(path.parent)
     # What is at hand first: a record that cannot be read is said before a model runs.
     named, page_texts = _load_records(order)
     if order.is_read:
@@ -105,10 +108,16 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
     else:
         page = page_of(page_texts, findings=named, start=order.start())
-    # Written at once, or not at all.
-    path = order.out or _default_path(page_texts, order)
+    # Written at once, or not at all; by default named by the model, the first text, and what is on the page.
     content = page.html.encode()
-    (write_stream if is_stream(path) else write_whole)(path, content)
+    if path is None:
+        first = page_texts[0].record
+        mark = hashlib.sha256(content).hexdigest()[:8]
+        path = HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"
+    if is_stream(path):
+        write_stream(path, content)
+    else:
+        write_whole(path, content)
     return WrittenPage(path, len(content), tuple(shown.record for shown in page_texts))
 
 
@@ -119,7 +128,9 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
     shown = []
     for given in order.record:
         path = file_of(given)
-        schema = schema_of(path).partition("/")[0].removeprefix("attnscope.") if path.is_file() else ""
+        schema = ""
+        if path.is_file():
+            schema = schema_of(path).partition("/")[0].removeprefix("attnscope.")
         if schema in _NAMING:
             named.append(_NAMING[schema].load(path))
             continue
@@ -158,7 +169,9 @@ def _read_texts(
     for number, (given, share) in enumerate(chain(first, inputs), 1):
         shown = page_text(model, given, order.choice, page_texts)
         changed = apply_changes(shown.record, order.changes)
-        page_texts.append(shown if changed is shown.record else PageText(changed))
+        if changed is not shown.record:
+            shown = PageText(changed)
+        page_texts.append(shown)
         n_tokens += sum(len(attention.queries) for attention in changed.maps)
         if report is not None:
             report(Progress(number, n_tokens, share))
@@ -213,7 +226,9 @@ def page(
         AttnscopeError: As `attnscope.heatmap`; or the weights are more than a browser would hold.
     """
     page_texts: list[PageText] = []
-    for text in [texts] if isinstance(texts, str) else texts:
+    if isinstance(texts, str):
+        texts = [texts]
+    for text in texts:
         page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), page_texts))
         if findings is not None:
             _require_same_model(findings, page_texts[-1].record)
@@ -250,11 +265,3 @@ def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
             f"({record.run.get('model')}): their weights differ",
             "make one with `attnscope heads` on the same model",
         )
-
-
-def _default_path(page_texts: Sequence[PageText], order: PageOrder) -> Path:
-    """Return `<model>-<slug of the first text>-<8 hex of what is on the page>.html`."""
-    first = page_texts[0].record
-    marks = "".join(fingerprint(text.record) for text in page_texts)
-    mark = fingerprint(first, page=marks, start=sorted(order.start().items()))
-    return HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"

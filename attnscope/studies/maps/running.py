@@ -58,8 +58,6 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
             f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
             "leave out --rows and --cols",
         )
-    if reading.pictures and cut and cut.cols is not None:
-        raise AttnscopeError("what is laid over a picture are all its patches", "leave out --cols")
     # Models with cross-attention to pictures begin with that; speech has the frames with sound as keys.
     kinds = tuple(reading.axes) or info.kinds
     n_heard = None
@@ -88,13 +86,16 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         columns = slice(0, n_heard or len(keys))
         if cut:
             cut_rows, columns = cut.within(len(queries), len(keys))
-            rows = rows if cut.rows is None else cut_rows
+            if cut.rows is not None:
+                rows = cut_rows
         if cut and not reading.pictures:
             notes.append(
                 f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
                 f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
             )
-        is_part = bool(cut) or rows.start > 0 or n_heard is not None
+        part = None
+        if cut or rows.start > 0 or n_heard is not None:
+            part = (rows.start, columns.start, len(queries), len(keys))
         maps.append(
             AttentionMap(
                 kind=kind,
@@ -106,7 +107,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
                 n_layers=info.n_layers[number],
                 n_heads=info.n_heads[number],
                 n_kv_heads=info.n_kv_heads[number],
-                part=(rows.start, columns.start, len(queries), len(keys)) if is_part else None,
+                part=part,
             )
         )
     return Heatmap(
@@ -171,8 +172,9 @@ def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[
 def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[int, ...] | None]:
     """Return the layers and heads that one probe keeps for some maps; None = all heads, as layers may have fewer."""
     layers = sorted({layer for m in maps for layer in m.layers})
-    is_some = len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads
-    return layers, maps[0].heads if is_some else None
+    if len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads:
+        return layers, maps[0].heads
+    return layers, None
 
 
 def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
@@ -241,7 +243,9 @@ def _lay_heads(
     if np.issubdtype(numbers[0].dtype, np.integer):
         laid = np.full(shape, -1, np.int32)
     # Where the heads of the map stand in what was probed.
-    places = np.array(attention.heads) if probed_heads is None else np.searchsorted(probed_heads, attention.heads)
+    places = np.array(attention.heads)
+    if probed_heads is not None:
+        places = np.searchsorted(probed_heads, places)
     for row, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
         if np.isnan(of_layer).any():
             raise refusal(info, (attention.kind, layer))

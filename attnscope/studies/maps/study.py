@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +22,6 @@ from attnscope.results.kinds import SIZES
 from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.inputs.options import LoadOptions
-from attnscope.studies.inputs.provenance import fingerprint
 from attnscope.studies.inputs.reading import (
     Given,
     Prompt,
@@ -78,7 +79,9 @@ def look(
     # Check what is chosen, then read.
     model = reader_of(model, given)
     chosen = options.choice.within(model.info)
-    followed = heads_to_follow(model, chosen.picked) if options.times else ()
+    followed: tuple[tuple[int, int], ...] = ()
+    if options.times:
+        followed = heads_to_follow(model, chosen.picked)
     reading = read(model, given)
     if tell is not None:
         for note in reading.notes:
@@ -86,24 +89,25 @@ def look(
     reading = group_words(reading, words)
     # Long texts are pooled, unless an option needs exact maps.
     cells = options.pooled
-    if (
-        cells is None
-        and isinstance(given, Prompt)
-        and model.info.path == "seam"
-        and options.of_exact_maps == MapOptions()
-    ):
-        longest = max(len(reading.tokens), 0 if reading.target is None else len(reading.target))
-        cells = CELLS if longest > POOLED_OVER else 0
+    can_pool = isinstance(given, Prompt) and model.info.path == "seam" and options.of_exact_maps == MapOptions()
+    if cells is None and can_pool and max(len(reading.tokens), len(reading.target or ())) > POOLED_OVER:
+        cells = CELLS
     if cells:
         return pool_maps(model, reading, chosen, cells)
     # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
     record = replace(record, top=options.cut.top)
-    return apply_changes(time_words(record, followed) if options.times else record, options)
+    if options.times:
+        record = time_words(record, followed)
+    return apply_changes(record, options)
 
 
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
-    """Return the name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`."""
+    """Return the name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`.
+
+    The same figures have the same name.
+    """
+    # What is drawn, and how.
     marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
     names = ("colours", "smooth", "layout", *SIZES)
     marks |= {name: getattr(style, name) for name in names if getattr(style, name) != getattr(Style, name)}
@@ -111,7 +115,20 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
         marks["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
         marks["part"] = list(record.maps[0].part)
-    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{fingerprint(record, **marks)}")
+    pictures = [hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]
+    parts = [
+        record.text,
+        [m.queries.ids.tolist() for m in record.maps],
+        [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
+        [[m.kind, m.layers, m.heads] for m in record.maps],
+        record.picked,
+        getattr(record, "changes", None),
+        record.maps[0].keys.pair,
+        *pictures,
+        sorted(marks.items()),
+    ]
+    mark = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}")
 
 
 @with_plain_torch
@@ -164,7 +181,8 @@ def heatmap(
         words=bool(words),
         pooled=0,
     )
-    return _look(Heatmap, model, Prompt(text, **prompt), options, () if isinstance(words, bool) else words)
+    listed = [] if isinstance(words, bool) else words
+    return _look(Heatmap, model, Prompt(text, **prompt), options, listed)
 
 
 @with_plain_torch
@@ -220,7 +238,7 @@ def picture_heatmap(
         to_read: Given = read_photo(image)
     else:
         images = image if isinstance(image, list | tuple) else [image]
-        to_read = View(tuple(read_photo(photo) for photo in images), "" if text is None else text, generate)
+        to_read = View(tuple(map(read_photo, images)), text or "", generate)
     return _look(
         Heatmap, model, to_read, MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
     )
@@ -270,7 +288,9 @@ def sound_heatmap(
         MapOptions(choice=choice_from(layers, heads, pick), times=times),
     )
     # Only words are drawn over the spectrogram.
-    return record if times or record.sound is None else replace(record, sound=replace(record.sound, spectrogram=None))
+    if times or record.sound is None:
+        return record
+    return replace(record, sound=replace(record.sound, spectrogram=None))
 
 
 @with_plain_torch
@@ -324,7 +344,12 @@ def _look(kind: type[R], model: Model, given: Given, options: MapOptions, words:
 
 def apply_changes(record: Heatmap, tokens: Tokens) -> Heatmap:
     """Return the record as it is shown: special tokens hidden but for a query's, without sinks, by words, as means."""
-    record = record.hide_special(keep=tokens.query) if tokens.hide_special else record
-    record = record.without_sinks() if tokens.without_sinks else record
-    record = record.merge_words() if tokens.words else record
-    return record.average(tokens.mean) if tokens.mean else record
+    if tokens.hide_special:
+        record = record.hide_special(keep=tokens.query)
+    if tokens.without_sinks:
+        record = record.without_sinks()
+    if tokens.words:
+        record = record.merge_words()
+    if tokens.mean:
+        record = record.average(tokens.mean)
+    return record
