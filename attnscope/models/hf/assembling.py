@@ -15,14 +15,15 @@ from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.check import survey_attention
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
-    accepts,
     base_of,
     in_one_line,
     notes_on_quantisation,
     picture_tower,
     reads_pictures,
-    reads_text,
+    reads_words,
+    sees_pictures,
     silence,
+    takes_recordings,
     text_tower,
     wordless,
 )
@@ -51,17 +52,29 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     base = base_of(hf_model)
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
-    parts = (getattr(tokenizer, name, None) for name in ("image_processor", "feature_extractor"))
-    senses = next((part for part in parts if part is not None), None if words is tokenizer else tokenizer)
-    is_joint = reads_pictures(base) or (cross_reader(base) is not None and picture_tower(base) is None)
-    if is_joint and hasattr(tokenizer, "image_processor"):
-        senses = tokenizer
+    senses = None if words is tokenizer else tokenizer
+    kind = processor_kind(base)
+    if kind != "processor":
+        senses = getattr(tokenizer, kind, senses)
     reader: HuggingFaceTokenizer | NumbersTokenizer
     reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
-    if not reads_text(base) and not accepts(base, "decoder_input_ids"):
+    if not reads_words(base):
         reader = wordless(name, base)
     notes = notes_on_quantisation(hf_model.config)
     return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+
+
+def processor_kind(base: PreTrainedModel) -> str:
+    """Return what makes a model's input beside words, by the name that processors give it; "" = nothing.
+
+    A whole processor makes pictures and words into one input.
+    """
+    reader = cross_reader(base)
+    if sees_pictures(base) or picture_tower(base) is not None or (reader is not None and not reader.reads_words):
+        return "image_processor"
+    if takes_recordings(base):
+        return "feature_extractor"
+    return "processor" if reader is not None or reads_pictures(base) else ""
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:

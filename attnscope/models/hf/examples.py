@@ -194,18 +194,16 @@ _ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio
 
 def reaches(config: Any) -> list[int]:
     """Return the windows, chunks and blocks that a configuration names, in tokens, sorted."""
-    return sorted(_numbers(vars(config.get_text_config())) | _numbers(vars(config)))
-
-
-def _numbers(settings: Mapping[str, Any]) -> set[int]:
-    numbers: set[int] = set()
-    for name, value in settings.items():
+    settings = [*vars(config.get_text_config()).items(), *vars(config).items()]
+    for name, value in list(settings):
         if isinstance(value, dict) and "rope" in name:
-            numbers |= _numbers(value)
-        elif isinstance(name, str) and _REACH.search(name) and not _ELSEWHERE.search(name):
+            settings += value.items()
+    lengths: set[int] = set()
+    for name, value in settings:
+        if _REACH.search(str(name)) and not _ELSEWHERE.search(str(name)):
             values = value if isinstance(value, list | tuple) else [value]
-            numbers |= {number for number in values if isinstance(number, int) and number > 1}
-    return numbers
+            lengths |= {number for number in values if isinstance(number, int) and number > 1}
+    return sorted(lengths)
 
 
 def count_tokens(inputs: Mapping[str, Any]) -> int:

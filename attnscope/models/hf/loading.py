@@ -25,21 +25,16 @@ from attnscope.models.catalog import ADAPTER, Source, verify
 from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import Adapter, merge, require_peft
-from attnscope.models.hf.assembling import assemble
+from attnscope.models.hf.assembling import assemble, processor_kind
 from attnscope.models.hf.heads import class_to_load
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
-    accepts,
     base_of,
-    hears,
-    listens,
     load_errors,
     notes_on_quantisation,
     picture_tower,
     quantisation,
-    reads_pictures,
-    reads_text,
-    sees_pictures,
+    reads_words,
     silence,
     text_tower,
     wordless,
@@ -163,31 +158,29 @@ def _readers(
     source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
     """Return a model's tokenizer, and its processor of pictures or sound (None = it needs or has none)."""
-    # Pictures without words, such as ViT and DETR.
-    reader = cross_reader(base)
-    if sees_pictures(base) or (reader is not None and not reader.reads_words):
-        return wordless(source.name, base), open_image_processor(folder, options)
-    # A vision tower: beside a text tower (CLIP), which needs a tokenizer, or before a decoder (TrOCR).
-    if picture_tower(base) is not None:
-        image_processor = open_image_processor(folder, options) if holds_processor(folder) else None
-        if tokenizer is not None or text_tower(base) is None:
-            return tokenizer or wordless(source.name, base), image_processor
-    # Encoders of sound (wav2vec 2.0), and others that read no text.
-    elif not reads_text(base) and not accepts(base, "decoder_input_ids"):
-        feature_extractor = open_feature_extractor(folder, options) if listens(base) else None
-        return wordless(source.name, base), feature_extractor
-    # All others read text: alone, after pictures (LLaVA), or in the decoder of a recording (Whisper).
+    # What makes its input of pictures or sound. Two towers (CLIP), or one before a decoder (TrOCR), read texts without.
+    kind = processor_kind(base)
+    tower = picture_tower(base)
+    processor = None
+    if kind == "image_processor" and (tower is None or holds_processor(folder)):
+        processor = open_image_processor(folder, options)
+    elif kind == "feature_extractor":
+        processor = open_feature_extractor(folder, options)
+    elif kind and tokenizer is not None and holds_processor(folder):
+        model_type = base.config.model_type
+        if cross_reader(base) is not None or model_type in FAMILIES:
+            processor = open_processor(folder, tokenizer.backend, model_type, options)
+    # What makes its tokens.
+    is_wordless = not reads_words(base) or (kind == "image_processor" and tower is None)
+    is_optional = tower is not None and text_tower(base) is None
+    if is_wordless or (is_optional and tokenizer is None):
+        return wordless(source.name, base), processor
     if tokenizer is None:
         raise AttnscopeError(
             f"{folder} holds no tokenizer",
             "save it there: AutoTokenizer.from_pretrained(…).save_pretrained(…), or wrap the model in Python",
         )
-    kind = base.config.model_type
-    is_joint = reader is not None or (reads_pictures(base) and kind in FAMILIES)
-    if is_joint and holds_processor(folder):
-        return tokenizer, open_processor(folder, tokenizer.backend, kind, options)
-    feature_extractor = open_feature_extractor(folder, options) if hears(base) else None
-    return tokenizer, feature_extractor
+    return tokenizer, processor
 
 
 # Processors -------------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from attnscope.models.hf.parts import (
     standing_arguments,
     takes_recordings,
     vocab_size,
+    wordless,
 )
 from attnscope.models.hf.seam import LIGHT_FROM, Plan, perform
 from attnscope.models.hf.senses.cross_readers import cross_reader
@@ -281,6 +282,8 @@ class HuggingFaceModel(Model):
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
+        if not reads_text(self.base):
+            wordless(self.info.name, self.base).encode("")  # it says why
         batch = batch.to(batch.ids.device)
         inputs = self._padded("", batch.ids, batch.mask)
         inputs |= causal_types(self.base, batch.ids)

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import logging
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,11 @@ def reads_text(base: PreTrainedModel) -> bool:
     return accepts(base, "input_ids")
 
 
+def reads_words(base: PreTrainedModel) -> bool:
+    """Return whether a model takes token numbers, in its decoder at least."""
+    return reads_text(base) or accepts(base, "decoder_input_ids")
+
+
 def sees_pictures(base: PreTrainedModel) -> bool:
     """Return whether a model reads pictures and no text."""
     return input_name(base) == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
@@ -277,12 +283,10 @@ def _is_ours(error: BaseException) -> bool:
     """
     # The last frame outside of torch is the one whose call failed.
     caller = ("", "")
-    trace = error.__traceback__
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != "torch":
-            caller = (module, trace.tb_frame.f_code.co_name)
-        trace = trace.tb_next
+            caller = (module, frame.f_code.co_name)
     module, function = caller
     calls_the_model = module.startswith("attnscope.") and function in ("_forward", "run_eager", "run_for_weights")
     return not (module.startswith("transformers") or calls_the_model)
