@@ -70,14 +70,19 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def catch_panics() -> Iterator[None]:
-    """Within it, a panic of a library in Rust is a RuntimeError: it is raised as what no `except Exception` meets."""
+def as_failure(failure: str, hint: str = "") -> Iterator[None]:
+    """Within it, whatever a library raises becomes one line: the failure and the reason. Our own errors stay.
+
+    A panic of a library in Rust is no `Exception`; each library has one of its own, which none exports.
+    """
     try:
         yield
+    except AttnscopeError:
+        raise
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # each library has one of its own, which none exports
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise RuntimeError(first_line(error)) from error
+        raise AttnscopeError(f"{failure}: {first_line(error)}", hint) from error
 
 
 def first_line(error: BaseException) -> str:

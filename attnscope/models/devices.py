@@ -15,8 +15,6 @@ from torch import nn
 from attnscope.core.attention.precision import has_float64
 from attnscope.errors import AttnscopeError, first_line, require_choice
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 DeviceMap = str | Mapping[str, str | int]
 """As accelerate takes it: "auto", "balanced", "sequential", or the device of each module, "disk" among them."""
 
@@ -31,8 +29,7 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
     """
-    require_choice("precision", dtype, tuple(_DTYPES))
-    precision = _DTYPES[dtype]
+    precision: torch.dtype = getattr(torch, dtype)
     device = _best() if device == "auto" else device
     # Try the device: a name may be well formed, and its driver missing.
     try:

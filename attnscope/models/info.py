@@ -94,18 +94,19 @@ class ModelInfo:
         # How parameters were counted, and how the maps were checked.
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
-        equal = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
-        if self.remembered:
-            equal = f"{equal}; checked on {self.remembered}, and remembered since"
-        checked = {
-            True: "equal to what the module computes by itself, on its inputs" if self.engine == "torch" else equal,
-            False: "no: the comparison with eager attention was skipped",
-            None: "not needed",
-        }
+        checked = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
+        if self.checked is None:
+            checked = "not needed"
+        elif not self.checked:
+            checked = "no: the comparison with eager attention was skipped"
+        elif self.engine == "torch":
+            checked = "equal to what the module computes by itself, on its inputs"
+        elif self.remembered:
+            checked = f"{checked}; checked on {self.remembered}, and remembered since"
         engine = f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}"
         if self.engine == "numpy":
             engine = "numpy, without torch"
-        return [
+        rows = [
             ("model", self.name),
             ("source", self.source),
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
@@ -115,16 +116,17 @@ class ModelInfo:
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
             ("parameters", f"{self.n_parameters:,}{counted}"),
-            *([("head for a task", self.head)] if self.head else []),
+            ("head for a task", self.head),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
-            ("checked", checked[self.checked]),
-            *([("not for", _NEEDS_SEAM)] if self.path == "eager" else []),
+            ("checked", checked),
+            ("not for", _NEEDS_SEAM if self.path == "eager" else ""),
             *(("note", note) for note in self.notes),
             *self.heads,
             ("sha256", self.sha256 or "-"),
         ]
+        return [(name, value) for name, value in rows if value]
 
 
 def require_seam(info: ModelInfo, hidden: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
-from attnscope.errors import AttnscopeError, catch_panics, first_line, parse_json
+from attnscope.errors import AttnscopeError, as_failure, parse_json
 from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
@@ -62,9 +62,8 @@ class FastTokenizer:
             )
         settings = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
-        try:
-            with catch_panics():
-                backend = tokenizers.Tokenizer.from_file(str(path))
+        with as_failure(f"cannot read the tokenizer {path}", "get the file again"):
+            backend = tokenizers.Tokenizer.from_file(str(path))
             if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
                 # transformers lets these settings win over tokenizer.json, where the two disagree.
                 backend.normalizer = normalizers.BertNormalizer(
@@ -72,28 +71,15 @@ class FastTokenizer:
                     handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
                     strip_accents=settings.get("strip_accents"),
                 )
-        except Exception as error:  # the library raises bare Exception on what it cannot parse
-            raise AttnscopeError(
-                f"cannot read the tokenizer {path}: {first_line(error)}", "get the file again"
-            ) from error
         kind = type(backend.model).__name__
         return cls(backend, f"{kind}, {backend.get_vocab_size():,} pieces")
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
         require_tokenizable(text, pair)
-        try:
-            with catch_panics():
-                encoding = self.backend.encode(text, pair)
-        except Exception as error:
-            raise unreadable(pair, error) from error
+        with as_failure("the tokenizer cannot read this text", "give another text"):
+            encoding = self.backend.encode(text, pair)
         return tokens_of(encoding, text, pair, self._style)
-
-
-def unreadable(pair: str | None, error: Exception) -> AttnscopeError:
-    """Return the error for a text, or a pair of texts, that a tokenizer fails on."""
-    what = "a pair of texts" if pair is not None else "this text"
-    return AttnscopeError(f"the tokenizer cannot read {what}: {first_line(error)}", "give another text")
 
 
 def tokens_of(
@@ -123,10 +109,8 @@ def style_of(backend: tokenizers.Tokenizer) -> Style:
 def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
+    with as_failure(f"cannot read {path}", "get the file again"):
         content = parse_json(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise AttnscopeError(f"cannot read {path}: {error}", "get the file again") from error
     return content if isinstance(content, dict) else {}
 
 

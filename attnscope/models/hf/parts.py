@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from attnscope.errors import AttnscopeError, catch_panics, first_line, is_out_of_memory
+from attnscope.errors import AttnscopeError, as_failure, first_line, is_out_of_memory
 from attnscope.models.hf.tokenizer import WordlessTokenizer
 
 # Forward passes -------------------------------------------------------------------------------------------------
@@ -257,18 +257,6 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise AttnscopeError(f"{name} {what}: its own code says {reason}", hint) from error
-
-
-@contextlib.contextmanager
-def as_failure(failure: str, hint: str = "") -> Iterator[None]:
-    """Within it, whatever a template, a processor or a loader raises becomes one line: the failure and the reason."""
-    try:
-        with catch_panics():
-            yield
-    except AttnscopeError:
-        raise
-    except Exception as error:
-        raise AttnscopeError(f"{failure}: {first_line(error)}", hint) from error
 
 
 def load_errors(what: str, folder: Path) -> contextlib.AbstractContextManager[None]:

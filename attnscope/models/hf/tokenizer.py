@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from attnscope.errors import AttnscopeError, catch_panics, first_line
+from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.model import BareTokenizer
-from attnscope.models.tokenizer import style_of, tokens_of, unreadable
+from attnscope.models.tokenizer import style_of, tokens_of
 from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
 
@@ -133,11 +133,8 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         if not self.backend.is_fast and pair is not None:
             raise AttnscopeError("this model's tokenizer has no fast version, and reads no pairs", "leave out --pair")
         require_tokenizable(text, pair)
-        try:
-            with catch_panics():
-                encoded = self.backend(text, pair, **options)
-        except Exception as error:
-            raise unreadable(pair, error) from error
+        with as_failure("the tokenizer cannot read this text", "give another text"):
+            encoded = self.backend(text, pair, **options)
         if self.backend.is_fast:
             encoding = encoded.encodings[0]
             return tokens_of(encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None)
@@ -162,10 +159,8 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         return self._write_chat if getattr(self.backend, "chat_template", None) else None
 
     def _write_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
-        try:
+        with as_failure("the chat template fails", "leave out --chat"):
             return str(self.backend.apply_chat_template(messages, tokenize=False, **more))
-        except Exception as error:  # templates are programs, and raise what they like
-            raise AttnscopeError(f"the chat template fails: {first_line(error)}", "leave out --chat") from error
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
         """Return the decoder's tokens for `text` as its output: the start token, then the text without its end token.
@@ -175,11 +170,8 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         # Tokenise as a target: Marian and M2M have other special tokens there.
         require_tokenizable(text)
         is_fast = self.backend.is_fast
-        try:
-            with catch_panics():
-                encoding = self.backend(text_target=text, return_offsets_mapping=is_fast)
-        except Exception as error:
-            raise AttnscopeError(f"the tokenizer cannot read the target: {first_line(error)}") from error
+        with as_failure("the tokenizer cannot read the target"):
+            encoding = self.backend(text_target=text, return_offsets_mapping=is_fast)
         ids = list(encoding["input_ids"])
         special = self._special(ids)
         spans = encoding["offset_mapping"] if is_fast else self._spans_in(text, ids)

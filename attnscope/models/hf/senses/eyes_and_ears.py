@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from attnscope.errors import AttnscopeError
-from attnscope.models.hf.parts import accepts, as_failure, hears, patch_order, takes_recordings
+from attnscope.errors import AttnscopeError, as_failure
+from attnscope.models.hf.parts import accepts, hears, patch_order, takes_recordings
 from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.photos import Photo

@@ -246,9 +246,8 @@ _LEAST_SIDE = 16
 
 def slopes(height: int, width: int) -> NDArray[np.uint8]:
     """Return a photo whose red says how far right a pixel is, whose green how far down, and whose blue is full."""
-    red = np.linspace(0, 255, width)[None].repeat(height, 0)
-    green = np.linspace(0, 255, height)[:, None].repeat(width, 1)
-    picture: NDArray[np.uint8] = np.rint(np.stack([red, green, np.full_like(red, 255)], -1)).astype(np.uint8)
+    green, red = np.meshgrid(np.linspace(0, 255, height), np.linspace(0, 255, width), indexing="ij")
+    picture: NDArray[np.uint8] = np.rint(np.dstack([red, green, np.full_like(red, 255)])).astype(np.uint8)
     return picture
 
 

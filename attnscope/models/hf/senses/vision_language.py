@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from transformers.processing_utils import ProcessorMixin
 
 from attnscope.core.attention.seam import AttentionCall, attend
-from attnscope.errors import AttnscopeError
+from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.hf.check import compare_on
-from attnscope.models.hf.parts import accepts, as_failure, in_one_line, silence
+from attnscope.models.hf.parts import accepts, in_one_line, silence
 from attnscope.models.hf.senses.eyes_and_ears import Sense, undo_normalisation
 from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
@@ -53,6 +53,8 @@ class VisionLanguageReader(Sense):
         super().__init__(model, processor)
         self._images: Any = getattr(processor, "image_processor", processor)
         self._writer = HuggingFaceWriter(model)
+        # The number of the token that stands for pictures, if there is one.
+        self._picture_id: int | None = getattr(self._base.config, "image_token_id", None)
         self._compared: set[tuple[int, ...]] = set()
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
@@ -118,13 +120,6 @@ class VisionLanguageReader(Sense):
         """Return the token numbers of the text among a forward's arguments."""
         ids: list[int] = inputs[self.ids_name][0].tolist() if self.reads_words else []
         return ids
-
-    @property
-    def _picture_id(self) -> int | None:
-        """Return the number of the token that stands for pictures; None where there is none."""
-        config = self._base.config
-        number: int | None = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
-        return number
 
     def _stand_ins(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return where tokens of the text stand for pictures."""
