@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from attnscope.core.distance import classical_mds
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, CorpusText
 from attnscope.models.model import Model
 from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
 from attnscope.questions.heads import Heads
@@ -24,14 +23,14 @@ from attnscope.studies.atlas.rows import Example, Rows, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import add_effects, study_heads
-from attnscope.studies.inputs.texts import Report, scale_report, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, Report, scale_report, texts_of
 from attnscope.studies.workers import Workers
 
 
 @with_plain_torch
 def atlas(
     model: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: AnyTexts,
     options: AtlasOptions | None = None,
     report: Report | None = None,
     workers: Workers | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from attnscope.choice import Choice
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, heads_from, option, options
 from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
 from attnscope.studies.inputs.options import refuse_file_names
@@ -33,8 +33,7 @@ class CompareOptions:
 
     def require(self) -> None:
         """Refuse a measure that there is not."""
-        if self.measure not in MEASURES:
-            raise UsageError(f"there is no measure {self.measure!r}", f"choose from {', '.join(MEASURES)}")
+        require_choice("measure", self.measure, MEASURES)
 
     @property
     def distance(self) -> str:

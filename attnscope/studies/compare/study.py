@@ -20,7 +20,7 @@ from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import LARGEST, best_matching, classical_mds, cluster_heads, divergence_sums
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, Corpus, CorpusText, block_batches
+from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, CorpusText, block_batches
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
@@ -31,7 +31,7 @@ from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.failures import Place
 from attnscope.studies.inputs.provenance import run_of
-from attnscope.studies.inputs.texts import Report, batch_of, special_ids, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, Report, batch_of, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run
 from attnscope.studies.seen import count_heads, see
 from attnscope.studies.workers import Workers
@@ -40,6 +40,9 @@ Floats = NDArray[np.float64]
 
 HeadPlace = tuple[int, int]
 """Layer and head."""
+
+Compared = tuple[tuple[HeadPlace, ...], ...]
+"""The heads of the model, or of each of two."""
 
 WEIGHTS_AT_ONCE = 2**20
 """Distances are computed on so many weights at once, those of all layers and models together."""
@@ -53,7 +56,7 @@ _BYTES_A_PAIR = 300  # sums and moments, and what is computed from them
 @with_plain_torch
 def compare(
     model: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: AnyTexts,
     options: CompareOptions | None = None,
     *,
     report: Report | None = None,
@@ -95,7 +98,7 @@ def compare(
 def compare_models(
     model: Model,
     other: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: AnyTexts,
     options: CompareOptions | None = None,
     *,
     report: Report | None = None,
@@ -155,7 +158,7 @@ def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
 
 def _measure(
     models: tuple[Model, ...],
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText],
+    corpus: AnyTexts,
     options: CompareOptions,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
@@ -172,18 +175,19 @@ def _measure(
     if not done.n_texts and not going.complete:
         raise KeyboardInterrupt
     done.left_out.require_some_left(done.n_texts, models[0].info)
-    if done.sums is None or not done.n_tokens:
+    if not done.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
     # Say what was compared.
+    ((heads, divergences),) = done.divergences.items()
     facts: dict[str, Any] = {"compared": "heads", "distances": [options.distance]}
-    tables = {"heads": heads_table(models[0], done.sums.heads[0])}
+    tables = {"heads": heads_table(models[0], heads[0])}
     if len(models) > 1:
         facts |= {"compared": "models", "other_run": run_of(models[1].info)}
-        tables["other_heads"] = heads_table(models[1], done.sums.heads[1])
+        tables["other_heads"] = heads_table(models[1], heads[1])
     corpus_facts = going.corpus(texts, models[0].info)
     corpus_facts["text"] = corpus if isinstance(corpus, str) else None
-    arrays = distance_arrays(done.sums.divergences, options)
+    arrays = distance_arrays(divergences, options)
     return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
 
 
@@ -203,34 +207,17 @@ def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[s
 # Over blocks of texts
 
 
-@dataclass(frozen=True, eq=False)
-class PairSums:
-    """Hold sums over texts for all pairs of heads.
-
-    Attributes:
-        heads: The heads of the model, or of each of two.
-        divergences: The divergence of each pair, (head, head), with the queries that it is summed over as counts.
-    """
-
-    heads: tuple[tuple[HeadPlace, ...], ...]
-    divergences: RunningSums
-
-    def merge(self, other: PairSums) -> PairSums:
-        """Return the sums over the texts of both."""
-        return replace(self, divergences=self.divergences.merge(other.divergences))
-
-
 @dataclass(kw_only=True, eq=False)
 class PairPart(Part):
     """Hold sums over texts.
 
     Attributes:
-        sums: The sums of all pairs; None before any text.
+        divergences: Of the heads that are compared: the divergence of each pair, (head, head), with the queries that it
+            is summed over as counts. Nothing before any text.
     """
 
-    sums: PairSums | None = None
-    _open: dict[int, tuple[int, Floats]] = field(default_factory=dict)
-    _finished: list[Floats] = field(default_factory=list)
+    divergences: dict[Compared, RunningSums] = field(default_factory=dict)
+    _open: dict[int, tuple[int, Any]] = field(default_factory=dict)
 
 
 class PairMeasurer(Measurer[PairPart]):
@@ -265,37 +252,35 @@ class PairMeasurer(Measurer[PairPart]):
         most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
         return [batch[start : start + most] for batch in batches[::-1] for start in range(0, len(batch), most)]
 
-    def measure(self, batch: Sequence[Chunk]) -> tuple[tuple[tuple[HeadPlace, ...], ...], list[Floats | Place]]:
+    def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | Place]]:
         """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
         inputs = batch_of([chunk.tokens for chunk in batch])
         seen = [_Seen(model, inputs, chosen) for model, chosen in zip(self._models, self._chosen, strict=True)]
         return tuple(each.heads for each in seen), [self._sum(seen, row, chunk) for row, chunk in enumerate(batch)]
 
-    def add(self, part: PairPart, batch: Sequence[Chunk], result: tuple[Any, Sequence[Floats | Place]]) -> None:
+    def add(self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]) -> None:
         """Add the texts of a batch; without those on which a model computes NaN or infinity."""
         heads, results = result
+        finished = []
         for chunk, sums in zip(batch, results, strict=True):
             if isinstance(sums, tuple):
                 part.broken.setdefault(chunk.text, sums)
             if chunk.text in part.broken:
                 continue
             # Chunks of a long text add up to one text; the last one to come finishes it.
-            n_done, so_far = part._open.pop(chunk.text, (0, np.zeros_like(sums)))
+            n_done, so_far = part._open.pop(chunk.text, (0, 0.0))
             so_far = so_far + sums
             if n_done + 1 < chunk.n_chunks:
                 part._open[chunk.text] = n_done + 1, so_far
                 continue
+            finished.append(so_far)
             part.n_texts += 1
             part.n_tokens += chunk.n_queries
             part.n_chunked += chunk.n_chunks > 1
-            part._finished.append(so_far)
-        if part._finished:
+        if finished:
             # Sums and counts of the finished texts, (text, head, head) each.
-            divergences, counts = np.stack(part._finished, 1)
-            part._finished.clear()
-            if part.sums is None:
-                part.sums = PairSums(heads, RunningSums(divergences.shape[1:]))
-            part.sums.divergences.add(divergences, counts)
+            divergences, counts = np.stack(finished, 1)
+            part.divergences.setdefault(heads, RunningSums(divergences.shape[1:])).add(divergences, counts)
 
     def _sum(self, seen: Sequence[_Seen], row: int, chunk: Chunk) -> Floats | Place:
         """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite."""

@@ -19,6 +19,9 @@ from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
 
+AnyTexts = Corpus | str | Sequence[str] | Sequence[CorpusText]
+"""What studies take: a corpus, a text, or texts."""
+
 Report = Callable[["Progress"], None]
 
 _UNKNOWN_SHOWN = 5
@@ -92,7 +95,7 @@ def scale_report(report: Report | None, number: int, of: int) -> Report | None:
     return within
 
 
-def texts_of(texts: Corpus | str | Sequence[str] | Sequence[CorpusText], model: Model | None = None) -> Texts:
+def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     """Return a corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
 
     Conversations are written by the chat template of `model`, or plainly if it has none.

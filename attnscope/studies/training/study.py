@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
@@ -29,17 +28,18 @@ from attnscope.studies.ablate.reading import Passes, Reader
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
-from attnscope.studies.inputs.texts import Report, Texts, scale_report, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, Report, Texts, scale_report, texts_of
 from attnscope.studies.training.options import TrainingOptions
 
-Spec = str | os.PathLike[str] | Model
-Given = Corpus | str | Sequence[str] | Sequence[CorpusText] | None
+Name = str | os.PathLike[str]
+Spec = Name | Model
+Checkpoints = Name | Sequence[Name] | Mapping[int, Spec]
 
 
 @with_plain_torch
 def training(
-    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
-    corpus: Given = None,
+    models: Checkpoints,
+    corpus: AnyTexts | None = None,
     options: TrainingOptions | None = None,
     report: Report | None = None,
 ) -> Training:
@@ -107,9 +107,7 @@ class Stage:
     spec: Spec
 
 
-def stages_of(
-    models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[int, Spec],
-) -> tuple[list[Stage], list[dict[str, Any]]]:
+def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
     """Return the checkpoints by step, and the problems of those without a step among others that have one."""
     # Models by step: the steps are the caller's.
     if isinstance(models, Mapping):
