@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,6 @@ from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Report, Texts, describe_texts, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run_blocks
 
@@ -98,10 +97,11 @@ def retrieval_heads(
 
     # Read all needles, as many at once as a pass takes.
     n_all = len(options.lengths) * options.n
+    blocks = _blocks(hay, options)
     going = run_blocks(
         NeedleMeasurer,
         (model,),
-        _blocks(hay, options),
+        blocks,
         NeedleSums(),
         report=report,
         share=lambda block: (block.texts[-1].index + 1) / n_all,
@@ -114,29 +114,25 @@ def retrieval_heads(
     # Test the scores, and fill the tables.
     tables = _judge(done, options)
     tables["written"] = _written_table(done)
-    hay_texts = {"sources": ["random tokens"], "problems": []}
-    if texts is not None:
-        hay_texts = describe_texts(texts)
+    hay_texts = {"sources": ["random tokens"], "problems": []} if texts is None else describe_texts(texts)
+    digest = hashlib.sha256(b"".join(read.needle.ids.astype("<i8").tobytes() for read in done.needles))
     studied = {
         "of": NEEDLES,
         "sources": hay_texts["sources"],
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
-        "sha256": hashlib.sha256(b"".join(needle.ids.astype("<i8").tobytes() for needle in done.needles)).hexdigest(),
+        "sha256": digest.hexdigest(),
         "problems": [*hay_texts["problems"], *going.problems(model.info)],
     }
-    notes = going.notes
+    notes = []
     copied = float(tables["written"]["copied"][0])
     if copied < options.threshold:
-        too_little = (
-            f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be one of"
+        notes.append(
+            f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be one of "
+            "retrieval, and no roles are given."
         )
-        notes = [f"{too_little} retrieval, and no roles are given.", *notes]
-    about = run_of(model.info, notes)
-    if going.failures:
-        about["failures"] = going.failures
     return Heads(
-        run=about | {"seed": options.seed},
+        run=going.about(model.info, notes) | {"seed": options.seed},
         corpus=settle_corpus(studied, interrupted=not going.complete),
         options=_describe(options, len(first[0].places), is_random=hay.encode is None),
         tables=tables,
@@ -185,7 +181,7 @@ def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
 
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """A needle among all."""
+    """A needle among all; what problems call it, and how many tokens it has."""
 
     index: int
     needle: Needle
@@ -196,7 +192,6 @@ class _Text:
 
     @property
     def source(self) -> str:
-        """Return what problems call it."""
         return f"needle {self.index + 1}"
 
 
@@ -219,20 +214,33 @@ def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[_Block]:
 # The model's behaviour on needles
 
 
-@dataclass(kw_only=True, eq=False)
-class NeedleSums(Part):
-    """Hold the behaviour of a model and its heads on needles.
+class _Read(NamedTuple):
+    """The behaviour of a model and its heads on a needle.
 
     Attributes:
-        needles: The needles.
-        written: Which tokens of each answer the model writes, (token,).
-        copied: How many of them each head copied, (layer, head, 2): from the needle, and from the decoy; -1 = there is
+        written: (token,): which tokens of its answer the model writes.
+        copied: (layer, head, 2): how many of them each head copied from the needle, and from the decoy; -1 = there is
             no such head.
+        is_finite: Whether the model computes no NaN or infinity on it.
     """
 
-    needles: tuple[Needle, ...] = ()
-    written: tuple[NDArray[np.bool_], ...] = ()
-    copied: tuple[Numbers, ...] = ()
+    needle: Needle
+    written: NDArray[np.bool_]
+    copied: Numbers
+    is_finite: bool
+
+    @property
+    def chance(self) -> float:
+        """Return how many tokens one copies that looks at any of the keys up to its query at random."""
+        n_keys = len(self.needle) - len(self.written) + np.arange(len(self.written))
+        return float((self.written / n_keys).sum())
+
+
+@dataclass(kw_only=True, eq=False)
+class NeedleSums(Part):
+    """Hold the behaviour of a model and its heads on needles."""
+
+    needles: tuple[_Read, ...] = ()
 
 
 class NeedleMeasurer(Measurer[NeedleSums]):
@@ -250,8 +258,8 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Return all needles of a block together."""
         return [block.texts]
 
-    def measure(self, batch: Sequence[_Text]) -> tuple[NDArray[np.bool_], Numbers, NDArray[np.bool_]]:
-        """Return what `NeedleSums` holds of each needle, written and copied, and whether its logits are finite."""
+    def measure(self, batch: Sequence[_Text]) -> list[_Read]:
+        """Return what the model and its heads do on each needle."""
         import torch
 
         from attnscope.core.attention.probes import OfChosen
@@ -269,7 +277,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
         assert logits is not None  # it has a loss
         written = logits.argmax(-1).cpu().numpy() == right
-        is_finite = logits.isfinite().all(-1).all(-1).cpu().numpy()
+        is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
         # Where the heads look as these are written: hits are (needle, head, 2, token).
         targets = np.stack([[needle.places, needle.decoys] for needle in needles])
@@ -279,20 +287,17 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         for layer, looked in keys.items():
             hits = (looked[:, :, None] == targets[:, None]) & written[:, None, None]
             copied[:, layer, : looked.shape[1]] = hits.sum(-1)
-        return written, copied, is_finite
+        return [_Read(*read) for read in zip(needles, written, copied, is_finite, strict=True)]
 
-    def add(self, part: NeedleSums, batch: Sequence[_Text], result: Any) -> None:
+    def add(self, part: NeedleSums, batch: Sequence[_Text], result: list[_Read]) -> None:
         """Add needles, without those on which the model computes NaN or infinity."""
-        written, copied, is_finite = result
-        for number, text in enumerate(batch):
-            if not is_finite[number]:
+        for text, read in zip(batch, result, strict=True):
+            if not read.is_finite:
                 part.broken[text.index] = ("", None)
                 continue
             part.n_texts += 1
             part.n_tokens += len(text)
-            part.needles += (text.needle,)
-            part.written += (written[number],)
-            part.copied += (copied[number],)
+            part.needles += (read,)
 
 
 # Conclusions
@@ -300,57 +305,55 @@ class NeedleMeasurer(Measurer[NeedleSums]):
 
 def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     """Return the tables of heads with their scores, and of the roles of those that pass the test."""
-    # Which needles each measure counts, and the tokens of each, (needle, 1, 1, measure).
+    # The tokens of each needle that a measure counts, (needle, measure); those of other depths it does not.
     names = options.measure_names
-    at_depth = [f"retrieval_at_{write_percent(needle.depth)}" for needle in done.needles]
-    is_counted = np.array([[name in ("retrieval", "decoy", depth) for name in names] for depth in at_depth])
-    n_tokens = np.array([len(written) for written in done.written])
-    counts = (is_counted * n_tokens[:, None])[:, None, None]
-    # What heads copy, and what one copies that looks at one of the keys up to its query at random.
-    copied = np.stack(done.copied)
+    counts = np.zeros((len(done.needles), len(names)))
+    for row, read in enumerate(done.needles):
+        at_depth = f"retrieval_at_{write_percent(read.needle.depth)}"
+        counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(read.written)
+    # Heads that there are, what they copy, and what chance would copy, (needle, head, measure).
+    copied = np.stack([read.copied for read in done.needles])
+    layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
     source = (np.array(names) == "decoy").astype(np.int64)
-    hits = np.maximum(copied[..., source], 0) * (counts > 0)
-    chance = []
-    for needle, written in zip(done.needles, done.written, strict=True):
-        n_keys = len(needle) - len(written) + np.arange(len(written))
-        chance.append((written / n_keys).sum())
+    counts = np.repeat(counts[:, None], len(heads), axis=1)
+    hits = copied[:, layers, heads][..., source] * (counts > 0)
     sums = RunningSums(hits.shape[1:])
     sums.add(hits, counts)
+    chance = np.array([read.chance for read in done.needles])
     uniform = RunningSums(hits.shape[1:])
-    uniform.add(np.broadcast_to(np.array(chance)[:, None, None, None] * (counts > 0), hits.shape), counts)
+    uniform.add(chance[:, None, None] * (counts > 0), counts)
 
-    # The test, (layer, head).
+    # The test, (head,).
     values = sums.ratio()
     even = uniform.ratio()
     low, high = sums.share_interval(hits=True, dependence=1)
-    baseline = np.fmax(values[..., 1], even[..., 0])
+    baseline = np.fmax(values[:, 1], even[:, 0])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-    texts = sums.sample().n_texts[..., 0]
-    p = sums.share_p_above(limit[..., None], hits=True, dependence=1)[..., 0]
+    texts = sums.sample().n_texts[:, 0]
+    p = sums[:, 0].share_p_above(limit, hits=True, dependence=1)
     p = np.where(texts < LEAST_TEXTS, np.nan, p)
-    q = benjamini_hochberg(p.ravel()).reshape(p.shape)
+    q = benjamini_hochberg(p)
 
-    # A row per head; layers may have different numbers of them.
-    rows = np.nonzero(copied[0, :, :, 0] >= 0)
-    layers, heads_of_layers = rows
-    has_role = (q <= LEVEL)[rows]
-    parts = {"value": values, "low": low, "high": high, "baseline": even, "count": sums.total("c")}
-    heads = heads_table(
-        (["decoder"] * len(layers), layers, heads_of_layers),
+    has_role = q <= LEVEL
+    table = heads_table(
+        (["decoder"] * len(heads), layers, heads),
         [Column(name, _describe_measure(name), "share", (0, 1)) for name in names],
         roles=np.where(has_role, RETRIEVAL, "").tolist(),
-        resting=np.full(len(layers), np.nan),
-        **{part: array[rows] for part, array in parts.items()},
+        resting=np.full(len(heads), np.nan),
+        value=values,
+        low=low,
+        high=high,
+        baseline=even,
+        count=sums.total("c"),
     )
     roles = []
-    for number in np.flatnonzero(has_role):
-        head = (layers[number], heads_of_layers[number])
+    for head in np.flatnonzero(has_role):
         roles.append(
             {
-                "head": number,
+                "head": head,
                 "role": RETRIEVAL,
                 "measure": "retrieval",
-                "value": Estimate(values[head][0], low[head][0], high[head][0], baseline[head]),
+                "value": Estimate(values[head, 0], low[head, 0], high[head, 0], baseline[head]),
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
@@ -358,19 +361,19 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "effective_texts": texts[head],
             }
         )
-    return {"heads": heads, "roles": Table.of(ROLES, roles)}
+    return {"heads": table, "roles": Table.of(ROLES, roles)}
 
 
 def _written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
     # Needles of all lengths and depths, then those of each.
-    cells: dict[tuple[int, float], list[NDArray[np.bool_]]] = {(ALL, np.nan): list(done.written)}
-    for needle, written in zip(done.needles, done.written, strict=True):
-        cells.setdefault((len(needle), needle.depth), []).append(written)
+    cells = {(ALL, np.nan): [read.written for read in done.needles]}
+    for read in done.needles:
+        cells.setdefault((len(read.needle), read.needle.depth), []).append(read.written)
     rows = []
-    for length, depth in sorted(cells):
+    for (length, depth), written in sorted(cells.items()):
         # Needles are the units, as one may be copied as a whole or not at all.
-        answers = np.stack(cells[length, depth])
+        answers = np.stack(written)
         sums = RunningSums()
         sums.add(answers.sum(1), np.full(len(answers), answers.shape[1]))
         low, high = sums.share_interval(hits=True, dependence=1)
