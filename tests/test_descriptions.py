@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.corpus import Corpus
-from attnscope.errors import AttnscopeError, UsageError
+from attnscope.errors import AttnscopeError
 from attnscope.questions.heads import Heads
 from attnscope.studies.describe.rows import join_rows
 from attnscope.studies.heads.measuring import target_of
@@ -245,5 +245,5 @@ def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own):
     def report(_):
         raise AssertionError("a text was read")
 
-    with pytest.raises(UsageError, match="there is no head L9H99 to describe"):
+    with pytest.raises(AttnscopeError, match="there is no layer 9"):
         heads(own, ["a b", "c d"], HeadsOptions(describe=DescribeOptions(heads=((9, 99),))), report)

@@ -22,7 +22,7 @@ from attnscope.studies.atlas.options import CONTENT, AtlasOptions
 from attnscope.studies.atlas.rows import Example, Rows, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
-from attnscope.studies.heads.study import add_effects, study_heads
+from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.texts import AnyTexts, Report, scale_report, texts_of
 from attnscope.studies.workers import Workers
 
@@ -63,11 +63,8 @@ def atlas(
     read = texts_of(corpus, model)
     # First pass: measure heads, and keep the texts that show them.
     make = partial(AtlasMeasurer, options=options)
-    step = scale_report(report, 0, options.heads.n_steps)
-    findings, done = study_heads(model, read, options.heads, step, workers, make, ScoredSums())
+    findings, done = study_heads(model, read, options.heads, report, workers, make, ScoredSums())
     assert isinstance(done, ScoredSums)
-    if options.heads.causal:
-        findings = add_effects(findings, model, read, report)
     # Second pass: read the attention of the kept texts.
     rows = Rows()
     scores = Scores()
@@ -76,6 +73,7 @@ def atlas(
         heads = list(zip(*(table[column.name].tolist() for column in HEADS), strict=True))
         scores = done.scores
         cut = {name: findings.options[name] for name in ("chunk", "stride")}
+        step = scale_report(report, 0, 1 + options.heads.causal)
         try:
             read_rows(rows, model, heads, units_of(model, scores, findings.corpus["n_tokens"], **cut), step)
         except KeyboardInterrupt:

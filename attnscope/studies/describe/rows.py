@@ -82,6 +82,11 @@ class Unit:
     target: Tokens | None = None
     rows: dict[str, SampledRows] = field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Return the index of its text, and the number of its chunk."""
+        return self.chunk.text, self.chunk.number
+
     def tokens(self, kind: str) -> Tokens:
         """Return the queries and keys in a kind of attention, as descriptions show them.
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from attnscope.core import descriptions, directions
 from attnscope.core.descriptions import Description, row_losses, score, score_of_texts
 from attnscope.core.sampled_rows import Floats, Rows
-from attnscope.errors import UsageError
 from attnscope.models.model import Model
 from attnscope.questions.head_lines import EVEN
 from attnscope.questions.heads import DESCRIPTION, Heads
@@ -112,19 +111,6 @@ def fit_sample(model: Model, sample: Sequence[Unit], counts: Numbers, options: D
     if len(sample) < FEWEST_TEXTS:
         return []
     return [fit_group(group, sample, options) for group in join_rows(model, sample, counts, options.heads)]
-
-
-def require_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> None:
-    """Refuse heads that do not exist.
-
-    Raises:
-        UsageError: No kind of attention has one.
-    """
-    shapes = list(zip(model.info.n_layers, model.info.n_heads, strict=True))
-    for layer, head in heads or ():
-        if not any(layer < n_layers and head < n_heads for n_layers, n_heads in shapes):
-            sizes = " and ".join(f"{n_layers} layers of {n_heads} heads" for n_layers, n_heads in dict.fromkeys(shapes))
-            raise UsageError(f"there is no head L{layer}H{head} to describe", f"{model.info.name} has {sizes}")
 
 
 # Fit

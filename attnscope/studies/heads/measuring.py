@@ -241,7 +241,8 @@ class BatchResult(NamedTuple):
 class HeadMeasurer(Measurer[HeadSums]):
     """Measure the heads of a model on blocks of texts.
 
-    `chunk` and `stride` are those of `HeadsOptions`. `sampled` are queries whose rows are kept, by text and chunk.
+    `chunk` and `stride` are those of `HeadsOptions`. `sampled` are queries whose rows are kept, by text and chunk. With
+    a seed the model's untrained twin is measured.
 
     Raises:
         AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
@@ -255,10 +256,13 @@ class HeadMeasurer(Measurer[HeadSums]):
         chunk: int | None = None,
         stride: int | None = None,
         sampled: Mapping[ChunkKey, NDArray[np.int64]] | None = None,
+        seed: int | None = None,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
 
         super().__init__(model.tokenizer)
+        if seed is not None:
+            model = model.untrained(seed)
         self._model = model
         self._counts = counts
         self._special = special

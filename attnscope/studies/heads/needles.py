@@ -142,6 +142,20 @@ def retrieval_heads(
 # Needles
 
 
+def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
+    """Return the ordinary tokens of a model's vocabulary, and those that stand before and after any text, by number.
+
+    Raises:
+        AttnscopeError: The vocabulary is not known.
+    """
+    ordinary = np.array(model.tokenizer.ordinary_ids(), np.int64)
+    if not len(ordinary):
+        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "probes are made of it: give texts")
+    example = example_tokens(model.tokenizer)
+    first, last = np.flatnonzero(~example.special)[[0, -1]]
+    return ordinary, tuple(example.ids[:first].tolist()), tuple(example.ids[last + 1 :].tolist())
+
+
 def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
     """Return the tokens in which needles are hidden.
 
@@ -150,12 +164,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     """
     tokenizer = model.tokenizer
     special = special_ids(model)
-    # Ordinary tokens make needles; special tokens before a text stay before it.
-    ordinary = np.array(tokenizer.ordinary_ids(), np.int64)
-    if not len(ordinary):
-        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "needles are made of its tokens")
-    example = example_tokens(tokenizer)
-    before = tuple(example.ids[: int(np.flatnonzero(~example.special)[0])].tolist())
+    ordinary, before, _ = vocabulary_of(model)
     if corpus is None:
         return Hay(ordinary, before=before)
 

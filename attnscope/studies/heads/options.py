@@ -96,11 +96,6 @@ class HeadsOptions:
         "How heads are described; None = they are not.", default_factory=DescribeOptions, python_only=True
     )
 
-    @property
-    def n_steps(self) -> int:
-        """Return how many passes over the texts there are."""
-        return 1 + self.causal
-
     def require(self) -> None:
         """Refuse numbers that are out of range.
 

@@ -8,7 +8,7 @@ the best of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -135,7 +135,7 @@ def complete_thresholds(chosen: Mapping[str, float], usual: Mapping[str, float] 
 # Evidence -----------------------------------------------------------------------------------------------------
 
 
-def judge(tallies: Sequence[Tally], thresholds: Mapping[str, float], n_texts: int) -> dict[str, Table]:
+def judge(tallies: Iterable[Tally], thresholds: Mapping[str, float], n_texts: int) -> dict[str, Table]:
     """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
 
     There is one tally for each kind of attention. `n_texts` is the number of whole texts: blocks and chunks of one text

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import (
     BLOCK,
@@ -27,15 +29,17 @@ from attnscope.corpus import (
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model, example_tokens
 from attnscope.options import refuse_beside
+from attnscope.questions.ablate import AblateOptions
 from attnscope.questions.heads import Heads, parse_measures
 from attnscope.results.result import settle_corpus
+from attnscope.results.table import Table
+from attnscope.studies.ablate.study import ablate
 from attnscope.studies.describe.rows import Drawing
-from attnscope.studies.describe.study import add_descriptions, require_heads
+from attnscope.studies.describe.study import add_descriptions
 from attnscope.studies.failures import add_step
-from attnscope.studies.heads.causal import with_effects
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
 from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
-from attnscope.studies.heads.needles import retrieval_heads
+from attnscope.studies.heads.needles import retrieval_heads, vocabulary_of
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import (
     FEWEST_TEXTS,
@@ -48,7 +52,6 @@ from attnscope.studies.heads.roles import (
     judge,
 )
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
-from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import (
     Progress,
     Report,
@@ -66,6 +69,13 @@ from attnscope.studies.workers import Workers
 Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
+EFFECT_TEXTS = 32
+"""Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
+
+NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
+"""Effects below this count as none: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
+
+_EFFECTS = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
 _REPORT_EVERY = 32
 """Texts between two reports of the counting, which takes microseconds per text."""
 
@@ -116,8 +126,7 @@ def heads(
     """
     options = options or HeadsOptions()
     texts = texts_of(corpus, model)
-    findings = study_heads(model, texts, options, scale_report(report, 0, options.n_steps), workers)[0]
-    return add_effects(findings, model, texts, report) if options.causal else findings
+    return study_heads(model, texts, options, report, workers)[0]
 
 
 def study(
@@ -182,20 +191,8 @@ def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
     Raises:
         AttnscopeError: The vocabulary is not known.
     """
-    ordinary = model.tokenizer.ordinary_ids()
-    if not ordinary:
-        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "give texts instead of --probe")
-    # Special tokens stay around the random ones, as in any text.
-    example = example_tokens(model.tokenizer)
-    first, last = np.flatnonzero(~example.special)[[0, -1]]
-    before, after = example.ids[:first].tolist(), example.ids[last + 1 :].tolist()
+    ordinary, before, after = vocabulary_of(model)
     return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
-
-
-def add_effects(record: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
-    """Add what changes without each head that has a role; nothing to a record where something failed before."""
-    step = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
-    return add_step(record, "--causal", step)
 
 
 def study_heads(
@@ -212,90 +209,75 @@ def study_heads(
     `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
     no text; None = sums of nothing.
     """
-    thresholds = _require_measurable(model, options)
-    special = special_ids(model)
+    # Roles, heads and chunks that do not fit the model are refused before anything is read.
+    thresholds = complete_thresholds(options.thresholds)
     how = options.describe
+    if how is not None:
+        Choice(pick=how.heads).within(model.info)
     cut: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
+    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, **cut)
+
     # Read the corpus once, to count tokens and draw the texts that are described.
+    step = scale_report(report, 0, 1 + options.causal)
+    special = special_ids(model)
     drawing = Drawing(how.seed if how else 0)
     copies = Copies()
     drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
-    counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, report, texts))
+    counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, step, texts))
     # Of the reading that is known to have come to the end.
     about = describe_texts(texts)
     read = {"n_copies": copies.n, "sha256": about["sha256"]}
     problems = about["problems"]
     # Descriptions need some rows of some texts: they are kept as these are measured.
     sample = drawing.sample(model, how, **cut) if how else []
-    make = partial(
-        _make_measurer,
-        measurer,
-        counts=counts,
-        special=special,
-        sampled={(unit.chunk.text, unit.chunk.number): unit.queries for unit in sample},
-        **cut,
-    )
+    queries = {unit.key: unit.queries for unit in sample}
+
     # Run the model, then its untrained twin if a control is asked for.
-    makers = [make, partial(make, sampled={}, seed=options.seed)][: 1 + options.control]
+    make = partial(measurer, counts=counts, special=special, **cut)
+    makers = [partial(make, sampled=queries), partial(make, seed=options.seed)][: 1 + options.control]
     shared = (workers,) if workers else None
     runs: list[Run[HeadSums]] = []
-    for number, make_measurer in enumerate(makers):
-        step = scale_report(report, number, len(makers))
-        none = nothing or HeadSums()
-        runs.append(run(make_measurer, (model,), texts, none, block=BLOCK, workers=shared, report=step))
+    for number, maker in enumerate(makers):
+        of_run = scale_report(step, number, len(makers))
+        runs.append(run(maker, (model,), texts, nothing or HeadSums(), block=BLOCK, workers=shared, report=of_run))
         if not runs[-1].complete:
             break
-    # Gather the sums of both runs, and list the blocks that are missing.
     done = runs[0].done
-    control = runs[1].done if len(runs) > 1 else HeadSums()
-    complete = runs[-1].complete
     missing = [problem for each in runs for problem in each.problems(model.info)]
     done.left_out.require_some_left(done.n_texts, model.info)
-    if complete and not done.n_tokens and not missing:
+    if runs[-1].complete and not done.n_tokens and not missing:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
-    studied = runs[0].corpus(texts, model.info) | read | {"problems": [*problems, *missing]}
-    # Say how it ran.
-    about = run_of(model.info, [*_notes(model), *runs[0].notes])
-    about |= {"seed": options.seed if options.control else None, "threads": _n_threads(workers)}
-    if failures := [failed for each in runs for failed in each.failures]:
-        about["failures"] = failures
+
     # Give roles. The control is judged by the same thresholds.
-    tallies = list(done.tallies.values())
-    studied["effective_texts"] = max(map(effective_texts, tallies), default=0.0)
-    tables = judge(tallies, thresholds, done.n_texts)
-    tables["control"] = judge(list(control.tallies.values()), thresholds, done.n_texts)["heads"]
-    chosen = _describe(options, thresholds)
-    findings = Heads(about, settle_corpus(studied, interrupted=not complete), chosen, tables)
-    if how is None:
-        return findings, done
-    # Describe the heads by the rows that were kept of the sample.
-    for unit in sample:
-        unit.rows = done.rows.get((unit.chunk.text, unit.chunk.number), {})
-    describe = partial(add_descriptions, model=model, sample=sample, counts=counts, options=how)
-    return add_step(findings, "describing the heads", describe), done
+    tables = judge(done.tallies.values(), thresholds, done.n_texts)
+    control = runs[1].done.tallies if len(runs) > 1 else {}
+    tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
+    studied = runs[0].corpus(texts, model.info) | read
+    studied["problems"] = [*problems, *missing]
+    studied["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
+    findings = Heads(
+        run=replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
+        | {"seed": options.seed if options.control else None, "threads": _n_threads(workers)},
+        corpus=settle_corpus(studied, interrupted=not runs[-1].complete),
+        options=_describe(options, thresholds),
+        tables=tables,
+    )
+    # Describe the heads by the rows that were kept of the sample, and take out those that have a role.
+    if how is not None:
+        for unit in sample:
+            unit.rows = done.rows.get(unit.key, {})
+        describe = partial(add_descriptions, model=model, sample=sample, counts=counts, options=how)
+        findings = add_step(findings, "describing the heads", describe)
+    if options.causal:
+        ablate_heads = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
+        findings = add_step(findings, "--causal", ablate_heads)
+    return findings, done
 
 
 def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
     """Report how far the counting of tokens is."""
     if report is not None and n_texts % _REPORT_EVERY == 0:
         report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
-
-
-def _make_measurer(
-    measurer: Callable[..., HeadMeasurer], model: Model, *, seed: int | None = None, **how: Any
-) -> HeadMeasurer:
-    """Return a measurer of a model, or with a seed of its untrained twin."""
-    return measurer(model if seed is None else model.untrained(seed), **how)
-
-
-def _require_measurable(model: Model, options: HeadsOptions) -> dict[str, float]:
-    """Return the thresholds of roles; an AttnscopeError before anything is read where nothing could come of it."""
-    thresholds = complete_thresholds(options.thresholds)
-    if options.describe is not None:
-        require_heads(model, options.describe.heads)
-    # Chunks that do not fit the model are refused here.
-    chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, chunk=options.chunk, stride=options.stride)
-    return thresholds
 
 
 def _notes(model: Model) -> list[str]:
@@ -331,3 +313,57 @@ def _n_threads(workers: Workers | None) -> int:
     import torch
 
     return workers.threads if workers else torch.get_num_threads()
+
+
+def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
+    """Ablate each head that has a role, on the first texts, and add the effects to the table of heads.
+
+    Heads are ablated by zero and by their mean, one kind of attention after the other.
+
+    If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
+    use (Jain and Wallace 2019).
+
+    Raises:
+        AttnscopeError: The model cannot be ablated.
+    """
+    # Ablate the heads with a role on the first texts, kind by kind: a head has a number of its own in each.
+    heads = findings.table("heads")
+    has_role = heads.select(heads["role"] != "")
+    first = list(islice(distinct(texts, Copies()), EFFECT_TEXTS))
+    kinds = list(dict.fromkeys(has_role["kind"].tolist()))
+    ablations = []
+    for number, kind in enumerate(kinds):
+        chosen = has_role.select(has_role["kind"] == kind)
+        pick = tuple(zip(chosen["layer"].tolist(), chosen["head"].tolist(), strict=True))
+        options = AblateOptions(choice=Choice(pick=pick), kind=kind)
+        ablations.append(ablate(model, first, options, scale_report(report, number, len(kinds))))
+    if not ablations:
+        return findings
+    # Say how effects were measured: by the predictions if the model makes any, else by hidden states.
+    ablation = ablations[0]
+    quantity = "kl" if len(ablation.table("whole")) else "l2"
+    complete = all(each.corpus["complete"] for each in ablations)
+    how = {
+        "quantity": quantity,
+        "what": _EFFECTS[quantity],
+        "nothing_below": NOTHING_BELOW[quantity],
+        "modes": list(ablation.options["modes"]),
+        "predicted": ablation.options["predicted"],
+        "n_texts": ablation.corpus["n_texts"],
+        "complete": complete,
+    }
+    # Effects become columns of the table of heads; they are NaN for heads that were not taken out.
+    ablated = Table.stack([each.table("heads") for each in ablations])
+    row_of = {head: row for row, head in enumerate(ablated.head_names(with_kind=True))}
+    rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
+    for name in ablated.numbers:
+        parts = {part: np.where(rows < 0, np.nan, ablated.part(name, part)[rows]) for part in ("low", "high", "count")}
+        heads = heads.with_column(ablated.columns[name], np.where(rows < 0, np.nan, ablated[name][rows]), **parts)
+    notes = [note for each in ablations for note in each.run["notes"]]
+    return replace(
+        findings,
+        tables={**findings.tables, "heads": heads},
+        options={**findings.options, "causal": how, "quantities": list(ablation.quantities)},
+        run={**findings.run, "notes": list(dict.fromkeys([*findings.run["notes"], *notes]))},
+        corpus=settle_corpus(findings.corpus, interrupted=not complete),
+    )
