@@ -134,7 +134,12 @@ def _check_seam(model: PreTrainedModel, survey: Survey, padded: Example, alone: 
 
 def _last_text(both: Outcome, alone: Outcome) -> Outcome:
     """Return the last text of a padded batch, cut to the sizes that it has alone."""
-    return {name: both[name][-1:, : like.shape[1], ..., : like.shape[-1]] for name, like in alone.items()}
+    last = {}
+    for name, values in alone.items():
+        # (batch, query, head, key) or (batch, token, d_model)
+        n_rows, size = values.shape[1], values.shape[-1]
+        last[name] = both[name][-1:, :n_rows, ..., :size]
+    return last
 
 
 def _looks_back(outcome: Outcome, kind: Kind) -> bool:
@@ -423,7 +428,8 @@ def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
             of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
         if len(of_kind) != len(layers):
             raise Unclear(f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface")
-        named |= {f"{kind} layer {i}": w.transpose(1, 2) for i, w in zip(layers, of_kind, strict=True)}
+        for layer, weights in zip(layers, of_kind, strict=True):
+            named[f"{kind} layer {layer}"] = weights.transpose(1, 2)
     return named
 
 

@@ -122,7 +122,7 @@ def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: S
     if not isinstance(probe, Weights):
         raise AttnscopeError(
             f"{name} does not pass its attention through the seam: only its weights can be seen",
-            f"{type(probe).__name__} needs another model",
+            "with attnscope heatmap",
         )
     output, maps = run_eager(model, inputs, survey.layers)
     # Number the maps by the survey's layers, which may skip those without attention.

@@ -88,7 +88,7 @@ def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Examp
         if len(shape) == 3 and isinstance(patch_size, int):
             n_positions = (shape[-1] // patch_size) * (shape[-2] // patch_size)
         if n_positions > _MANY_POSITIONS:
-            padded = Example({name: both[1:]})
+            padded = alone
     if config.is_encoder_decoder:
         if not accepts(model, "decoder_input_ids"):
             message = f"{config.model_type} has a decoder that reads no text, which is not supported"

@@ -5,6 +5,7 @@ it is run for beside texts, a photo, a recording or writing, the senses know.
 """
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,9 +194,11 @@ class HuggingFaceModel(Model):
             AttnscopeError: It does not run, or layers do not each see all tokens of a picture or a sound.
         """
         n_tokens = self._expected.get(self._shape_of(inputs))
+        if n_tokens is None:
+            return self.outputs_of_inputs(inputs, probe, logits=False).hidden
 
         def require(queries: int, keys: int) -> None:
-            if n_tokens is not None and (queries, keys) != (n_tokens, n_tokens):
+            if (queries, keys) != (n_tokens, n_tokens):
                 raise AttnscopeError(
                     f"{self.info.name} has attention of {queries} queries on {keys} keys where it is given {n_tokens} "
                     "tokens: it adds or merges tokens, or attends within windows, which is not supported",
@@ -207,8 +210,8 @@ class HuggingFaceModel(Model):
             return probe(call)
 
         if self.at_seam:
-            return self._run(inputs, watch if n_tokens is not None else probe).hidden
-        hidden = self._run(inputs, probe).hidden
+            return self.outputs_of_inputs(inputs, watch, logits=False).hidden
+        hidden = self.outputs_of_inputs(inputs, probe, logits=False).hidden
         for by_layer in probe.maps.values() if isinstance(probe, Weights) else ():
             for weights in by_layer.values():
                 require(*weights.shape[2:])
@@ -227,17 +230,6 @@ class HuggingFaceModel(Model):
         plan: Plan | None = None,
     ) -> Outputs:
         """Run as `outputs` does; `plan` names the attentions where a part of the model is not computed."""
-        require_seam(self.info, "changed heads")
-        return self._run(inputs, probe, logits, last, plan)
-
-    def _run(
-        self,
-        inputs: Mapping[str, Any],
-        probe: Probe,
-        logits: bool = False,
-        last: int | None = None,
-        plan: Plan | None = None,
-    ) -> Outputs:
         inputs = self._forward_inputs(inputs)
         survey = self.survey
         plan = survey.plan if plan is None else plan
@@ -416,26 +408,26 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
 
 
 def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
-    """Return whether a rerun from each block on is what a whole forward with the same change gives.
+    """Return whether a rerun of one text from each block on is what a whole forward with the same change gives.
 
-    Tried with the first head of each attention taken out, on the texts twice over.
+    Tried with the first head of each attention taken out, on the text twice over.
     """
-    places = [place for of_module in plan.values() for place in of_module]
-    allowed = tolerance(base, len(places))
-    shapes: dict[Place, tuple[int, int]] = {}
+    n_heads: dict[Place, int] = {}
 
     def observe(call: AttentionCall) -> Tensor:
-        shapes[call.kind, call.layer] = (call.query.shape[0], call.n_heads)
+        n_heads[call.kind, call.layer] = call.n_heads
         return attend(call)
 
     try:
         rerun.again(observe)
-        for place in places:
-            batch, n_heads = shapes[place]
-            factors = torch.ones(2 * batch, n_heads)
-            factors[batch:, 0] = 0
+        allowed = tolerance(base, len(n_heads))
+        for place in itertools.chain(*plan.values()):
+            # The first copy is as it is, of the second a head is taken out: (copy, head).
+            factors = torch.ones(2, n_heads[place])
+            factors[1, 0] = 0
             gate = Gate({place: factors})
-            short, long = (rerun.again(gate, first, 2) for first in (rerun.block([place]), 0))
+            short = rerun.again(gate, rerun.block([place]), 2)
+            long = rerun.again(gate, 0, 2)
             for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
                 if ours is None or theirs is None:
                     continue

@@ -75,9 +75,13 @@ class _TokensOfNumbers:
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
         """Return the text of token numbers, and where each stands in it."""
-        pieces = self._pieces(ids)
-        ends = itertools.accumulate(len(piece) + 1 for piece in pieces)
-        return " ".join(pieces), [(end - 1 - len(piece), end - 1) for end, piece in zip(ends, pieces, strict=True)]
+        text = ""
+        spans: Spans = []
+        for piece in self._pieces(ids):
+            text += " " if text else ""
+            spans.append((len(text), len(text) + len(piece)))
+            text += piece
+        return text, spans
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
         return [f"#{number}" for number in ids]
