@@ -124,6 +124,7 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
     most = min(MOST_EDITS, n_words // 4)
     if len(first.features & second.features) < 2 or abs(len(first.words) - n_words) > most:
         return False
+    # Replaced, inserted and deleted words, from one text to the other.
     steps = SequenceMatcher(None, first.words, second.words, autojunk=False).get_opcodes()
     n_edits = sum(max(end - start, stop - begin) for kind, start, end, begin, stop in steps if kind != "equal")
     return n_edits <= most

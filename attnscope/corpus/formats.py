@@ -238,6 +238,7 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
     Raises:
         ValueError: It holds none of them; the reason in one line.
     """
+    # A conversation, or one text or two.
     read = {field, pair_field or PAIR_FIELD}
     if field not in entry and "messages" in entry:
         content = _write_chat(entry, render)
@@ -253,6 +254,7 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
 
 def _holds_sentence(value: Any) -> bool:
     """Return whether a value of JSON holds a text of three words or more, at whatever depth."""
+    # The values of objects and lists, then of those in them.
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -290,6 +292,7 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
 
 def _write_chat(entry: dict[str, Any], render: Render) -> Content:
     """Write the conversation that an object of JSON holds."""
+    # Templates also take tools and documents, as they are.
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')

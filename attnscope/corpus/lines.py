@@ -105,6 +105,7 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
         if n_lines == 0 and (format_and_hint := other_format(raw)) is not None:
             raise UnreadableError("; ".join(format_and_hint))
         encoding = "utf-8" if n_lines else "utf-8-sig"
+        # A line without an end would fill the memory.
         if len(raw) > MOST_BYTES:
             message, _ = too_long("the line")
             raise UnreadableError(message, n_lines + 1)

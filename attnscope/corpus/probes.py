@@ -116,6 +116,7 @@ def needle_probe(
     Raises:
         AttnscopeError: The length has no room, the text or vocabulary is too small, or a number makes no sense.
     """
+    # In one order, whatever order they were given in.
     vocabulary = np.unique(hay.vocab_ids)
     if n < 1 or seed < 0 or answer < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
         raise AttnscopeError(
@@ -205,6 +206,7 @@ def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
 
 def depth_range(depth: float, room: int) -> tuple[int, int]:
     """Return how many of the `room` tokens of a haystack stand before a needle of a depth, at least and at most."""
+    # As wide at the ends of the haystack as in its midst.
     width = min(room, max(DEPTH_TOKENS, round(DEPTH_SHARE * room)))
     first = min(max(0, round(depth * room) - width // 2), room - width)
     return first, first + width

@@ -73,6 +73,7 @@ class CorpusText:
         if self.ids is not None:
             raw = np.array(self.ids, "<i8").tobytes()
             return f"ids {len(raw)}\n".encode() + raw
+        # Lengths tell where a text ends, and another begins.
         raw = (self.text or "").encode("utf-8", "surrogatepass")
         digested = f"{'chat ' if self.is_chat else ''}text {len(raw)}\n".encode() + raw
         if self.pair is not None:

@@ -307,6 +307,7 @@ class _Drawer:
     def __call__(self, task: _Task) -> DrawnText | FailedText:
         """Draw a text; an error is returned, and leaves the files that were there."""
         try:
+            # What is there stays until all of the new files are whole.
             if task.folder.is_symlink():
                 raise AttnscopeError(f"{task.folder} is a link, which leads out of the batch", "remove it")
             with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
@@ -341,6 +342,7 @@ class _Drawer:
         # Compressing beside drawing would take the cores of other workers.
         files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
         files = [*files, *write(record, folder, [name for name in options.formats if name not in figures]), *shares]
+        # The entry names all that the next run must find.
         entry: dict[str, Any] = {
             "text": text.text or "",
             "tokens": reading.tokens.labels,

@@ -23,8 +23,10 @@ _CALLED = {"name": "model", "path": "road"}
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return what made a record, as plain JSON values."""
     run = {_CALLED.get(name, name): getattr(info, name) for name in _OF_MODEL}
+    # By kind of attention.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
+    # The versions that made the numbers.
     known = dict(versions())
     if info.engine == "numpy":
         known = {name: number for name, number in known.items() if name not in _HEAVY}

@@ -163,6 +163,7 @@ def reader_of(model: Model, item: Given) -> Model:
     Raises:
         AttnscopeError: It is the name of a model.
     """
+    # A name in place of a model is the likeliest mistake.
     if isinstance(model, str):
         raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
     if isinstance(item, View):
@@ -220,6 +221,7 @@ def position_of(name: str | int, tokens: Tokens, option: str) -> int:
     positions = positions or tokens.find_one(f"@{name}")
     if not positions:
         raise tokens.refuse(str(name))
+    # Several are told with their places.
     if len(positions) > 1:
         several = " ".join(f"@{position} {tokens.labels[position]}" for position in positions)
         raise AttnscopeError(
@@ -264,6 +266,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     """Return the tokens that the decoder beside an encoder reads, and a note on them."""
+    # The given target, or the model's own answer.
     if prompt.generate:
         raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
     assert model.writer is not None  # it has a decoder
@@ -277,6 +280,7 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
 
 
 def _see(model: Model, photo: Photo) -> Reading:
+    # What reads pictures among words may describe one by itself.
     if model.eyes is None and model.viewer is not None:
         return _view(model, View((photo,), ""))
     if model.eyes is None:

@@ -104,6 +104,7 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
         AttnscopeError: There is no text.
         UsageError: The text is the name of a file.
     """
+    # A corpus is read as it is used.
     if isinstance(texts, Corpus):
         if model is not None:
             texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly  # of transformers alone
@@ -162,6 +163,7 @@ def special_ids(model: Model) -> frozenset[int]:
 
 def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Rows of different lengths as one array, filled up with zeros."""
+    # (row, number)
     filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for number, row in enumerate(rows):
         filled[number, : len(row)] = row

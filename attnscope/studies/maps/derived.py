@@ -15,6 +15,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import Heatmap, Rollout
+from attnscope.questions.heatmap_figures import require_query
 from attnscope.questions.places import SpokenWord
 from attnscope.results.tokens import Tokens
 from attnscope.senses.photos import read_photo
@@ -48,11 +49,12 @@ def rollout(
     if not 0 <= residual <= 1:
         raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
     record = _whole_maps(model, _given(text, image))
-    _require_query(record, query)
+    # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN; they are none to average.
     with np.errstate(invalid="ignore"):
-        # Heads that a layer lacks are NaN; they are none to average.
         mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
-    return Rollout.of_layers(record, mean, core.rollout(core.mix_residual(mean, residual)), residual)
+    followed = Rollout.of_layers(record, mean, core.rollout(core.mix_residual(mean, residual)), residual)
+    require_query(followed, query)
+    return followed
 
 
 @with_plain_torch
@@ -79,6 +81,7 @@ def relevance(
     from attnscope.core.interventions import Leaves
     from attnscope.studies.patch.pairs import read_target
 
+    # Read what the prediction is made from, and find where it is made.
     given = _given(text, image)
     model = reader_of(model, given)
     reading = read(model, given)
@@ -88,6 +91,7 @@ def relevance(
         )
     position, number = read_target(model, reading.text, reading.tokens, target)
     record = outline(model.info, reading, Choice().within(model.info))
+    # Run the model with the weights of every layer as leaves, (text, head, query, key).
     probe = Leaves("pattern")
     with torch.enable_grad():
         if reading.inputs and model.outputs_of_inputs is not None:
@@ -108,10 +112,10 @@ def relevance(
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
-    _require_query(record, query)
-    return Rollout.of_layers(
-        record, core.row_shares(np.stack(means)), core.row_shares(added), 0.0, target, answer_token
-    )
+    shares = core.row_shares(np.stack(means))
+    relevant = Rollout.of_layers(record, shares, core.row_shares(added), 0.0, target, answer_token)
+    require_query(relevant, query)
+    return relevant
 
 
 def _given(text: str | None, image: Any) -> Given:
@@ -120,12 +124,6 @@ def _given(text: str | None, image: Any) -> Given:
     if text is None:
         return read_photo(image)
     return Prompt(text)
-
-
-def _require_query(record: Heatmap, query: str | None) -> None:
-    tokens = record.maps[0].queries
-    if query is not None and not tokens.find(query):
-        raise tokens.refuse(query)
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:
@@ -173,6 +171,7 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     Raises:
         AttnscopeError: There is no transcript, or a head that the record does not hold.
     """
+    # Check that there is sound, and the heads.
     cross, sound = record.maps[0], record.sound
     if sound is None or cross.kind != "cross":
         raise AttnscopeError("word times need a recording and its transcript", "name a model such as Whisper")

@@ -69,10 +69,12 @@ class MapOptions(Tokens):
         from attnscope.senses.photos import Photo
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
+        # A text has all but times.
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
+        # Neither is pooled, and keys are all of a picture or a recording.
         flag = "--audio" if isinstance(given, Speech) else "--image"
         refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
         # A View has the tokens of its question: these have words, and are rows.
@@ -150,6 +152,7 @@ class PageOrder(TextFiles):
 
     def start(self) -> dict[str, str]:
         """Return how the page opens, as its address says it."""
+        # Names and values are those of the page's JavaScript.
         opened = {}
         if self.tokens.words:
             opened["words"] = "1"

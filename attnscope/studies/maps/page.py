@@ -92,6 +92,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
         loading: How the model is loaded.
         report: Called after each text that the model has read.
     """
+    # The folder is checked before anything is computed.
     path = order.out
     if path is None:
         require_writable(HOME)
@@ -104,6 +105,7 @@ def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report
     if named is not None:
         for shown in page_texts:
             _require_same_model(named, shown.record)
+    # An atlas opens with the grid of its heads.
     if isinstance(named, Atlas):
         page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
     else:
@@ -165,6 +167,7 @@ def _read_texts(
     prompts = [given for given, _ in first if isinstance(given, Prompt)]
     is_short = len(prompts) == len(first) <= _FEW
     model = loading.load_to_look(spec, prompts) if is_short else loading.load(spec)
+    # Read one after the other; each is changed as asked.
     n_tokens = 0
     for number, (given, share) in enumerate(chain(first, inputs), 1):
         shown = page_text(model, given, order.choice, page_texts)
@@ -241,6 +244,7 @@ def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageT
     Raises:
         AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
     """
+    # The outline tells how large the page will be.
     model = reader_of(model, given)
     reading = read(model, given)
     record = outline(model.info, reading, choice.within(model.info))

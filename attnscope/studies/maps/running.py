@@ -71,6 +71,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         known: Sequence[int] = range(info.n_layers[number])
         if kind in reading.axes:
             known = reading.axes[kind].layers
+        # Its chosen layers and heads.
         layers = tuple(layer for layer in chosen.layers if layer in known)
         heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
         if not (layers and heads):
@@ -93,6 +94,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
                 f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
                 f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
             )
+        # Where the part stands in the whole, and how large that is.
         part = None
         if cut or rows.start > 0 or n_heard is not None:
             part = (rows.start, columns.start, len(queries), len(keys))
@@ -238,6 +240,7 @@ def _lay_heads(
     Raises:
         AttnscopeError: A number is NaN.
     """
+    # (layer, head, ...), of numbers that say that there is none.
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
     laid: NDArray[Any] = np.full(shape, np.nan, np.float32)
     if np.issubdtype(numbers[0].dtype, np.integer):
@@ -332,6 +335,7 @@ def _grid(attention: AttentionMap, cells: int) -> Grid:
 
     from attnscope.core.attention.pooling import Grid
 
+    # As many tokens a cell as it takes, rounded up.
     key_cell = -(-len(attention.keys) // cells)
     no_key = attention.keys.special.copy()
     no_key[0] = True  # heads that have nothing to do rest on the first token, special or not

@@ -45,6 +45,7 @@ POOLED_OVER = 400
 
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
+    # Check the options before the model loads.
     options.require_for(given)
     words: Sequence[str] = ()
     if options.words_from is not None:
@@ -107,7 +108,7 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
 
     The same figures have the same name.
     """
-    # What is drawn, and how.
+    # How it is drawn, and which part.
     marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
     names = ("colours", "smooth", "layout", *SIZES)
     marks |= {name: getattr(style, name) for name in names if getattr(style, name) != getattr(Style, name)}
@@ -115,6 +116,7 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
         marks["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
         marks["part"] = list(record.maps[0].part)
+    # What is drawn.
     pictures = [hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]
     parts = [
         record.text,
@@ -234,6 +236,7 @@ def picture_heatmap(
     Warns:
         UserWarning: Something was done to the photo that is not plain: it was turned, or is the first of several.
     """
+    # A photo alone, or photos and words.
     if text is None and not generate:
         to_read: Given = read_photo(image)
     else:

@@ -345,6 +345,7 @@ def _study(
             each: Any = _Input(number, name, content, text)
             yield Block(number, (each,))
 
+    # Each input is a block, and counts as soon as it is done.
     going = run_blocks(
         sense,
         (model,),
@@ -364,6 +365,7 @@ def _study(
     by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
     if done.n_texts == 1:
         going.notes.append(f"of one {sense.noun} there are no intervals")
+    # The texts of the record are pictures or recordings.
     corpus = {
         "of": sense.of,
         "sources": [name for name, _ in inputs],
