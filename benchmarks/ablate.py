@@ -19,8 +19,8 @@ from attnscope.corpus import CorpusText
 from attnscope.models import load
 from attnscope.models.model import Rerun
 from attnscope.studies.ablate import measurers
-from attnscope.studies.ablate.measurers import Cut, StandIns, measure_cuts, outputs_of, shapes_of
-from attnscope.studies.ablate.reading import Passes, Reader
+from attnscope.studies.ablate.measurers import Cut, Passes, StandIns, measure_cuts, outputs_of, shapes_of
+from attnscope.studies.ablate.reading import Reader
 
 SAMPLE = Path(__file__).parent.parent / "sample_texts" / "alice.txt"
 

@@ -134,7 +134,7 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypa
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
     monkeypatch.setattr(measurers, "PASS_TOKENS", 1)
-    monkeypatch.setattr(ablation_reading, "BLOCK", 2)
+    monkeypatch.setattr(measurers, "BLOCK", 2)
     monkeypatch.setattr(Rerun, "block", lambda rerun, places: 0)
     other = ablate(gpt2, TEXTS)
     for name in usual.table("heads").numbers:
@@ -320,7 +320,7 @@ def test_a_text_on_which_the_model_computes_nan_is_named():
 
 
 def test_an_interruption_keeps_whole_blocks(gpt2, monkeypatch):
-    monkeypatch.setattr(ablation_reading, "BLOCK", 2)
+    monkeypatch.setattr(measurers, "BLOCK", 2)
     usual = ablate(gpt2, TEXTS[:2], AblateOptions(modes=("zero",)))
 
     def stop(done):

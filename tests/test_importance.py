@@ -7,8 +7,8 @@ import torch
 from attnscope.core.attention.probes import Gate
 from attnscope.corpus import CorpusText
 from attnscope.models.hf.assembling import wrap
-from attnscope.studies.ablate.measurers import measure_importance, outputs_of, shapes_of
-from attnscope.studies.ablate.reading import Passes, Reader
+from attnscope.studies.ablate.measurers import Passes, measure_importance, outputs_of, shapes_of
+from attnscope.studies.ablate.reading import Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [

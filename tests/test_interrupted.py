@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attnscope.results.storage import write_whole
-from attnscope.studies.ablate import reading as ablation
+from attnscope.studies.ablate import measurers as ablation
 from attnscope.studies.ablate.measurers import Cutting
 from attnscope.studies.compare import study as compare_study
 from attnscope.studies.compare.study import PairMeasurer

@@ -180,7 +180,7 @@ def test_links_are_those_of_one_process(own, folder, tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_what_changes_without_heads_is_that_of_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.studies.ablate.reading.BLOCK", 3)
+    monkeypatch.setattr("attnscope.studies.ablate.measurers.BLOCK", 3)
     folder = str(write_tiny(tmp_path, kind="AutoModelForMaskedLM"))
     model = attnscope.load(folder, engine="hf")
     texts = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat"]

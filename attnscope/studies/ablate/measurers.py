@@ -27,11 +27,12 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, distinct
 from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
-from attnscope.studies.ablate.reading import Passes, ReadBatch, Reader, Row, require_rerunnable
+from attnscope.studies.ablate.reading import ReadBatch, Reader, Row, require_rerunnable
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
-from attnscope.studies.inputs.texts import Report
-from attnscope.studies.run import STEP, Measurer, Part, Room, Run
+from attnscope.studies.inputs.texts import Report, Texts
+from attnscope.studies.run import STEP, Measurer, Part, Room, Run, run
+from attnscope.studies.workers import Workers
 
 Head = tuple[str, int, int]
 """Kind, layer, head."""
@@ -40,6 +41,9 @@ Floats = NDArray[np.float64]
 
 Shapes = Mapping[Place, tuple[int, int]]
 """How many heads each attention has, and how wide their outputs are."""
+
+BLOCK = 32
+"""Texts that are finished together: an interruption loses no more."""
 
 DONORS = 8
 """Texts whose outputs take the place of a head's, one after the other."""
@@ -129,6 +133,21 @@ class RowMeasurer(Measurer[TextPart]):
         """Add the numbers of whole texts, (text, …), to the sums, beside how many predictions each has, (text,)."""
 
 
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """Hold the inputs of every pass over the texts.
+
+    Attributes:
+        reader: Makes batches of the texts for its model.
+        texts: The texts.
+        workers: Who runs the model; None = this process.
+    """
+
+    reader: Reader
+    texts: Texts
+    workers: Workers | None = None
+
+
 def _measure(
     passes: Passes,
     measurer: type[RowMeasurer],
@@ -138,8 +157,18 @@ def _measure(
     **arguments: Any,
 ) -> Run[TextPart]:
     """Go over the texts once, with a measurer that takes these arguments."""
-    make = partial(measurer, shape=shape, **arguments)
-    return passes.run(make, TextPart(sums=RunningSums(shape)), report, step)
+    # In this process all passes share what a reader has seen.
+    reader: Any = passes.reader if passes.workers is None else passes.reader.arguments
+    return run(
+        partial(measurer, reader=reader, shape=shape, **arguments),
+        (passes.reader.model,),
+        passes.texts,
+        TextPart(sums=RunningSums(shape)),
+        block=BLOCK,
+        workers=None if passes.workers is None else (passes.workers,),
+        report=report,
+        step=step,
+    )
 
 
 def _require_end(going: Run[TextPart]) -> Run[TextPart]:
@@ -182,17 +211,15 @@ class MeanOutputs(RowMeasurer):
         part.sums.add(numbers[:, 0], numbers[:, 1])
 
 
-def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> Run[TextPart]:
-    """Add up the outputs of heads over all texts, for `means_of`; means over some texts are none."""
-    size = sum(n_heads * width for n_heads, width in shapes.values())
-    return _require_end(_measure(passes, MeanOutputs, (size,), report))
+def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> tuple[Run[TextPart], dict[Place, Tensor]]:
+    """Return the pass over all texts, and the mean outputs of the heads of each place, (head, d), float64.
 
-
-def means_of(done: TextPart, shapes: Shapes) -> dict[Place, Tensor]:
-    """Return the mean outputs of the heads of each place, (head, d), float64."""
+    Means over some texts are none: what ends the pass before is raised.
+    """
     sizes = [n_heads * width for n_heads, width in shapes.values()]
-    means = torch.from_numpy(np.nan_to_num(done.sums.ratio())).split(sizes)  # type: ignore[no-untyped-call]
-    return {place: mean.view(shape) for (place, shape), mean in zip(shapes.items(), means, strict=True)}
+    going = _require_end(_measure(passes, MeanOutputs, (sum(sizes),), report))
+    means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio())).split(sizes)  # type: ignore[no-untyped-call]
+    return going, {place: mean.view(shape) for (place, shape), mean in zip(shapes.items(), means, strict=True)}
 
 
 def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:

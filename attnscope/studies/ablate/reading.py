@@ -7,9 +7,8 @@ gives. Special tokens that every text has are never predicted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,10 @@ from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
 from attnscope.results.tokens import Tokens
-from attnscope.studies.inputs.texts import Report, Texts, batch_of, special_ids
-from attnscope.studies.run import STEP, Measurer, P, Run, run
-from attnscope.studies.workers import Workers
+from attnscope.studies.inputs.texts import batch_of, special_ids
 
 ROW_TOKENS = 512
 """Tokens in a batch of rows, padding included; with a head, whose logits are broad, half as many."""
-
-BLOCK = 32
-"""Texts that are finished together: an interruption loses no more."""
 
 Numbers = NDArray[np.int64]
 
@@ -232,9 +226,6 @@ class Reader:
         return ReadBatch(batch, texts, {"encoder": real, "decoder": decoded, "cross": decoded}, *predictions)
 
 
-# Passes over texts
-
-
 def require_rerunnable(model: Model) -> Model:
     """Return the model.
 
@@ -247,26 +238,3 @@ def require_rerunnable(model: Model) -> Model:
             "what they attend to can be seen: attnscope heatmap, attnscope heads",
         )
     return model
-
-
-@dataclass(frozen=True, eq=False)
-class Passes:
-    """Hold the inputs of every pass over the texts.
-
-    Attributes:
-        reader: Makes batches of the texts for its model.
-        texts: The texts.
-        workers: Who runs the model; None = this process.
-    """
-
-    reader: Reader
-    texts: Texts
-    workers: Workers | None = None
-
-    def run(self, measurer: Callable[..., Measurer[P]], nothing: P, report: Report | None, step: str = STEP) -> Run[P]:
-        """Go over the texts once; see `studies.run.run`. `measurer` takes a model, and a reader or its arguments."""
-        # In this process all passes share what a reader has seen.
-        make = partial(measurer, reader=self.reader.arguments if self.workers else self.reader)
-        workers = (self.workers,) if self.workers else None
-        models = (self.reader.model,)
-        return run(make, models, self.texts, nothing, block=BLOCK, workers=workers, report=report, step=step)

@@ -24,17 +24,17 @@ from attnscope.studies.ablate.measurers import (
     QUANTITIES,
     Cut,
     Head,
+    Passes,
     Shapes,
     StandIns,
     TextPart,
-    means_of,
     measure_cuts,
     measure_importance,
     measure_means,
     outputs_of,
     shapes_of,
 )
-from attnscope.studies.ablate.reading import MASKED, Passes, Reader, require_rerunnable
+from attnscope.studies.ablate.reading import MASKED, Reader, require_rerunnable
 from attnscope.studies.failures import add_step
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 from attnscope.studies.run import Run
@@ -109,8 +109,8 @@ def ablate(
     stand_ins = StandIns(donors=outputs if is_resampled else ())
     before: Run[TextPart] | None = None
     if "mean" in options.modes:
-        before = measure_means(passes, shapes, next(reports))
-        stand_ins = stand_ins._replace(means=means_of(before.done, shapes))
+        before, means = measure_means(passes, shapes, next(reports))
+        stand_ins = stand_ins._replace(means=means)
     # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
     result = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
     result.done.left_out.require_some_left(result.done.n_texts, model.info)

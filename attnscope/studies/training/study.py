@@ -23,8 +23,8 @@ from attnscope.questions.heads import Heads
 from attnscope.questions.training import HAS_ROLE, MOST_STEPS, NO_ROLE, TENTATIVE, Training
 from attnscope.results.result import failure_line
 from attnscope.results.table import HEADS, Column, Estimate, Table
-from attnscope.studies.ablate.measurers import StandIns, measure_cuts
-from attnscope.studies.ablate.reading import Passes, Reader
+from attnscope.studies.ablate.measurers import Passes, StandIns, measure_cuts
+from attnscope.studies.ablate.reading import Reader
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.roles import RULES
 from attnscope.studies.heads.study import heads, probe_texts
