@@ -8,7 +8,6 @@ its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found i
 """
 
 import hashlib
-from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,6 +73,10 @@ aside). From a target to its text: the word at the same place, or that many word
 as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
 
 _BEFORE, _AFTER, _SAME_PLACE, FIRST_DIAGONAL = range(len(OFFSETS), len(OFFSETS) + 4)
+_SAME = len(RULES) - 1
+
+_FAR = 2**40
+"""Further than any word."""
 
 Floats = NDArray[np.float64]
 
@@ -91,39 +94,49 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     n_words = len(text.words)
     first = np.array([link.source[0] for link in links], np.int64)
     last = np.array([link.source[-1] for link in links], np.int64)
-    looking, spans = (text.text, text.words) if text.target is None else (text.target, text.target_words)
-    spelled = [looking[spans[link.source[0]][0] : spans[link.source[-1]][1]].casefold() for link in links]
-    alike: defaultdict[str, list[int]] = defaultdict(list)
-    for number in range(n_words):
-        alike[text.word(number).casefold()].append(number)
+    # The words that look stand in the target, if there is one.
+    looking = text.text if text.target is None else text.target
+    spans = text.words if text.target is None else text.target_words
+    alike = _places_by_spelling(text)
+    nowhere = np.array([-_FAR, _FAR])
 
-    # The word that each rule looks at, (link, rule); -1 = none.
-    looked_at = np.full((len(links), len(RULES)), -1)
+    # The word that each rule looks at, (link, rule).
+    looked_at = np.full((len(links), len(RULES)), _FAR)
     offsets = np.array(OFFSETS)
-    looked_at[:, : len(OFFSETS)] = np.where(offsets < 0, first[:, None], last[:, None]) + offsets
-    if text.target is None:
-        for row, link in enumerate(links):
-            known = [-1, *alike[spelled[row]], -1]
-            looked_at[row, _BEFORE] = known[bisect_left(known, link.source[0], 1, len(known) - 1) - 1]
-            looked_at[row, _AFTER] = known[bisect_right(known, link.source[-1], 1, len(known) - 1)]
-    else:
-        # Words are as wide as each other, and the middle of one stands at the same share of its text.
-        along = np.floor((first + last + 1) / 2 / len(spans) * n_words).astype(np.int64)
+    outermost = np.where(offsets < 0, first[:, None], last[:, None])
+    looked_at[:, : len(OFFSETS)] = outermost + offsets
+    # Words are as wide as each other, and the middle of one stands at the same share of its text.
+    along = np.floor((first + last + 1) / 2 / len(spans) * n_words).astype(np.int64)
+    if text.target is not None:
         looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
-        for row, near in enumerate(along.tolist()):
-            looked_at[row, -1] = min(alike[spelled[row]], key=lambda number: abs(number - near), default=-1)
+    for row in range(len(links)):
+        spelled = looking[spans[first[row]][0] : spans[last[row]][1]].casefold()
+        places = alike.get(spelled, nowhere)
+        if text.target is None:
+            looked_at[row, _BEFORE] = places[places < first[row]][-1]
+            looked_at[row, _AFTER] = places[places > last[row]][0]
+        else:
+            looked_at[row, _SAME] = places[np.abs(places - along[row]).argmin()]
 
-    # Links and words as one number each.
+    # Whether it is one of the targets of the link: links and words as one number each.
     link_of_target = np.repeat(np.arange(len(links)), [len(link.targets) for link in links])
     targets = np.array([target for link in links for target in link.targets], np.int64)
-    looked_at[(looked_at < 0) | (looked_at >= n_words)] = -1
-    is_right = np.isin(np.arange(len(links))[:, None] * n_words + looked_at, link_of_target * n_words + targets)
-    is_right &= looked_at >= 0
+    is_word = (looked_at >= 0) & (looked_at < n_words)
+    asked = np.arange(len(links))[:, None] * n_words + looked_at
+    is_right: NDArray[np.bool_] = is_word & np.isin(asked, link_of_target * n_words + targets)
     if text.target is not None:
         # From a target to its text: whether any right word is at the place of the source.
         is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
         is_right[link_of_target[is_same], _SAME_PLACE] = True
     return is_right
+
+
+def _places_by_spelling(text: AnnotatedText) -> dict[str, NDArray[np.int64]]:
+    """Return the numbers of the words of each spelling, case aside, ascending, between two that are far away."""
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for number in range(len(text.words)):
+        numbers[text.word(number).casefold()].append(number)
+    return {spelled: np.array([-_FAR, *places, _FAR]) for spelled, places in numbers.items()}
 
 
 # Halves

@@ -46,6 +46,11 @@ class Piece(Placed):
         return self.chunk.text
 
     @property
+    def number(self) -> int:
+        """Return the number of its chunk in the text."""
+        return self.chunk.number
+
+    @property
     def tokens(self) -> Tokens:
         """Return its tokens."""
         return self.chunk.tokens
@@ -187,7 +192,7 @@ class MeasuredPart(LinkPart):
 
     def add_hits(self, piece: Piece, hits: Floats, broken_at: Place | None) -> None:
         """Add what heads reach in the cells of a piece, (cell, 2, layer, head), and where a number is not finite."""
-        text = self._texts[piece.chunk.text]
+        text = self._texts[piece.text]
         self._hits[piece] = hits
         if broken_at is not None:
             self.broken.setdefault(text.index, broken_at)
@@ -223,9 +228,8 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
         """Cut a block into batches, the longest chunks first."""
-        pieces = {(text.index, piece.chunk.number): piece for text in block.texts for piece in text.pieces}
-        cut = batches((piece.chunk for piece in pieces.values()), TOKEN_BUDGET)
-        return [[pieces[chunk.text, chunk.number] for chunk in batch] for batch in reversed(cut)]
+        pieces: Any = chain.from_iterable(text.pieces for text in block.texts)
+        return batches(pieces, TOKEN_BUDGET)[::-1]  # type: ignore[return-value]  # pieces, as they came
 
     def measure(self, batch: Sequence[Piece]) -> Any:
         """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
@@ -238,7 +242,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         is_dense = info.path == "eager"
         facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
         targets = [piece.target for piece in batch if piece.target is not None]
-        inputs = batch_of([piece.chunk.tokens for piece in batch], targets).to(info.device)
+        inputs = batch_of([piece.tokens for piece in batch], targets).to(info.device)
         with torch.no_grad():
             if is_dense:
                 dense = Weights()

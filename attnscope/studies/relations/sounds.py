@@ -21,7 +21,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,8 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     except KeyboardInterrupt:
         return replace(result, corpus={**result.corpus, "complete": False})
     counts = {"n_recordings": len(heard), "n_words": sum(len(each.rows) for each in heard)}
-    return replace(result, tables={**result.tables, "word_times": times}, options={**THRESHOLDS, "word_times": counts})
+    tables = {**result.tables, "word_times": times}
+    return replace(result, tables=tables, options={**THRESHOLDS, "word_times": counts})
 
 
 # Recordings on their way in
@@ -156,14 +157,14 @@ class Timing:
         starts_s: When each of them is spoken.
         frame_s: How long a frame lasts.
         levels: What each head listens to as it writes a row of the transcript, (layer · head, row, frame), by
-            `level_weights`.
+            `level_weights`; None = it was not run yet.
     """
 
     halves: tuple[int, int]
     rows: list[int]
     starts_s: Floats
     frame_s: float
-    levels: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
+    levels: Any = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -205,14 +206,16 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             raise AttnscopeError(f"{model.info.name} has no decoder, so there is no cross-attention to measure")
         frame_s, n_frames = reading.sound.seconds_per_frame, len(reading.sound.envelope)
         written = np.flatnonzero(~reading.target.special)
-        rows = np.arange(max(int(written[0]) - 1, 0), int(written[-1]) + 1)
+        first_row = max(int(written[0]) - 1, 0)
+        rows = np.arange(first_row, int(written[-1]) + 1)
         frames = [_frames_of(start, end, frame_s) for _, start, end in words]
-        links, unmeasured = _place_words(spelled, frames, reading.target, int(rows[0]), n_frames)
+        links, unmeasured = _place_words(spelled, frames, reading.target, first_row, n_frames)
         if not links:
             corpus.problems.append(Problem(text.source, text.line, "none of its words could be placed"))
             yield LinkBlock((), unmeasured)
             continue
-        cell = Cell(NAME, *lots.deal(document or digest), len(links), _count_rule_hits(links, len(words), n_frames))
+        rule_hits = _count_rule_hits(links, len(words), n_frames)
+        cell = Cell(NAME, *lots.deal(document or digest), len(links), rule_hits)
         later = [link for link in links if link.link.source[0] > 0]
         starts_s = np.array([words[link.link.source[0]][1] for link in later])
         piece = SoundPiece(
@@ -224,7 +227,8 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             rows=rows,
             timing=Timing(cell.halves, [link.tokens[0] for link in later], starts_s, frame_s),
         )
-        yield LinkBlock((LinkText(0, text.source, text.line, 1, len(links), (piece,)),), unmeasured)
+        linked = LinkText(0, text.source, text.line, 1, len(links), (piece,))
+        yield LinkBlock((linked,), unmeasured)
 
 
 def _frames_of(start_s: float, end_s: float, frame_s: float) -> range:
@@ -252,9 +256,9 @@ def _place_words(
         elif tokens[0] < 1 or number not in units.unit_of_word:
             unmeasured[NAME, UNALIGNED] += 1
         elif spoken.start < n_frames:
-            heard = tuple(spoken[: n_frames - spoken.start])
             # A token is written in the row before it.
             rows = tuple(token - 1 - first_row for token in tokens)
+            heard = tuple(spoken[: n_frames - spoken.start])
             links.append(PlacedLink(Link(NAME, (number,), heard), rows, heard))
     return links, unmeasured
 
@@ -324,9 +328,9 @@ def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report
     # Rank the heads of each half on the other half: the most accurate first, those with little weight on words last.
     chosen_on, scored_on, dealt = halve(part, NAME)
     ranked = []
-    for sums in (scored_on, chosen_on):
-        half = Half([sums])
-        ranked.append(np.lexsort((-half.hits.ratio()[0], half.mass.ratio()[0] < LEAST_MASS)))
+    for half in (Half([scored_on]), Half([chosen_on])):
+        is_weak = half.mass.ratio()[0] < LEAST_MASS
+        ranked.append(np.lexsort((-half.hits.ratio()[0], is_weak)))
     axis = ("sources", "texts").index(dealt)
     n_layers, n_per_layer = shape
     upper = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)

@@ -72,11 +72,12 @@ def relations(
     kind = _kind_for(first, model, options)
 
     # Blocks of texts, linked here and measured here or by workers.
-    blocks = map(Linker(model, options, kind).block, runs(chain([first], each), BLOCK, lambda text: len(text.text)))
+    linker = Linker(model, options, kind)
+    cut = runs(chain([first], each), BLOCK, lambda text: len(text.text))
     going = run_blocks(
         partial(LinkMeasurer, kind=kind),
         (model,),
-        blocks,
+        map(linker.block, cut),
         MeasuredPart(),
         workers=(workers,) if workers else None,
         report=report,
@@ -116,7 +117,8 @@ def conclude(
     done = going.done
     done.left_out.require_some_left(done.n_texts, model.info)
     tables, grids = judge(done, kind, shape_of(model, kind))
-    corpus = {**going.corpus(texts, model.info), **facts, "n_copies": done.n_copies, "n_not_finite": done.left_out.n}
+    corpus = {**going.corpus(texts, model.info), **facts}
+    corpus |= {"n_copies": done.n_copies, "n_not_finite": done.left_out.n}
     del corpus["split"]  # annotated texts have a unit
     about = going.about(model.info, [*notes, *_note_mixed_halves(tables)])
     return Relations(about, corpus, dict(options), tables, grids)
