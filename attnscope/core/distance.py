@@ -125,11 +125,6 @@ def _with_sink(rows: Tensor | NDArray[np.floating]) -> Float[Tensor, "*head quer
     return torch.cat([rows, lacking.where(lacking > ROUNDING, 0.0)], -1)
 
 
-def as_distance(mean_divergence: Floats) -> Floats:
-    """Return the square root of mean divergences, of any shape: unlike a divergence it is a metric."""
-    return np.sqrt(np.maximum(mean_divergence, 0.0))
-
-
 def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Cluster heads by average linkage (UPGMA), and order the leaves so that neighbours are as alike as can be.
 

@@ -4,9 +4,8 @@ The catalogue names the source of each measure (a paper, et al., or ours). This 
 tokenizer and no model.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,19 +58,19 @@ class TextFacts:
             if tensor.shape[:2] != self.real.shape:
                 raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(self.real.shape)}")
 
-    @functools.cached_property
+    @property
     def asking(self) -> Tensor:
         """Return the tokens that count as queries, (batch, token), bool."""
         return self.real if self.context is None else self.real & ~self.context
 
-    @functools.cached_property
+    @property
     def first(self) -> Tensor:
         """Return the first real token of each text, (batch, token), bool; a picture has none."""
         if self.n_columns is not None:
             return torch.zeros_like(self.real)
         return self.real & (self.real.cumsum(1) == 1)
 
-    @functools.cached_property
+    @property
     def resting(self) -> Tensor:
         """Return special tokens and the first, on which most trained heads rest, (batch, token), bool."""
         return (self.special & self.real) | self.first
@@ -92,11 +91,7 @@ class TextFacts:
         return replace(self, added=added, **changed)
 
     def _tensors(self) -> dict[str, Tensor]:
-        # The fields alone: `vars` has the cached properties as well.
-        return {name: value for name, value in vars(self).items() if name in _FIELD_NAMES and isinstance(value, Tensor)}
-
-
-_FIELD_NAMES = frozenset(each.name for each in fields(TextFacts))
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:

@@ -245,10 +245,11 @@ class _MaskedTexts:
         self._is_beyond = torch.tensor(columns.is_beyond, device=self.device)
 
         # Sinks by their places: a text with fewer of them than others has other keys there.
-        self.outside_sinks = (keys.real & ~keys.resting).to(self.exact)
-        n_sinks = int(keys.resting.sum(1).max()) if batch else 0
-        self._sinks = keys.resting.int().topk(n_sinks, 1).indices
-        self._is_sink = keys.resting.gather(1, self._sinks)
+        resting = keys.resting
+        self.outside_sinks = (keys.real & ~resting).to(self.exact)
+        n_sinks = int(resting.sum(1).max()) if batch else 0
+        self._sinks = resting.int().topk(n_sinks, 1).indices
+        self._is_sink = resting.gather(1, self._sinks)
 
         # Counts, and sums under uniform attention.
         n_columns = len(columns.families)

@@ -39,6 +39,7 @@ def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
     kinds = list(numbers)
     places = [(kind, layer) for kind in kinds for layer in numbers[kind]]
     places.sort(key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0])))
+    # A row belongs to the first place where it is broken.
     broken: dict[int, Place] = {}
     for kind, layer in places:
         array = numbers[kind][layer]
@@ -75,6 +76,7 @@ class LeftOut:
             Problem(source, line, f"not studied: {describe_place(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
+        # Those that are not named are counted in one entry.
         more = self.n - len(problems)
         if more:
             problems.append(
@@ -122,6 +124,7 @@ def failure(step: str, error: Exception) -> dict[str, str]:
     """Return what a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
     if os.environ.get("ATTNSCOPE_TRACEBACK"):
         traceback.print_exception(error)
+    # Our own errors say what failed and what helps; of others only the want of memory is known.
     if isinstance(error, AttnscopeError):
         return {"step": step, "error": error.message, "hint": error.hint}
     if is_out_of_memory(error):

@@ -68,6 +68,7 @@ class Part:
 
     def merge(self, other: Self) -> Self:
         """Return what was added up over the texts of both; neither is changed."""
+        # Fields of one block stay those of this part: nobody reads them any more.
         both = copy(self)
         for name, value in other.lasting_fields().items():
             setattr(both, name, _add(getattr(self, name), value))
@@ -236,6 +237,7 @@ def run_blocks(
     Raises:
         AttnscopeError: Something fails before any block is done, or no worker could begin.
     """
+    # What comes of the texts, the sums so far, and how much of all texts had been read before each block.
     going = Run(nothing)
     order = _InOrder(nothing)
     shares_read: list[float | None] = [0.0]
@@ -252,6 +254,7 @@ def run_blocks(
             done = None if after is None else (before or 0.0) * (1 - fraction) + after * fraction
             report(Progress(order.n_texts + part.n_texts, order.n_tokens + part.n_tokens, done))
 
+    # Measure the blocks, in this process or by workers, each of which loads the models once.
     try:
         if workers is None:
             outcomes = _measure_here(measurer(*models), read_blocks(), tell)
@@ -259,6 +262,7 @@ def run_blocks(
             loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
             executor = workers[0].executor_on(models[0].info.device)
             outcomes = executor.map_blocks(_InWorker(loaders, measurer), read_blocks())
+        # Add up what comes of them. Ctrl-C waits until a part is added as a whole.
         with closing(outcomes):
             for outcome in outcomes:
                 with delay_interrupts():
@@ -267,6 +271,7 @@ def run_blocks(
                     going.lost.append(_describe_lost(outcome.block, outcome.lost))
                 if workers is not None:
                     tell(outcome.number, 1.0, nothing)
+    # Keep what was done before an interruption or a failure.
     except KeyboardInterrupt as interruption:
         going.complete = False
         going.notes += interruption.args
@@ -276,6 +281,7 @@ def run_blocks(
         going.error = error
         going.failures.append(failure(step, error))
         going.complete = False
+    # Blocks that were done out of their order count as well.
     if order.take_rest() and not going.failures:
         going.notes.append("Interrupted: these are whole blocks of texts, but not the first ones of the corpus.")
     going.done = order.done
@@ -312,6 +318,7 @@ class _InOrder(Generic[P]):
         if part is not None:
             self.n_texts += part.n_texts
             self.n_tokens += part.n_tokens
+        # Add the parts that no earlier block holds up.
         while self._next in self._waiting:
             self._add(self._next)
             self._next += 1
@@ -349,10 +356,12 @@ def _measure_here(
             for fraction in _add_batches(measurer, block, part):
                 tell(number, fraction, part)
         except KeyboardInterrupt:
+            # Whole blocks are there, or nothing at all: this one counts nothing.
             if n_texts or not part.n_texts:
                 raise
             done = _finish(measurer, block, part)
             yield Outcome(number, block, done)
+            # Say so, unless the block was done just before.
             n_all = len(block.texts)
             if done.n_texts + done.left_out.n == n_all:
                 raise
@@ -372,6 +381,7 @@ def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     n_tokens = sum(map(padded_size, batches))
     n_done = 0
     for batch in batches:
+        # Where memory does not suffice, `some` is a part of the batch.
         for some, result in measurer.room.each(batch, measurer.measure):
             with delay_interrupts():
                 measurer.add(part, some, result)
@@ -429,6 +439,7 @@ class Room:
         """
         n_tokens = padded_size(batch)
         middle = len(batch) // 2
+        # Try it whole, unless as many tokens did not fit before. A single text is always tried.
         if not middle or self.tokens is None or n_tokens <= self.tokens:
             result = self._try(batch, do)
             if result is not None:
@@ -439,6 +450,7 @@ class Room:
                 f"one text of {n_tokens:,} tokens does not fit into memory",
                 "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
             )
+        # Try both halves, and halves of these.
         for half in (batch[:middle], batch[middle:]):
             yield from self.each(half, do)
 

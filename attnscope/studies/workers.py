@@ -94,6 +94,7 @@ class Workers:
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
+        # On this machine, files that were hashed need not be hashed again.
         known_hashes = dict(HASHES) if self.executor == "local" else {}
         there = replace(self, spec=spec, loading=loading)
         return partial(_load_same, there, model.info.sha256, dict(versions()), known_hashes)
@@ -113,6 +114,7 @@ def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], k
     """
     import torch
 
+    # Numbers depend on the threads, on versions and on the weights: all are those of the process that asks.
     torch.set_num_threads(workers.threads)
     for name, number in versions():
         if number != wanted_versions.get(name):
@@ -178,6 +180,7 @@ class Executor(ABC):
             AttnscopeError: The function raised it, or no worker could begin.
         """
         unread = (Outcome(number, block) for number, block in enumerate(blocks))
+        # Blocks that wait for a worker, all workers, and those with nothing to do.
         waiting: list[Outcome] = []
         started: list[_Worker] = []
         idle: list[_Worker] = []
@@ -309,6 +312,7 @@ class _Process:
             raise error
         for process in self._processes:
             process.join()
+            # The kernel kills with signal 9, as a rule where memory runs out.
             if process.exitcode == -9:
                 return "its process was killed by signal 9: perhaps for want of memory"
             if process.exitcode:
@@ -328,6 +332,7 @@ def _safe_start(n_threads: int) -> Iterator[None]:
 
     Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
     """
+    # While a process starts, an empty module stands in for the script that runs here.
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -404,6 +409,7 @@ class RayCluster(Executor):
         Raises:
             AttnscopeError: It has room for fewer, or for none.
         """
+        # Each worker claims as many processors as it has threads, and perhaps a GPU.
         room = int(resources.get("CPU", 0)) // self.n_threads
         if self.on_gpu:
             room = min(room, int(resources.get("GPU", 0)))
@@ -431,6 +437,7 @@ class _Actor:
 
     def reason_of_death(self, error: Exception) -> str:
         """Return why the process or its machine died, as Ray says it."""
+        # What the function raised comes wrapped; other errors of Ray say that the process or its machine died.
         cause = getattr(error, "cause", error)
         if isinstance(cause, MemoryError):
             return "its process ran out of memory"
@@ -459,6 +466,7 @@ def connect(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    # Connect to the cluster at an address where somebody answers, or start one.
     _require_reachable(address)
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of how it is set up
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}

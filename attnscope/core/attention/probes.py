@@ -5,7 +5,7 @@ once for each attention of a forward pass. Ours, unless a class names its source
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -98,18 +98,15 @@ class OfChosen(Generic[Kept]):
 class Weights(OfChosen[Tensor]):
     """Keep the attention weights of chosen layers and heads; gradients flow through the output.
 
+    `layers`, `heads` and `kinds` are those of `OfChosen`.
+
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
             defines them: float32, on the CPU, detached, before dropout.
     """
 
-    def __init__(
-        self,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-        kinds: Sequence[Kind] | None = None,
-    ) -> None:
-        super().__init__(attention_weights, layers, heads, kinds, attend)
+    def __init__(self, *chosen: Any, **named: Any) -> None:
+        super().__init__(attention_weights, *chosen, attend=attend, **named)
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         # Maps are what costs: of chosen heads only theirs are computed, of all heads the output comes of them.
@@ -193,20 +190,16 @@ class Gate:
         factors = self.factors.get(place)
         if factors is None:
             return output
-        self._check(place, factors, call)
+        # Broadcasting would let one text's factors stand for all heads.
+        batch, n_heads = call.query.shape[:2]
+        if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
+            raise ValueError(
+                f"{call.kind} layer {call.layer} has {n_heads} heads and {batch} texts; got factors "
+                f"{tuple(factors.shape)}"
+            )
         factors = factors.to(output.device, output.dtype)[..., None, None]
         gated = output * factors
         stand_in = self.stand_ins.get(place)
         if stand_in is not None:
             gated = gated + (1 - factors) * stand_in.to(output.device, output.dtype)[..., None, :]
         return gated
-
-    @staticmethod
-    def _check(place: Place, factors: Tensor, call: AttentionCall) -> None:
-        # Broadcasting would let one text's factors stand for all heads.
-        batch, n_heads = call.query.shape[:2]
-        if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
-            kind, layer = place
-            raise ValueError(
-                f"{kind} layer {layer} has {n_heads} heads and {batch} texts; got factors {tuple(factors.shape)}"
-            )

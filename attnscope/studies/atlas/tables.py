@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.core.distance import as_distance, divergence_sums
+from attnscope.core.distance import divergence_sums
 from attnscope.core.lifts import ItemSums, Lifts, even_weights, offset_masses
 from attnscope.questions.atlas import FURTHEST, N_OFFSETS
 from attnscope.results.table import Estimate
@@ -185,8 +185,7 @@ class KindTables:
     def distances(self) -> NDArray[np.float32]:
         """Return the distance of every two heads, (head, head); NaN where they were never compared."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            mean = self._divergences / self._compared
-        distances: NDArray[np.float32] = as_distance(mean).astype(np.float32)
+            distances: NDArray[np.float32] = np.sqrt(self._divergences / self._compared).astype(np.float32)
         return distances
 
     def profiles(self) -> NDArray[np.float32]:
