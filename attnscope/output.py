@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from json import dumps
 from pathlib import Path
@@ -18,7 +18,7 @@ from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
 from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, TABLE_FORMATS, WHICH, Kind, load_named
-from attnscope.results.storage import PAGE_MARK, replace_together, require_replaceable, require_writable
+from attnscope.results.storage import PAGE_MARK, replace_together, require_replaceable, require_writable, texts_in
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Output:
             formats = tuple(name for name in formats if name in FIGURE_FORMATS)
             notes.append(f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does")
         paths = [] if out is None else write(record, out, formats, self.options, self.stem, self.columns)
-        notes += note_fonts(_texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
+        notes += note_fonts(texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
         written = [*paths, *also]
@@ -314,15 +314,6 @@ def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> 
         return []
     note = load_named("drawing.lettering:note_missing")(texts, font)
     return [note] if note else []
-
-
-def _texts_in(value: object) -> Iterator[str]:
-    """Yield all texts in what describes a record."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts_in(each)
 
 
 # What is printed

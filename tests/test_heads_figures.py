@@ -151,7 +151,7 @@ class TestLargeMaps:
             Head("encoder", 0, 2, (), NAN, {"x": Estimate(0.25, 0.248, 0.252, 0.2)}),
         )
         numbers = page_of(made, "measure-x").written_numbers
-        assert [one.text for one in numbers] == ["0.500", "0.40–0.60", "0.250", "0.248–0.252"]
+        assert [one.text for one in numbers] == ["0.500", "0.400–0.600", "0.250", "0.248–0.252"]
         assert numbers[0].color != numbers[2].color
         # No column for a head that is not there.
         assert {"H0", "H2"} <= {*written(page_of(made, "measure-x"))}

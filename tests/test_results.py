@@ -73,8 +73,11 @@ def test_a_result_gives_tables_and_arrays_by_name():
 def test_csv_holds_the_first_table_and_json_all():
     result = effects()
     assert result.to_csv() == "kind,layer,head,effect\nencoder,0,0,0.5\nencoder,0,1,\n"
-    assert result.to_md(columns=["effect", "layer"]) == "| effect | layer |\n| --: | --: |\n| 0.5 | 0 |\n|  | 0 |\n"
-    assert result.to_latex(columns=["kind", "effect"]).splitlines()[1:5] == [
+    assert (
+        result.to_table("md", columns=["effect", "layer"])
+        == "| effect | layer |\n| --: | --: |\n| 0.5 | 0 |\n|  | 0 |\n"
+    )
+    assert result.to_table("latex", columns=["kind", "effect"]).splitlines()[1:5] == [
         r"\toprule",
         r"kind & effect \\",
         r"\midrule",

@@ -254,7 +254,7 @@ def test_since_when_a_head_has_had_a_role():
     gap[1, :, 1] = 2
     found = replace(found, grids={**found.grids, "has_role": gap})
     assert found.since("induction") == {"L0H0": 40, "L0H1": 0, "L1H1": 20}
-    assert "L0H1" in found.report().answer[0]
+    assert "L0H1" in found.report().answer[1]
     with pytest.raises(AttnscopeError, match="no role 'sink'"):
         found.since("sink")
 

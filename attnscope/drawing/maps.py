@@ -337,15 +337,15 @@ class MapsPage(Page):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
-            look = {"va": "center_baseline", "color": color, "exact": True}
-            texts.append(self.write(x - 5, middle, label, font, ha="right", **look))
+            text = self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True)
+            texts.append(text)
         below = y + height + 5
         for token, place in columns.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
             color = columns.color(token)
-            look = {"va": "top", "color": color, "exact": True, "rotation": 90}
-            texts.append(self.write(middle, below, label, font, ha="center", **look))
+            text = self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color, exact=True)
+            texts.append(text)
         # Numbers along sides without labels, each with a short line.
         size = layout.CAPTION_PX
         for share, text in rows.ticks:

@@ -94,11 +94,6 @@ class Cost(Result):
         value = float(table["value"][row])
         return value if table["unit"][row] == "share" else int(value)
 
-    def __repr__(self) -> str:
-        layers = amount(self.sizes["n_layers"] + self.sizes["n_decoder_layers"], "layer")
-        heads = amount(self.sizes["n_heads"], "head")
-        return f"Cost({self.run['model']!r}, {layers} of {heads}, texts of {amount(self.options['n_tokens'], 'token')})"
-
     def require_whole(self) -> None:
         """Refuse what `Result` does, and sizes that lack a number."""
         super().require_whole()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +26,7 @@ WITHOUT_SPECIAL = "_without_special"
 """How the name of a distance ends that leaves special tokens out."""
 
 
-def three_decimals(value: float) -> str:
-    """Return a distance with three decimals; – where it is undefined."""
-    return fixed(value, 3)
+three_decimals = partial(fixed, decimals=3)
 
 
 def distance_line(name: str) -> str:

@@ -369,21 +369,28 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     heads, others = result.table("heads"), among.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
-    # Estimates are (measure, 3): value and both ends of its interval.
-    values, lows, highs = np.array([heads.interval(name)[row] for name in names]).T
-    baselines = [heads.part(name, "baseline")[row] for name in names]
+    table = _estimates(heads, names, [row] * len(names), "value")
     ranks = []
-    for name, value in zip(names, values.tolist(), strict=True):
+    for name, value in zip(names, table["value"].tolist(), strict=True):
         ranks.append(str(1 + int((others[name] > value).sum())) if math.isfinite(value) else UNDEFINED)
-    about = (numbers("value"), numbers("uniform"))
     return Ranking(
         what=result.head_names[row],
         names=[title_of(heads.columns[name]) for name in names],
-        table=Table.of_arrays(about, value=values, value_low=lows, value_high=highs, uniform=baselines),
+        table=table,
         columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
         noun="measure",
         notes=["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"],
     )
+
+
+def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], what: str) -> Table:
+    """Return measures of a head each, with their intervals in the column `what`, and under uniform attention."""
+    # (measure, 3): value and both ends of its interval.
+    measured = list(zip(names, rows, strict=True))
+    values, low, high = np.array([heads.interval(name)[row] for name, row in measured]).T
+    uniform = [heads.part(name, "baseline")[row] for name, row in measured]
+    table = Table({}, {}).with_column(numbers(what), values, low=low, high=high)
+    return table.with_column(numbers("uniform"), uniform)
 
 
 def _senses_blocks(result: Heads) -> Iterator[Block]:
@@ -397,13 +404,10 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
     meaning = printable(heads.columns[leading].meaning)
     yield HeadMap(heading=f"{title_of(heads.columns[leading])}: {meaning}", heads=heads, column=leading)
     rows = [int(np.nanargmax(heads[name])) for name in names]
-    values, lows, highs = np.array([heads.interval(name)[row] for name, row in zip(names, rows, strict=True)]).T
-    baselines = [heads.part(name, "baseline")[row] for name, row in zip(names, rows, strict=True)]
-    about = (numbers("largest"), numbers("uniform"))
     yield Ranking(
         what="measure",
         names=[printable(name) for name in names],
-        table=Table.of_arrays(about, largest=values, largest_low=lows, largest_high=highs, uniform=baselines),
+        table=_estimates(heads, names, rows, "largest"),
         columns=["largest", Words("head", [result.head_names[row] for row in rows]), "uniform"],
     )
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnscope.errors import amount, require_choice
-from attnscope.report.blocks import Block, Listing, Report, Trends
+from attnscope.report.blocks import Block, Ranking, Report, Trends, Words
 from attnscope.report.wording import corpus_line, label, model_of, printable
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, Array, Column, count, number, text
+from attnscope.results.table import HEADS, Array, Column, Table, count, number, text
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
 """What the array `has_role` holds."""
@@ -107,14 +107,17 @@ class Training(Result):
         roles = _since_lines(self)
         blocks = [*_trends(self)]
         if roles:
-            listing = Listing(
+            names, heads = zip(*roles, strict=True)
+            holders = Words("heads that have it at the last step", heads, wraps=True)
+            ranking = Ranking(
                 heading="roles",
                 printed="with --all",
-                names_title="role",
-                lines_title="heads that have it at the last step",
-                rows=roles,
+                what="role",
+                names=names,
+                table=Table({}, {}),
+                columns=[holders],
             )
-            blocks.append(listing)
+            blocks.append(ranking)
         measures = self.table("measures")
         meanings = {
             label(name): f" ({meaning})" for name, meaning in zip(measures["name"], measures["meaning"], strict=True)

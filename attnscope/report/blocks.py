@@ -139,21 +139,6 @@ class Trends(Block):
     level: float | None = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Listing(Block):
-    """Names, each with a line of text.
-
-    Attributes:
-        names_title: What stands above the names.
-        lines_title: What stands above the lines.
-        rows: The names and the lines.
-    """
-
-    names_title: str
-    lines_title: str
-    rows: Sequence[tuple[str, str]]
-
-
 @dataclass(frozen=True, eq=False)
 class Link:
     """A line of a graph.

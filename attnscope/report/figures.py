@@ -22,6 +22,7 @@ from attnscope.report.head_maps import ONE_WAY, TWO_WAYS, draw_head_maps
 from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
+from attnscope.results.storage import texts_in
 
 _MOST_ROWS = 20
 """Rows of a grid that are drawn."""
@@ -83,22 +84,7 @@ def _texts(report: Report) -> Iterator[str]:
     yield from (report.model, report.subtitle, report.source, *report.footer)
     for block in report.blocks:
         if block.figure:
-            yield from _texts_in(vars(block))
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    """Return all texts in a value, and in what it holds."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _texts_in([*value, *value.values()])
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts_in(each)
-    elif isinstance(value, np.ndarray) and value.dtype.kind == "U":
-        yield from map(str, value.ravel())
-    elif hasattr(value, "__dict__"):
-        yield from _texts_in(vars(value))
+            yield from texts_in(vars(block))
 
 
 def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:

@@ -18,7 +18,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import HeadGrid, Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
-from attnscope.report.numbers import UNDEFINED, even_writer, short_interval, tick_texts
+from attnscope.report.numbers import UNDEFINED, even_writer, tick_texts
 from attnscope.report.wording import printable
 from attnscope.results.table import Column, Table
 
@@ -268,7 +268,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     has_numbers = cell_width > widest * 1.05 if paper.fixed else cell_width >= 40
     if not has_numbers:
         return []
-    intervals = [short_interval(low, high) for _, low, high in table.interval(name).tolist()]
+    intervals = [_range(scale, low, high) for _, low, high in table.interval(name).tolist()]
     widest = max(lettering.width_px(text, 1.0) for text in intervals)
     interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
     has_intervals = cell_height >= 44 and interval_size >= max(_LEAST_INTERVAL_PX, paper.least_px)
@@ -290,6 +290,15 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     if has_intervals:
         notes.append("small numbers: the 95% interval")
     return notes
+
+
+def _range(scale: Scale, low: float, high: float) -> str:
+    """Return an interval such as 0.00–0.03, with the decimals of its map; empty if there is none.
+
+    It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    """
+    joint = " to " if low < 0 else "–"
+    return f"{scale.write(low)}{joint}{scale.write(high)}" if math.isfinite(high - low) else ""
 
 
 def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:

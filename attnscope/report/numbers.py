@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from attnscope.results.table import Floats, Table
 
 UNDEFINED = "–"
-_MOST_DECIMALS = 4
 
 
 def number(value: float) -> str:
@@ -126,22 +125,6 @@ def q_value(q: float) -> str:
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
     return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
-
-
-def short_interval(low: float, high: float) -> str:
-    """Return an interval such as 0.00–0.03, with enough decimals to tell its ends apart; empty if there is none.
-
-    It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
-    """
-    if not math.isfinite(high - low):
-        return ""
-    largest, width = max(abs(low), abs(high)), high - low
-    decimals = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2
-    while decimals < _MOST_DECIMALS and 0 < width < 1.5 * 10**-decimals:
-        decimals += 1
-    ends = [f"{end:.{decimals}f}" for end in (low, high)]
-    first, last = (end.lstrip("-") if not float(end) else end.replace("-", "−") for end in ends)
-    return f"{first} to {last}" if "−" in first + last else f"{first}–{last}"
 
 
 def step_text(step: int) -> str:

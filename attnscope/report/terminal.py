@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from attnscope.report.blocks import (
     Graph,
     Grid,
     HeadMap,
-    Listing,
     Note,
     Ranking,
     Report,
@@ -256,15 +254,6 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     return parts
 
 
-def _listing(block: Listing, console: Console, every: bool) -> list[RenderableType]:
-    """Draw names, each with a line of text."""
-    columns = [
-        TextColumn(block.names_title, itemgetter(0), style="bold"),
-        TextColumn(block.lines_title, itemgetter(1), wraps=True, least=12),
-    ]
-    return [TextTable(columns, block.rows)]
-
-
 def _note(block: Note, console: Console, every: bool) -> list[RenderableType]:
     """Draw lines of text."""
     return [Text(line) for line in block.lines]
@@ -281,7 +270,6 @@ _DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]
     Grid: _grid,
     Graph: lambda block, console, every: [],  # a table of its links stands beside it
     Trends: _trends,
-    Listing: _listing,
     Note: _note,
     Special: _special,
 }

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results import reading
-from attnscope.results.kinds import ENDINGS, TABLE_FORMATS, Kind, file_of, kind_of_schema, load_named
-from attnscope.results.storage import csv_text, finite, latex_text, markdown_text, plain, write_whole
+from attnscope.results.kinds import ENDINGS, Kind, file_of, kind_of_schema, load_named
+from attnscope.results.storage import TABLES, finite, plain, write_whole
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
 
 if TYPE_CHECKING:
@@ -255,15 +255,11 @@ class Result:
             every: Whether it has the columns that few need, too.
             columns: Its columns, in their order; none = the usual ones.
         """
-        return csv_text(self._chosen_rows(columns, every=every))
+        return self.to_table("csv", every=every, columns=columns)
 
-    def to_latex(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
-        """Return the table for LaTeX with the package booktabs; see `to_csv`."""
-        return latex_text(self._chosen_rows(columns, every=every))
-
-    def to_md(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
-        """Return the table for Markdown; see `to_csv`."""
-        return markdown_text(self._chosen_rows(columns, every=every))
+    def to_table(self, form: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
+        """Return the table as one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
+        return TABLES[form](self._chosen_rows(columns, every=every))
 
     def to_npz(self) -> bytes:
         """Return its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
@@ -292,8 +288,11 @@ class Result:
         if chosen is None:
             known = ", ".join(f".{ending}" for ending in formats)
             raise AttnscopeError(f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}")
-        options: dict[str, Any] = {"every": every, "columns": columns} if chosen in TABLE_FORMATS else {}
-        content: str | bytes = getattr(self, f"to_{chosen}")(**options)
+        content: str | bytes
+        if chosen in TABLES:
+            content = self.to_table(chosen, every=every, columns=columns)
+        else:
+            content = getattr(self, f"to_{chosen}")()
         if isinstance(content, str):
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
             content = content.encode("utf-8", "backslashreplace")

@@ -273,6 +273,10 @@ def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
+TABLES = {"csv": csv_text, "latex": latex_text, "md": markdown_text}
+"""What writes rows, by format."""
+
+
 def _brief(value: Any) -> str:
     """Return a value on one line, a float with three digits; empty where it is undefined."""
     if not isinstance(value, float):
@@ -292,6 +296,21 @@ def _cell(value: Any) -> Any:
     except ValueError:
         return f"'{value}"
     return value
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, and in what it holds."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts_in([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_in(each)
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "U":
+        yield from map(str, value.ravel())
+    elif hasattr(value, "__dict__"):
+        yield from texts_in(vars(value))
 
 
 def _shortest(values: NDArray[np.float32]) -> list[Any]:
