@@ -136,6 +136,7 @@ def _take(module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", che
     if inputs is None:
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
+        # Without inputs it can only be a model of transformers.
         from attnscope.models.hf.assembling import wrap
 
         return wrap(cast("PreTrainedModel", module), tokenizer, check=check)

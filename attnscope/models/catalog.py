@@ -127,6 +127,7 @@ def list_models() -> list[Entry]:
         else:
             entries.append(Entry(name, f"{record.what}; {record.install}", "not here", None))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
+    # Then what else is complete in the Hub's cache.
     ours = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
         folder = cached_folder(repo_id)
@@ -221,6 +222,7 @@ _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
     """Return the id and the revision of `org/name@revision`; refuses any other name."""
+    # Both parts must be what the Hub allows, and lead nowhere else.
     repo_id, at, revision = spec.partition("@")
     revision = revision if at else MAIN
     is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
@@ -249,6 +251,7 @@ def _installed_folder(record: Known) -> Path | None:
     package = importlib.util.find_spec(record.package.replace("-", "_"))
     if package is None:
         return None
+    # A package may lie in several places.
     for location in package.submodule_search_locations or ():
         folder = Path(location) / record.subfolder
         if (folder / (record.file or "config.json")).is_file():
@@ -278,6 +281,7 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
     """Return the model that an adapter names as its base, with the adapter."""
     try:
         # The base may be a Hub id or a folder, but no adapter: that could go round in circles.
+        # Read which model the adapter belongs to.
         base = parse_json((folder / ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
         if _is_adapter(Path(base)):
             raise ValueError("that is an adapter, too")
@@ -345,6 +349,7 @@ def _download(
 
     with _online(repo_id):
         # Choose the files first: one format of weights, and code only if it may run.
+        # Ask first: what is there decides what is downloaded.
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
@@ -378,6 +383,7 @@ def _online(repo_id: str) -> Iterator[None]:
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+    # What to do wherever the Hub is of no help.
     elsewhere = "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:

@@ -44,6 +44,7 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
 
 
 def _best() -> str:
+    # CUDA first, then Apple's GPU.
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -80,6 +81,7 @@ def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
 
 def describe_spread(device_map: Mapping[str, Any]) -> str:
     """Return which parts of a model lie where, as a sentence."""
+    # How many parts each device holds.
     counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())
     parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())
     return f"Spread over {parts}."
@@ -92,6 +94,7 @@ def is_spread(model: nn.Module) -> bool:
 
 def input_device(model: nn.Module) -> torch.device:
     """Return where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
+    # A spread model takes inputs where its first part runs.
     first = _first_device(model)
     if first is None:
         return device_of(model)

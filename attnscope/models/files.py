@@ -26,6 +26,7 @@ which need not hash again what has not changed."""
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     """Return the files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
+    # One file, or the shards that its index lists.
     names = {path.name for path in folder.iterdir()}
     whole, is_sharded = _find_weights(str(folder), names, allow_pickle)
     if is_sharded:
@@ -44,6 +45,7 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
     Raises:
         AttnscopeError: None of the files holds weights.
     """
+    # Safetensors win over a pickle, one file over shards.
     accepted = ["model.safetensors"]
     if allow_pickle:
         accepted.append("pytorch_model.bin")
@@ -103,6 +105,7 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
     if holds_gguf(folder):
         return
     if not (folder / "config.json").is_file():
+        # A model may lie one folder deeper.
         inner = sorted(path.parent for path in folder.glob("*/config.json"))
         hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"
         raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
@@ -156,6 +159,7 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex; remembered until it changes."""
     try:
         with _hash_lock, path.open("rb") as file:
+            # A file that changes has another size or time, and is hashed again.
             state = path.stat()
             key = (path.resolve(), state.st_size, state.st_mtime_ns)
             if key not in HASHES:

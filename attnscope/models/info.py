@@ -79,6 +79,7 @@ class ModelInfo:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain JSON values."""
+        # Lists as JSON has them; heads are named only where they are known.
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
         return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it
@@ -106,6 +107,7 @@ class ModelInfo:
         engine = f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}"
         if self.engine == "numpy":
             engine = "numpy, without torch"
+        # Rows without a value are left out.
         rows = [
             ("model", self.name),
             ("source", self.source),

@@ -1,7 +1,7 @@
 """The interface of every model, whichever engine runs it: texts in, attention out through the seam."""
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.info import ModelInfo
@@ -22,49 +22,34 @@ if TYPE_CHECKING:
     from attnscope.questions.places import Picture, Sound
 
 
-class Tokenizer(Protocol):
-    """Turns text into Tokens."""
+class Tokenizer:
+    """Turns text into Tokens. By default nothing is known of a vocabulary.
 
-    @property
-    def name(self) -> str:
-        """Return a short description of the tokenizer."""
+    Attributes:
+        name: A short description.
+        mask_id: The number of the token that stands for a hidden one; None where there is none.
+        unknown_id: The number of the token that stands for what the vocabulary lacks; None where nothing is unknown.
+    """
 
-    @property
-    def mask_id(self) -> int | None:
-        """Return the number of the token that stands for a hidden one; None where there is none."""
-
-    @property
-    def unknown_id(self) -> int | None:
-        """Return the number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
+    name = ""
+    mask_id: int | None = None
+    unknown_id: int | None = None
 
     @property
     def chat(self) -> "Callable[[str], Tokens] | None":
         """Tokenise a text as the user's message in the model's chat template; None where there is no template."""
+        return None
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
+        raise NotImplementedError
 
     def ordinary_ids(self) -> list[int]:
-        """Return the numbers of all tokens that stand for text: no special or unused ones.
-
-        Empty where they are not known.
-        """
-
-    def spell(self, number: int) -> str:
-        """Return the text of an ordinary token."""
-
-
-class BareTokenizer:
-    """A stand-in for a tokenizer where there is no vocabulary: no ordinary tokens are known."""
-
-    mask_id = unknown_id = chat = None
-
-    def ordinary_ids(self) -> list[int]:
-        """Return nothing: none are known."""
+        """Return the numbers of all tokens that stand for text, no special or unused ones; none where not known."""
         return []
 
     def spell(self, number: int) -> str:
-        """Return the number."""
+        """Return the text of an ordinary token; its number where that is not known."""
         return str(number)
 
 
@@ -88,11 +73,13 @@ class Batch:
 
     def to(self, device: "str | torch.device") -> "Batch":
         """Return the same on a device, without masks that hide nothing."""
+        # Move what is there, and leave out masks that are all True.
         there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
         return Batch(**{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())})
 
     def rows(self) -> list[tuple[int, ...]]:
         """Return the numbers of each text, without the padding behind it."""
+        # How many tokens of each row are real, (batch,).
         lengths = [self.ids.shape[1]] * len(self.ids) if self.mask is None else self.mask.sum(1).tolist()
         return [tuple(row[:n]) for row, n in zip(self.ids.tolist(), lengths, strict=True)]
 
@@ -166,6 +153,7 @@ class Rerun:
         self._calls: dict[Place, AttentionCall] = {}
 
         def observe(call: "AttentionCall") -> "Tensor":
+            # Which block it lies in, and which texts are finite there.
             if self._tape.current is not None:
                 self._block_of[call.kind, call.layer] = self._tape.current
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
@@ -188,9 +176,11 @@ class Rerun:
             changes: The places that each of them changes.
             most_tokens: Tokens of a pass, padding and repetitions included.
         """
+        # Changes with the same first block go together.
         numbers_by_first: dict[int, list[int]] = {}
         for number, places in enumerate(changes):
             numbers_by_first.setdefault(self.block(places), []).append(number)
+        # As many as the tokens of a pass, and what the head puts out, have room for.
         times = most_tokens // self._batch.ids[:, self.start :].numel()
         if self.whole.logits is not None:
             times = min(times, LOGITS_AT_ONCE // self.whole.logits.numel())
@@ -206,6 +196,7 @@ class Rerun:
         """
         if self.start:
             probe = self._with_earlier_tokens(probe, times)
+        # Blocks before `first` play back what they returned.
         with self._tape.play(first, times, self.start):
             return self._forward(self._batch.repeat(times), probe, self._block_of, first)
 
@@ -416,6 +407,7 @@ class Model:
         raise AttnscopeError(*self._refusal)
 
     def __repr__(self) -> str:
+        # Such as HuggingFaceModel('bert', bert: 6 layers of 12 heads).
         extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
         kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
         return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
@@ -456,6 +448,7 @@ def example_batch(model: Model) -> Batch:
 
 
 def _candidates(tokenizer: Tokenizer) -> "Iterator[str]":
+    # A letter and a digit first, then samples of its own vocabulary.
     yield from ("a", "0")  # a number is a text to models without tokenizer too
     numbers = tokenizer.ordinary_ids()
     for number in numbers[:: len(numbers) // 64 + 1]:

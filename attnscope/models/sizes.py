@@ -46,6 +46,7 @@ class Sizes:
     notes: tuple[str, ...] = ()  # what a reader must know of it, one sentence each
 
     def __post_init__(self) -> None:
+        # Sizes that costs are multiplied by.
         for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
             least = 0 if name == "d_ff" else 1  # there are models of attention alone
@@ -93,6 +94,7 @@ def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> S
 
 def _complete(name: str, source: str, facts: Config) -> Sizes:
     """Return sizes with what is usual where nothing is said: every head has keys and values, its share of d_model."""
+    # What the configuration says wins over what is usual.
     known = {field: value for field, value in facts.items() if value is not None}
     width = known["d_model"]
     heads = known["n_heads"]
@@ -127,6 +129,7 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
         changes.setdefault("n_kv_heads", n_heads)
     if sizes.d_embedding == sizes.d_model:
         changes["d_embedding"] = d_model
+    # Say what was changed, and what could not follow.
     note = f"{sizes.name} with {', '.join(f'{name} {value}' for name, value in changes.items())}"
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
@@ -161,6 +164,7 @@ _NAMES_OF_GPT2 = {
 
 
 def _bert(config: Config) -> dict[str, Any]:
+    # The native engine knows the defaults of this family.
     encoder = Encoder.of(dict(config))
     return {
         **{field: getattr(encoder, key, None) for field, key in _NAMES.items()},
@@ -204,6 +208,7 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     import torch
     from transformers import AutoConfig, AutoModel
 
+    # Build the model without weights: its configuration decides on all shapes.
     settings = dict(config)
     family = settings.pop("model_type", None)
     try:

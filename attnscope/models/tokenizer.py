@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from attnscope.errors import AttnscopeError, as_failure, parse_json
+from attnscope.models.model import Tokenizer
 from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
@@ -17,10 +18,8 @@ def supports(folder: Path) -> str | None:
     return None if (folder / "tokenizer.json").is_file() else "it holds no tokenizer.json"
 
 
-class FastTokenizer:
+class FastTokenizer(Tokenizer):
     """A tokenizer of the tokenizers library that returns Tokens: whole texts, never cut and never padded."""
-
-    mask_id = chat = None  # what needs them, a language-model head or a decoder, the native engine does not run
 
     def __init__(self, backend: tokenizers.Tokenizer, name: str) -> None:
         backend.no_truncation()
@@ -28,21 +27,17 @@ class FastTokenizer:
         self.name = name
         self.backend = backend
         self._style = style_of(backend)
-
-    @property
-    def unknown_id(self) -> int | None:
-        """Return the number of the token that stands for what the vocabulary lacks; None where nothing is unknown."""
-        model = self.backend.model
-        number = getattr(model, "unk_id", None)  # of Unigram; the other kinds name the token
-        if number is None and getattr(model, "unk_token", None):
-            number = self.backend.token_to_id(model.unk_token)
-        return number
+        # Unigram has the number of its unknown token; the other kinds name the token.
+        self.unknown_id = getattr(backend.model, "unk_id", None)
+        if self.unknown_id is None and getattr(backend.model, "unk_token", None):
+            self.unknown_id = backend.token_to_id(backend.model.unk_token)
 
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of all tokens that stand for text, in order.
 
         Special tokens and those kept unused are left out.
         """
+        # Special tokens are among those that were added to the vocabulary.
         added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
         vocabulary = self.backend.get_vocab().items()
         return sorted(number for piece, number in vocabulary if number not in added and not piece.startswith("[unused"))
@@ -60,6 +55,7 @@ class FastTokenizer:
                 f"{folder}: {lacking}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
+        # Read the tokenizer, and what its model's settings say of it.
         settings = _json(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         with as_failure(f"cannot read the tokenizer {path}", "get the file again"):
@@ -100,6 +96,7 @@ def tokens_of(
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:
     """Return how a tokenizer writes its pieces, told by the names of its parts."""
+    # The parts are named in their representations.
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"

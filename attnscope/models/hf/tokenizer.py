@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, as_failure
-from attnscope.models.model import BareTokenizer
+from attnscope.models.model import Tokenizer
 from attnscope.models.tokenizer import style_of, tokens_of
 from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
@@ -18,10 +18,9 @@ Spans = list[tuple[int, int]]
 """(first, last + 1) of each token in a text; (0, 0) for those that stand nowhere in it."""
 
 
-class _TokensOfNumbers:
+class _TokensOfNumbers(Tokenizer):
     """Makes Tokens of token numbers; where no more is known of them, they are written as "#5"."""
 
-    name = ""
     note = ""
     prefix_ids: Sequence[int] = ()
     _style: Style = "plain"
@@ -95,8 +94,6 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
     Attributes:
         note: What a user must know of it; may be empty.
-        mask_id: The number of the token that stands for a hidden one; None where there is none.
-        unknown_id: The number of the token that stands for what the vocabulary lacks; None where nothing is unknown.
         prefix_ids: What it puts before a transcript, the start token first; empty for tokenizers that are not of
             speech.
     """
@@ -228,7 +225,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         return [number in special and number != self.unknown_id for number in ids]
 
 
-class NumbersTokenizer(_TokensOfNumbers, BareTokenizer):
+class NumbersTokenizer(_TokensOfNumbers):
     """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
 
     name = "none"

@@ -167,6 +167,7 @@ class CaughtModule:
 
         The attentions must be those of the plan.
         """
+        # Each attention must come in its turn.
         waiting = [*self.plan]
 
         def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
@@ -180,6 +181,7 @@ class CaughtModule:
         output = self._forward(sample, do)
         if waiting:
             raise self._other_way(waiting[0][0])
+        # The first tensor of numbers stands for the output.
         tensors = _floats(output)
         if not tensors or not tensors[0].ndim or not tensors[0].numel():
             raise AttnscopeError(f"{self._name} returns no tensor of numbers", "return its output from forward")

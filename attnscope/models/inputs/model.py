@@ -19,7 +19,7 @@ from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.parts import silence
 from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, SeenCall
-from attnscope.models.model import BareTokenizer, Batch, Model
+from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.models.turns import share_lock
 from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
@@ -36,7 +36,7 @@ Names = tuple[str, ...]
 """The names of a sequence's positions."""
 
 
-class LabelTokenizer(BareTokenizer):
+class LabelTokenizer(Tokenizer):
     """Return each sequence of the inputs as tokens, its positions. Its number is its text; there are no other texts.
 
     Attributes:
@@ -101,6 +101,7 @@ class InputsModel(Model):
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Run all of the inputs; the probe is given the batch's sequences alone. Returns what the module puts out."""
+        # Which sequences the batch holds, by their ids.
         known = self.tokenizer.sequences
         sequences = [known.get(ids, -1) for ids in batch.rows()]
         if -1 in sequences or len(set(sequences)) < len(sequences):
@@ -199,6 +200,7 @@ def _is_compiled(module: nn.Module) -> bool:
 def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
     """Return the attentions that are shown: to themselves over the named positions, else those of the usual shape."""
     shapes = [call.shape for call in calls]
+    # Of a sequence to itself, over as many positions as are named.
     square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0]
     if square:
         usual = max(dict.fromkeys(square), key=square.count)
@@ -240,6 +242,7 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
             f"inputs is of type {type(inputs).__name__}",
             "give a tensor, a tuple of what forward receives, or a mapping by name",
         )
+    # Bind as Python binds a call: what does not fit is said by name.
     signature = inspect.signature(module.forward)
     try:
         if isinstance(inputs, Mapping):
@@ -270,6 +273,7 @@ def _read_labels(labels: Labels) -> list[Names]:
 
 def _name_positions(names_of_sequences: list[Names] | None, n_sequences: int, n_positions: int) -> list[Names]:
     """Return the names of each sequence's positions, numbers by default."""
+    # One list serves all sequences.
     rows = names_of_sequences or [tuple(map(str, range(n_positions)))]
     if len(rows) == 1:
         rows = rows * n_sequences

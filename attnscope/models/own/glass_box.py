@@ -158,6 +158,7 @@ def _punctuation() -> Terms:
 
 def _turn(offset: int) -> Array:
     """Return the permutation that turns the code of place i into that of place i + offset."""
+    # The block of each modulus is turned by itself.
     permutation = np.zeros((D_PLACE, D_PLACE), np.float32)
     for start, modulus in zip(np.cumsum((0, *MODULI)), MODULI, strict=False):
         block = slice(start, start + modulus)
@@ -246,6 +247,7 @@ def place_codes(places: NDArray[np.int64]) -> Array:
 
     Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones. Negative places count backwards.
     """
+    # One block per modulus, with a 1 at the remainder: (…, modulus).
     blocks = [np.eye(modulus, dtype=np.float32)[np.remainder(places, modulus)] for modulus in MODULI]
     return np.concatenate(blocks, axis=-1)
 
@@ -256,6 +258,7 @@ def token_codes(ids: NDArray[np.int64]) -> Array:
     Each number below 2**22 has a codeword of the Reed-Muller code RM(2, 6), as signs. Special tokens have all 0.
     Dot products of different codes are at most 32.
     """
+    # (…,) -> (…, 22) bits -> (…, 64) signs.
     bits = ((ids[..., None] >> np.arange(CODE_BITS)) & 1).astype(np.float32)
     codes: Array = 1 - 2 * ((bits @ _reed_muller()) % 2)
     codes[ids < FIRST_PUNCTUATION] = 0
@@ -266,6 +269,7 @@ def token_codes(ids: NDArray[np.int64]) -> Array:
 def _reed_muller() -> Array:
     """Return the generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
     points = (np.arange(64)[None, :] >> np.arange(6)[:, None]) & 1
+    # The constant, the six variables, and their products in pairs.
     products = [np.ones(64, np.int64), *points, *(points[a] * points[b] for a, b in combinations(range(6), 2))]
     return np.array(products, np.float32)
 
@@ -310,7 +314,11 @@ def _sha256(weights: dict[str, Array]) -> str:
 
 
 def own_info(
-    name: str = "own", weights: dict[str, Array] | None = None, *, device: str = "cpu", dtype: str = "float32"
+    name: str = "own",
+    weights: dict[str, Array] | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
 ) -> ModelInfo:
     """Return the facts of a glass box, without loading torch."""
     variant = VARIANTS[name]
@@ -339,7 +347,12 @@ class OwnModel(LayeredModel):
 
     sigma = D_MODEL**-0.5
 
-    def __init__(self, info: ModelInfo, layers: "list[MultiHeadAttention]", looks_back: tuple[bool, ...]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        layers: "list[MultiHeadAttention]",
+        looks_back: tuple[bool, ...],
+    ) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
         self._looks_back = looks_back
 
@@ -369,7 +382,8 @@ class OwnModel(LayeredModel):
         real = torch.ones_like(ids) if mask is None else mask
         places = (real.cumsum(1) - 1).clamp(min=0)
         is_rest = ids == REST
-        hidden = torch.zeros(*ids.shape, D_MODEL, dtype=getattr(torch, self.info.dtype), device=ids.device)
+        precision: torch.dtype = getattr(torch, self.info.dtype)
+        hidden = torch.zeros(*ids.shape, D_MODEL, dtype=precision, device=ids.device)
         # Fill the disjoint slots of (batch, token, d_model).
         hidden[..., PLACE] = torch.from_numpy(place_codes(places.cpu().numpy())).to(hidden)
         hidden[..., PLACE].masked_fill_(is_rest[..., None], 0)
@@ -382,7 +396,12 @@ class OwnModel(LayeredModel):
         return hidden
 
 
-def load_own(name: str = "own", *, device: str = "cpu", dtype: str = "float32") -> OwnModel:
+def load_own(
+    name: str = "own",
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> OwnModel:
     """Load a glass box, "own" or "own-causal"; AttnscopeError refuses other names."""
     if name not in VARIANTS:
         raise AttnscopeError(f"{name} is no glass box", f"choose from {', '.join(VARIANTS)}")

@@ -82,12 +82,14 @@ class LayeredModel(Model):
         """Return the same architecture with random weights: normal numbers in matrices, norms that change nothing."""
         import torch
 
+        # The same modules anew, with a lock of their own.
         twin = copy.deepcopy(self)
         share_lock(twin._roots)
         chance = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for root in twin._roots:
                 for name, weight in root.named_parameters():
+                    # Matrices are drawn; norms scale by 1, and all biases are 0.
                     if weight.ndim > 1:
                         weight.copy_(torch.randn(weight.shape, generator=chance) * self.sigma)
                     else:

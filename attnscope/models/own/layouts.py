@@ -63,6 +63,7 @@ class Encoder:
     @classmethod
     def of(cls, config: Config) -> "Encoder":
         """Read a configuration that `supports` accepts; null counts as left out."""
+        # RoBERTa's padding token is number 1 by default, BERT's number 0.
         known = {name: value for name, value in config.items() if value is not None and name in cls.__annotations__}
         return cls(**{"pad_token_id": int(config["model_type"] != "bert"), **known})
 
@@ -97,6 +98,7 @@ class Encoder:
                 default = (width,) if ours.endswith("norm") else (width, width)
                 shape = shapes.get(ours, default)
                 parts[f"layers.{number}.{ours}"] = (f"encoder.layer.{number}.{theirs}", shape)
+        # Each part has a weight, and a bias as long as the weight has rows.
         for ours, (theirs, shape) in parts.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", shape)
             tensors[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
@@ -108,6 +110,7 @@ def supports(config: Config) -> str | None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in PREFIXES:
         return f"its model_type is {kind!r}, not one of {', '.join(sorted(PREFIXES))}"
+    # Settings that change the computation.
     for name, reason in _REFUSED.items():
         if config.get(name):
             return f"{reason} ({name})"
@@ -139,6 +142,7 @@ def native_info(
 ) -> ModelInfo:
     """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
     encoder = Encoder.of(config)
+    # The class that was saved tells whether there was a head on top.
     named = str((config.get("architectures") or [""])[0])
     return ModelInfo(
         name=source.name,

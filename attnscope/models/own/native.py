@@ -22,7 +22,13 @@ from attnscope.models.tokenizer import FastTokenizer
 class NativeModel(LayeredModel):
     """A loaded encoder as a Model, which runs on torch."""
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, network: "_Network") -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        encoder: Encoder,
+        network: "_Network",
+    ) -> None:
         layers = list(network.layers)
         super().__init__(info, tokenizer, [network], layers, encoder.vocab_size)
         self._encoder = encoder
@@ -43,7 +49,12 @@ class NativeModel(LayeredModel):
         return self._look_up(self._network.word, ids)
 
 
-def load_native(source: Source, *, device: str = "cpu", dtype: str = "float32") -> NativeModel:
+def load_native(
+    source: Source,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> NativeModel:
     """Load a BERT-family encoder that `supports` accepts; `models.load` explains device and precision."""
     config = read_config(source)
     # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
@@ -74,7 +85,13 @@ class _Network(nn.Module):
         self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
         self._encoder = encoder
 
-    def forward(self, ids: Tensor, mask: Tensor | None, segments: Tensor | None, probe: Probe) -> Tensor:
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        segments: Tensor | None,
+        probe: Probe,
+    ) -> Tensor:
         # (batch, token) -> (batch, token, d_model), added in this order to round as the original does
         by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
         hidden: Tensor = self.word(ids) + by_segment
@@ -103,7 +120,12 @@ class _Layer(nn.Module):
         self.attention_norm = nn.LayerNorm(width, eps)
         self.norm = nn.LayerNorm(width, eps)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, probe: Probe) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        mask: Tensor | None,
+        probe: Probe,
+    ) -> Tensor:
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
         output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))

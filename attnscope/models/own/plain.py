@@ -30,7 +30,13 @@ class PlainEncoder(Model):
     run = outputs = rerun = modules = blocks = static_embeddings = Model._refuse
     unembedding = untrained = Model._refuse
 
-    def __init__(self, info: ModelInfo, tokenizer: Tokenizer, encoder: Encoder, weights: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        encoder: Encoder,
+        weights: dict[str, Array],
+    ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._encoder = encoder
@@ -76,7 +82,12 @@ class PlainEncoder(Model):
         rows = self._linear(hidden, name)
         return rows.reshape(len(rows), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
 
-    def _finish(self, hidden: Array, output: Array, name: str) -> Array:
+    def _finish(
+        self,
+        hidden: Array,
+        output: Array,
+        name: str,
+    ) -> Array:
         """Return the hidden states after a layer, of those before it and of what its heads put out."""
         hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
         inner = _gelu(self._linear(hidden, f"{name}.up"))
@@ -102,9 +113,9 @@ def load_plain(source: Source) -> PlainEncoder:
     """Load a BERT-family encoder that `supports` accepts, without torch."""
     config = read_config(source)
     encoder = Encoder.of(config)
-    weights = dict(
-        Checkpoint(source.files_folder, encoder, "np").tensors(lambda tensor: np.asarray(tensor, np.float32))
-    )
+    checkpoint = Checkpoint(source.files_folder, encoder, "np")
+    # Every tensor as float32, by our name.
+    weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
     # Last, as it is hashed beside all this; see models.load.
     info = native_info(source, config, sha256=verify(source), engine="numpy")
     return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)

@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 
+from attnscope.models.model import Tokenizer
 from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens, is_punctuation, word_spans
 
@@ -17,7 +18,7 @@ CODE_BITS = 22
 VOCABULARY = 1 << CODE_BITS
 
 
-class OwnTokenizer:
+class OwnTokenizer(Tokenizer):
     """Words and punctuation marks, each with a fixed number: [BOS] [REST] text [EOS], or … text [SEP] text [EOS].
 
     Words are those of `text.word_spans`. Case and Unicode composition make no difference to a token's number; its
@@ -26,7 +27,6 @@ class OwnTokenizer:
     """
 
     name = "words and punctuation marks, hashed to 4,194,304 numbers"
-    mask_id = unknown_id = chat = None
 
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of words, about one in a thousand: all would be millions."""

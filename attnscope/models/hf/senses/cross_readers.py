@@ -91,7 +91,8 @@ class CrossAttentionReader(VisionLanguageReader):
         A tower that merges patches fills up the last ones.
         """
         patch = patch_size(self._tower, self._name)
-        return one_grid(output, patch, len(tokens_before(self._tower)), is_filled=merges_patches(self._tower))
+        n_before = len(tokens_before(self._tower))
+        return one_grid(output, patch, n_before, is_filled=merges_patches(self._tower))
 
     def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
         """Return a mask of the keys that fill up a batch and that no query sees, (key,); None = there are none."""
@@ -103,7 +104,11 @@ class CrossAttentionReader(VisionLanguageReader):
         return {"cross": words, "decoder": words}
 
     def _name_tokens(
-        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+        self,
+        inputs: Mapping[str, Tensor],
+        photos: Sequence[Photo],
+        labels: Mapping[int, str],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         # Keys are patches by their labels, tokens of the tower that stand for no place, and what fills up the batch.
         filling = self._filling(inputs)
@@ -179,7 +184,8 @@ class QFormerReader(CrossAttentionReader):
         # The language model reads the queries as tokens of its text, in the places of the stand-ins.
         names = {position: f"Q{number}" for number, position in enumerate(self._stand_ins(inputs))}
         queries = query_tokens(len(names))
-        return {"cross": queries, "encoder": queries, "decoder": self._words(inputs, names, n_given)}
+        words = self._words(inputs, names, n_given)
+        return {"cross": queries, "encoder": queries, "decoder": words}
 
 
 class CaptionReader(CrossAttentionReader):
@@ -349,7 +355,7 @@ def _attend(
     encoder_hidden_states: Tensor | None = None,
     encoder_attention_mask: Tensor | None = None,
     key_value_states: Tensor | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute the forward of such a module through the seam, without a cache."""
     # What attends, (batch, query, d), and what to, (batch, key, d).
@@ -362,8 +368,12 @@ def _attend(
     # Heads apart, (batch, head, token, d_head), and together again.
     is_trocr = hasattr(module, "q_proj")
     names = ("q_proj", "k_proj", "v_proj") if is_trocr else ("query", "key", "value")
-    projected = [getattr(module, name)(x) for name, x in zip(names, (hidden_states, states, states), strict=True)]
     n_heads = _heads_of(module)[0]
-    query, key, value = (x.unflatten(-1, (n_heads, -1)).transpose(1, 2) for x in projected)
-    output = attention_function(module, query, key, value, attention_mask, is_causal=False)[0].flatten(2)
-    return module.out_proj(output) if is_trocr else output, None
+    parts = []
+    for name, x in zip(names, (hidden_states, states, states), strict=True):
+        projected = getattr(module, name)(x)
+        parts.append(projected.unflatten(-1, (n_heads, -1)).transpose(1, 2))
+    query, key, value = parts
+    output, _ = attention_function(module, query, key, value, attention_mask, is_causal=False)
+    joined = output.flatten(2)
+    return module.out_proj(joined) if is_trocr else joined, None

@@ -165,7 +165,8 @@ class HuggingFaceEars(Sense):
             message = f"{recording.source} is too short for {self._name}: {len(samples)} samples"
             raise AttnscopeError(message, "give a longer one")
         seconds = len(samples) / self._rate
-        sound = self._sound(samples, math.prod(config.conv_stride), n_frames, seconds, recording.source)
+        frame_samples = math.prod(config.conv_stride)
+        sound = self._sound(samples, frame_samples, n_frames, seconds, recording.source)
         inputs = {self._base.main_input_name: values}
         # A run whose layers see another number of frames is refused.
         self.model.expect(inputs, n_frames)
@@ -180,14 +181,20 @@ class HuggingFaceEars(Sense):
         return values
 
     def _sound(
-        self, samples: NDArray[np.float32], frame_samples: int, n_frames: int, window_s: float, source: str
+        self,
+        samples: NDArray[np.float32],
+        frame_samples: int,
+        n_frames: int,
+        window_s: float,
+        source: str,
     ) -> Sound:
         """Return the sound in frames of `frame_samples`, with the largest absolute sample of each frame."""
         # (frame, sample) -> (frame,); the last frame is filled up with silence.
         loud = np.abs(samples[: n_frames * frame_samples])
         loud = np.pad(loud, (0, n_frames * frame_samples - len(loud)))
         envelope = loud.reshape(n_frames, frame_samples).max(1)
-        return Sound(envelope, frame_samples / self._rate, len(samples) / self._rate, window_s, source)
+        frame_s = frame_samples / self._rate
+        return Sound(envelope, frame_s, len(samples) / self._rate, window_s, source)
 
 
 # What a model is made of ---------------------------------------------------------------------------------------------

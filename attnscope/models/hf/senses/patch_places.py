@@ -74,7 +74,13 @@ def unplaced(reason: str) -> AttnscopeError:
 # Families ---------------------------------------------------------------------------------------------------------
 
 
-def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0, *, is_filled: bool = False) -> Cut:
+def one_grid(
+    prompt: PhotoPrompt,
+    patch: tuple[int, int],
+    n_before: int = 0,
+    *,
+    is_filled: bool = False,
+) -> Cut:
     """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place.
 
     What is beyond whole patches is cut off, or filled up to one.
@@ -90,7 +96,9 @@ def one_grid(prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0, *, 
     n_each = n_before + rows * columns
     cells = _count(rows, columns) + n_before
     covered = pixels[:, :, : rows * high, : columns * wide]
-    panes = [Pane(number, picture, cells + number * n_each) for number, picture in enumerate(covered)]
+    panes = []
+    for number, picture in enumerate(covered):
+        panes.append(Pane(number, picture, cells + number * n_each))
     return panes, n_each * len(panes)
 
 
@@ -124,7 +132,8 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
     row_end = -torch.ones(1, dtype=torch.float64)
     panes = []
     first = 0
-    for number, (pixels, photo) in enumerate(zip(prompt.pixels, prompt.inputs["image_sizes"], strict=True)):
+    for number, photo in enumerate(prompt.inputs["image_sizes"]):
+        pixels = prompt.pixels[number]
         # The first tile is all of the photo made small.
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
@@ -153,7 +162,11 @@ def _idefics3(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     cell = config.vision_config.patch_size * config.scale_factor
     # The processor itself says how many rows and columns of tiles it made.
-    cut = prompt.processor.image_processor([list(prompt.images)], return_row_col_info=True, return_tensors="pt")
+    cut = prompt.processor.image_processor(
+        [list(prompt.images)],
+        return_row_col_info=True,
+        return_tensors="pt",
+    )
     return _tiles(prompt.pixels[0], cell, list(zip(cut["rows"][0], cut["cols"][0], strict=True)))
 
 
@@ -167,7 +180,8 @@ def _internvl(prompt: PhotoPrompt) -> Cut:
     for photo in prompt.sizes:
         across, down = code.get_optimal_tiled_canvas(photo, size, images.min_patches, images.max_patches)
         shapes.append((0, 0) if down * across == 1 else (down, across))
-    return _tiles(prompt.pixels, round(config.vision_config.patch_size[0] / config.downsample_ratio), shapes)
+    cell = round(config.vision_config.patch_size[0] / config.downsample_ratio)
+    return _tiles(prompt.pixels, cell, shapes)
 
 
 def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
@@ -206,7 +220,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
         across = columns // merge
         patches = prompt.pixels[n_patches : n_patches + rows * columns]
         # (block row, block column, row, column, colour, frame, y, x), of which all frames are alike
-        blocks = patches.view(down, across, merge, merge, 3, images.temporal_patch_size, patch, patch)[..., 0, :, :]
+        blocks = patches.view(down, across, merge, merge, 3, -1, patch, patch)[..., 0, :, :]
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
         # Each block is one token.
         panes.append(Pane(number, whole, _count(down, across) + n_patches // merge**2))
@@ -251,7 +265,11 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
     return picture
 
 
-def area_of(picture: NDArray[np.uint8], height: int, width: int) -> tuple[float, float, float, float] | None:
+def area_of(
+    picture: NDArray[np.uint8],
+    height: int,
+    width: int,
+) -> tuple[float, float, float, float] | None:
     """Return the area of a photo that a picture covers: left, top, right and lower edge, in pixels.
 
     The picture is what became of the slopes of the photo's size. Return None for photos of a few pixels. Refuse a

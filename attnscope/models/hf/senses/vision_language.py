@@ -96,13 +96,16 @@ class VisionLanguageReader(Sense):
         """Return the prompt, photos before the text: by the model's chat template, else by marks alone."""
         if not getattr(self._processor, "chat_template", None):
             # For cross-attention no mark of a picture is wanted, or the processor writes it.
-            mark = str(getattr(self._processor, "image_token", "<image>")) if self.among_words else ""
+            if not self.among_words:
+                return text
+            mark = str(getattr(self._processor, "image_token", "<image>"))
             return mark * n_photos + text
         content: list[dict[str, str]] = [{"type": "image"}] * n_photos
         messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
         with as_failure(f"the chat template of {self._name} fails"):
-            return str(template(self._processor, messages, tokenize=False, add_generation_prompt=True))
+            prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
+        return str(prompt)
 
     def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
         with as_failure(f"the processor of {self._name} fails"), silence():
@@ -114,7 +117,8 @@ class VisionLanguageReader(Sense):
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
-        return dict(self._processor(text=[prompt], images=[list(images)], return_tensors="pt", **options))
+        inputs = self._processor(text=[prompt], images=[list(images)], return_tensors="pt", **options)
+        return dict(inputs)
 
     def _ids_of(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return the token numbers of the text among a forward's arguments."""
@@ -148,7 +152,10 @@ class VisionLanguageReader(Sense):
         return FAMILIES[kind](output)
 
     def _place_pictures(
-        self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
+        self,
+        output: PhotoPrompt,
+        photos: Sequence[Photo],
+        prompt: str,
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
         panes, n_tokens = self._cut(output)
@@ -171,7 +178,8 @@ class VisionLanguageReader(Sense):
             source = name + f" ({n_before + 1})" * (n_before > 0) + SMALL * pane.is_small
             area = area_of(self._colours(guide), *output.sizes[pane.photo])
             size = photos[pane.photo].image.size
-            pictures.append(Picture(self._colours(pane), (rows, columns), source, size, cells, area))
+            colours = self._colours(pane)
+            pictures.append(Picture(colours, (rows, columns), source, size, cells, area))
             prefix = f"{number}:" if len(panes) > 1 else ""
             for (row, column), cell in np.ndenumerate(cells):
                 labels[int(cell)] = f"{prefix}{row},{column}"
@@ -184,7 +192,11 @@ class VisionLanguageReader(Sense):
     # Tokens ----------------------------------------------------------------------------------------------------------
 
     def _name_tokens(
-        self, inputs: Mapping[str, Tensor], photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+        self,
+        inputs: Mapping[str, Tensor],
+        photos: Sequence[Photo],
+        labels: Mapping[int, str],
+        n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """Return the words; and, where pictures are not among them, the queries and keys of each kind of attention.
 
@@ -192,7 +204,12 @@ class VisionLanguageReader(Sense):
         """
         return self._words(inputs, labels, n_given), {}
 
-    def _words(self, inputs: Mapping[str, Tensor], labels: Mapping[int, str], n_given: int) -> Tokens:
+    def _words(
+        self,
+        inputs: Mapping[str, Tensor],
+        labels: Mapping[int, str],
+        n_given: int,
+    ) -> Tokens:
         """Return the text, in which tokens that stand for pictures have labels, or are called so."""
         marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
         return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)

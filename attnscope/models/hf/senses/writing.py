@@ -50,7 +50,13 @@ class HuggingFaceWriter:
             written = self._extend("input_ids", tokens.ids.tolist(), n)
         return self._tokenizer.extend(tokens, written)
 
-    def answer(self, inputs: Mapping[str, Tensor], n: int, n_given: int, never: int | None) -> list[int]:
+    def answer(
+        self,
+        inputs: Mapping[str, Tensor],
+        n: int,
+        n_given: int,
+        never: int | None,
+    ) -> list[int]:
         """Return the numbers of what the model writes after pictures and words, without a token that ends it.
 
         Its first `n_given` numbers are the prompt's. One number, which stands for pictures, is never written.
@@ -79,7 +85,13 @@ class HuggingFaceWriter:
         self._require_head()
         # In this order, as a load takes them: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
-            result = self._model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=n, **options)
+            result = self._model.generate(
+                **inputs,
+                do_sample=False,
+                num_beams=1,
+                max_new_tokens=n,
+                **options,
+            )
         written: list[int] = result[0].tolist()[n_given:]
         ends = self._end_ids()
         while written and written[-1] in ends:
