@@ -106,15 +106,14 @@ class Kinds:
 
     def __init__(self, group: Group, rows: Rows) -> None:
         numbers = {feature.name: number for number, feature in enumerate(group.features)}
-        is_closed = np.any([rows.features[numbers[name]] for name in CLOSED_CLASSES], 0)
+        is_closed = rows.features[[numbers[name] for name in CLOSED_CLASSES]].any(0)
         order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
         if is_closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
             closed = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
             order[-3:] = [*closed, "name", *OPEN_CLASSES]
-        # A key is of the first kind in the order that it has.
-        self.of_entry = np.full(rows.size, len(order))
-        for place in reversed(range(len(order))):
-            self.of_entry[rows.features[numbers[order[place]]] > 0] = place
+        # A key is of the first kind in the order that it has, (kind, entry).
+        is_kind = rows.features[[numbers[name] for name in order]] > 0
+        self.of_entry = np.append(is_kind, np.ones((1, rows.size), np.bool_), axis=0).argmax(0)
         # Names of kinds, and of wholes such as function words.
         words = [_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")) for name in order]
         self.words = (*words, "other tokens")

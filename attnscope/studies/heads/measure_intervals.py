@@ -85,7 +85,7 @@ class _Kinds(NamedTuple):
 def measure_intervals(
     sums: RunningSums,
     names: Sequence[str],
-    units: NDArray[np.float64] | float = 1.0,
+    units: Floats | float = 1.0,
     uniform: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Return the 95% intervals of measures.
@@ -149,9 +149,7 @@ def kinds_of(names: Sequence[str]) -> _Kinds:
     )
 
 
-def _weights(
-    sample: Sample, names: Sequence[str], units: NDArray[np.float64] | float, kinds: _Kinds
-) -> tuple[Floats, Floats]:
+def _weights(sample: Sample, names: Sequence[str], units: Floats | float, kinds: _Kinds) -> tuple[Floats, Floats]:
     """Return the share of each count that unseen texts may hold, and the share of attention that is outside sinks.
 
     An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention

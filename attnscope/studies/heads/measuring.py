@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from attnscope.core.facts import TextFacts
 
 Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 ChunkKey = tuple[int, int]
 """The index of a text, and the number of its chunk."""
 
@@ -113,48 +115,6 @@ class HeadSums(Part):
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
     _n_done: dict[int, int] = field(default_factory=dict)
 
-    def add(self, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add the measures of a batch of chunks, and the rows of its texts that are whole."""
-        longest = max(map(len, batch))
-        size = unit_queries(longest)
-        n_units = -(-longest // size)
-        sums_by_unit = {
-            kind: {layer: of_layer.sum.swapaxes(0, 1) for layer, of_layer in by_layer.items()}
-            for kind, by_layer in result.sums.items()
-        }
-        for unit, place in broken_rows(sums_by_unit).items():
-            self.broken.setdefault(batch[unit // n_units].text, place)
-
-        # Whole chunks, and their units; those of padding alone are none.
-        rows = [row for row, chunk in enumerate(batch) if chunk.text not in self.broken]
-        units = [row * n_units + unit for row in rows for unit in range(-(-len(batch[row]) // size))]
-        if not rows:
-            return
-        # All texts weigh the same: a query of a longer one counts less.
-        weights = np.array([1 / chunk.n_queries for chunk in batch])
-        for kind, by_layer in result.sums.items():
-            stacked = {part: stack_layers(by_layer, part)[units] for part in ("sum", "count", "uniform_sum")}
-            weighed = weigh_units(weights.repeat(n_units)[units], stacked)
-            if kind not in self.tallies:
-                names = next(iter(by_layer.values())).names
-                self.tallies[kind] = Tally.empty(kind, sorted(by_layer), weighed["sum"].shape[2], names)
-            tally = self.tallies[kind]
-            tally.measures.add(weighed["sum"], weighed["count"])
-            tally.uniform.add(weighed["uniform_sum"], weighed["count"])
-            if kind in result.hits:
-                tally.pairs.add(*(result.hits[kind] * weights[:, None, None])[:, rows])
-        for row in rows:
-            chunk = batch[row]
-            self.n_tokens += len(chunk) - chunk.n_repeated
-            # The last chunk completes its text.
-            self._n_done[chunk.text] = self._n_done.get(chunk.text, 0) + 1
-            if self._n_done[chunk.text] == chunk.n_chunks:
-                self.n_texts += 1
-                self.n_chunked += chunk.n_chunks > 1
-                for tally in self.tallies.values():
-                    tally.lengths.add(weights[row], 1.0)
-        self.rows |= {key: kept for key, kept in result.rows.items() if key[0] not in self.broken}
-
 
 def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
     """Return one array of the measures of layers, (unit, layer, head, measure); 0 where a layer has fewer heads."""
@@ -175,7 +135,7 @@ def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats
     return {name: np.where(is_negligible, 0.0, array) for name, array in weighed.items()}
 
 
-def pair_hits(ids: NDArray[np.int64], causal: bool, context: NDArray[np.bool_]) -> Floats:
+def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     """Return the value of each pair measure for a head that always looks `offset` tokens further, as hits and counts.
 
     Tokens of the context, (token,), count nothing as queries.
@@ -212,7 +172,7 @@ def pair_hits(ids: NDArray[np.int64], causal: bool, context: NDArray[np.bool_]) 
 # Measuring -------------------------------------------------------------------------------------------------------
 
 
-def log_frequency(counts: NDArray[np.int64], ids: NDArray[np.int64]) -> Floats:
+def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
     """Return the log frequency of tokens in nats, an array like `ids`, by how often each number of token was counted.
 
     With add-one smoothing, so that a token that was never counted has a frequency too. Of the vocabulary only the part
@@ -251,11 +211,11 @@ class HeadMeasurer(Measurer[HeadSums]):
     def __init__(
         self,
         model: Model,
-        counts: NDArray[np.int64],
+        counts: Numbers,
         special: frozenset[int],
         chunk: int | None = None,
         stride: int | None = None,
-        sampled: Mapping[ChunkKey, NDArray[np.int64]] | None = None,
+        sampled: Mapping[ChunkKey, Numbers] | None = None,
         seed: int | None = None,
     ) -> None:
         from attnscope.core.attention.tiles import Buffers
@@ -291,8 +251,46 @@ class HeadMeasurer(Measurer[HeadSums]):
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add what was measured on a batch."""
-        part.add(batch, result)
+        """Add the measures of a batch of chunks, and the rows of its texts that are whole."""
+        longest = max(map(len, batch))
+        size = unit_queries(longest)
+        n_units = -(-longest // size)
+        sums_by_unit = {
+            kind: {layer: of_layer.sum.swapaxes(0, 1) for layer, of_layer in by_layer.items()}
+            for kind, by_layer in result.sums.items()
+        }
+        for unit, place in broken_rows(sums_by_unit).items():
+            part.broken.setdefault(batch[unit // n_units].text, place)
+
+        # Whole chunks, and their units; those of padding alone are none.
+        rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
+        units = [row * n_units + unit for row in rows for unit in range(-(-len(batch[row]) // size))]
+        if not rows:
+            return
+        # All texts weigh the same: a query of a longer one counts less.
+        weights = np.array([1 / chunk.n_queries for chunk in batch])
+        for kind, by_layer in result.sums.items():
+            stacked = {name: stack_layers(by_layer, name)[units] for name in ("sum", "count", "uniform_sum")}
+            weighed = weigh_units(weights.repeat(n_units)[units], stacked)
+            if kind not in part.tallies:
+                names = next(iter(by_layer.values())).names
+                part.tallies[kind] = Tally.empty(kind, sorted(by_layer), weighed["sum"].shape[2], names)
+            tally = part.tallies[kind]
+            tally.measures.add(weighed["sum"], weighed["count"])
+            tally.uniform.add(weighed["uniform_sum"], weighed["count"])
+            if kind in result.hits:
+                tally.pairs.add(*(result.hits[kind] * weights[:, None, None])[:, rows])
+        for row in rows:
+            chunk = batch[row]
+            part.n_tokens += len(chunk) - chunk.n_repeated
+            # The last chunk completes its text.
+            part._n_done[chunk.text] = part._n_done.get(chunk.text, 0) + 1
+            if part._n_done[chunk.text] == chunk.n_chunks:
+                part.n_texts += 1
+                part.n_chunked += chunk.n_chunks > 1
+                for tally in part.tallies.values():
+                    tally.lengths.add(weights[row], 1.0)
+        part.rows |= {key: kept for key, kept in result.rows.items() if key[0] not in part.broken}
 
     def finish(self, part: HeadSums) -> HeadSums:
         """Return the sums over the whole texts of a block; without one there are none."""
@@ -326,7 +324,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         inputs = batch_of(tokens, targets).to(self._model.info.device)
 
         # The queries whose rows are kept, of each chunk.
-        wanted: list[tuple[NDArray[np.int64], int] | None] = []
+        wanted: list[tuple[Numbers, int] | None] = []
         for chunk in batch:
             queries = self._sampled.get((chunk.text, chunk.number))
             wanted.append(None if queries is None else (queries, len(chunk)))
@@ -350,7 +348,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         by_chunk = {(chunk.text, chunk.number): rows for chunk, rows in zip(batch, reader.rows, strict=True) if rows}
         return BatchResult(sums, hits, by_chunk)
 
-    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[NDArray[np.bool_]]) -> TextFacts:
+    def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[Flags]) -> TextFacts:
         """Return the facts that measures need of the texts of a batch, each array (text, token)."""
         import torch
 
@@ -400,7 +398,7 @@ def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
     return rows.float() / lengths.clamp(min=torch.finfo(torch.float32).tiny)
 
 
-def _punctuation(tokens: Tokens) -> NDArray[np.bool_]:
+def _punctuation(tokens: Tokens) -> Flags:
     """Return which tokens are punctuation and nothing else."""
     bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
     marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
