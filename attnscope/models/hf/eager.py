@@ -142,4 +142,5 @@ def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: S
 
 def _are_softmax(rows: Tensor, allowed: float) -> Tensor:
     """Return which rows, (..., key), hold weights from 0 that sum to 1."""
-    return (rows >= 0).all(-1) & ((rows.float().sum(-1) - 1).abs() <= allowed)
+    totals = rows.float().sum(-1)
+    return (rows >= 0).all(-1) & ((totals - 1).abs() <= allowed)

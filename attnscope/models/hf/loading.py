@@ -26,7 +26,7 @@ from attnscope.models.devices import DeviceMap, describe_spread, place, spreadin
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.adapters import Adapter, merge, require_peft
 from attnscope.models.hf.assembling import assemble, processor_kind
-from attnscope.models.hf.heads import class_to_load
+from attnscope.models.hf.heads import class_to_load, output_embeddings
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
     base_of,
@@ -351,9 +351,8 @@ def top_part_of(key: str, model: PreTrainedModel) -> str:
     if model.base_model is not model:
         return "" if key.startswith(f"{model.base_model_prefix}.") else first
     # A model that is its own base has at most the output embeddings on top.
-    top: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    is_top = bool(rest) and top is not None and model._modules.get(first) is top
-    return first if is_top else ""
+    top = output_embeddings(model)
+    return first if rest and top is not None and model._modules.get(first) is top else ""
 
 
 # Old files hold what is computed today, masks of all positions, or what was only ever a mark.

@@ -32,7 +32,8 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
     """Return the arguments of every forward pass: no cache of keys and values, and outputs by name."""
-    return {name: value for name, value in (("use_cache", False), ("return_dict", True)) if accepts(model, name)}
+    wanted = {"use_cache": False, "return_dict": True}
+    return {name: value for name, value in wanted.items() if accepts(model, name)}
 
 
 def main_input(model: PreTrainedModel) -> str:
@@ -86,8 +87,8 @@ def setting(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
     except RuntimeError:  # transformers refuses to give one answer where layers differ
-        layers = getattr(config, "per_layer_config", None) or {}
-        values = {getattr(layer, name, None) for layer in (layers.values() if isinstance(layers, dict) else layers)}
+        layers = getattr(config, "per_layer_config", None) or ()
+        values = {getattr(layer, name, None) for layer in layers}
         return values.pop() if len(values) == 1 else None
 
 

@@ -160,7 +160,9 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
     is_known = False
     for maps in weights:
         rows = maps.isfinite().all(-1, keepdim=True)
-        if maps.shape[2] != maps.shape[3] or bool((maps.triu(1).nan_to_num(0.0) * rows).any()):
+        # (batch, head, query, key): what lies above the diagonal is later.
+        later = maps.triu(1).nan_to_num(0.0) * rows
+        if maps.shape[2] != maps.shape[3] or bool(later.any()):
             return False
         # The last query has no later key, so it says nothing.
         is_known = is_known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())

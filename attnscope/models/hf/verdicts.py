@@ -66,7 +66,9 @@ class Memory:
             facts = {name: self._verdict[name] for name in _FIELDS}
             facts["layers"] = {kind: tuple(numbers) for kind, numbers in facts["layers"].items()}
             facts["notes"] = tuple(facts["notes"])
-            plan = {modules[name]: [(kind, layer) for kind, layer in places] for name, places in self._verdict["plan"]}
+            plan = {}
+            for name, places in self._verdict["plan"]:
+                plan[modules[name]] = [(kind, layer) for kind, layer in places]
             return Survey(**facts, plan=plan, remembered=self._verdict["when"])
         survey = compute()
         if survey.checked:
