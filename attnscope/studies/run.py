@@ -203,7 +203,14 @@ def run(
     def share(cut: Any) -> float | None:
         return share_read(texts, cut.texts[-1].index)
 
-    going = run_blocks(measurer, models, blocks(distinct(texts, copies), block), nothing, share=share, **how)
+    going = run_blocks(
+        measurer,
+        models,
+        blocks(distinct(texts, copies), block),
+        nothing,
+        share=share,
+        **how,
+    )
     going.n_copies = copies.n
     return going
 

@@ -85,7 +85,12 @@ class Workers:
     def executor_on(self, device: str) -> Executor:
         """Return where blocks are run; on Ray, each worker of a CUDA device claims one."""
         if self.executor == "ray":
-            return RayCluster(self.n, self.threads, self.address, on_gpu=device.startswith("cuda"))
+            return RayCluster(
+                self.n,
+                self.threads,
+                self.address,
+                on_gpu=device.startswith("cuda"),
+            )
         return Processes(self.n or 1, self.threads)
 
     def loader(self, model: Model) -> Callable[[], Model]:
@@ -97,7 +102,13 @@ class Workers:
         # On this machine, files that were hashed need not be hashed again.
         known_hashes = dict(HASHES) if self.executor == "local" else {}
         there = replace(self, spec=spec, loading=loading)
-        return partial(_load_same, there, model.info.sha256, dict(versions()), known_hashes)
+        return partial(
+            _load_same,
+            there,
+            model.info.sha256,
+            dict(versions()),
+            known_hashes,
+        )
 
 
 def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]) -> Model:
@@ -287,7 +298,12 @@ class _Process:
         self._n_threads = n_threads
         context = multiprocessing.get_context("spawn")
         with _safe_start(n_threads):  # a process of its own keeps its locks
-            self._pool = ProcessPoolExecutor(1, context, _begin_process, (pickled,))
+            self._pool = ProcessPoolExecutor(
+                1,
+                context,
+                _begin_process,
+                (pickled,),
+            )
         self._processes: list[Any] = []
 
     def run(self, block: Any) -> Future[Any]:

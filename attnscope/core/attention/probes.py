@@ -106,7 +106,8 @@ class Weights(OfChosen[Tensor]):
     """
 
     def __init__(self, *chosen: Any, **named: Any) -> None:
-        super().__init__(attention_weights, *chosen, attend=attend, **named)
+        super().__init__(attention_weights, *chosen, **named)
+        self._attend = attend
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         # Maps are what costs: of chosen heads only theirs are computed, of all heads the output comes of them.

@@ -31,7 +31,12 @@ class AtlasOptions:
         "--examples-by",
         default=CONTENT,
     )
-    examples: int = option("How many of its best texts each head shows.", default=10, least=0, most=100)
+    examples: int = option(
+        "How many of its best texts each head shows.",
+        default=10,
+        least=0,
+        most=100,
+    )
     sample: int = option(
         "How many texts are drawn at random for the deciles.", default=512, least=1, most=8192, python_only=True
     )

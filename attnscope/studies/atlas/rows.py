@@ -150,15 +150,34 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
     for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
         for head, rank in np.argwhere(by_head >= 0).tolist():
             number = int(by_head[head, rank])
-            wanted[number].append(Wanted(head, why, rank, float(scores.values[number, head])))
+            wanted[number].append(
+                Wanted(
+                    head,
+                    why,
+                    rank,
+                    float(scores.values[number, head]),
+                )
+            )
     # Cut these texts again, as they were cut when they were scored.
     special = special_ids(model)
     units = []
     for number in dict.fromkeys([*sampled, *wanted]):
         scored = scores.texts[number]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
-        chunk = chunks(tokens, scored.index, limit=model.info.max_tokens, **cut)[scored.number]
-        units.append(Unit(scored.text, chunk, number in sampled, wanted[number]))
+        chunk = chunks(
+            tokens,
+            scored.index,
+            limit=model.info.max_tokens,
+            **cut,
+        )[scored.number]
+        units.append(
+            Unit(
+                scored.text,
+                chunk,
+                number in sampled,
+                wanted[number],
+            )
+        )
     return units
 
 
@@ -194,18 +213,37 @@ def read_rows(
                     for kind in rows.tables:
                         text = _read_by(kind, chunk, start)
                         layers = {
-                            layer: _SeenLayer(kind, of_layer, number, text)
+                            layer: _SeenLayer(
+                                kind,
+                                of_layer,
+                                number,
+                                text,
+                            )
                             for layer, of_layer in attention[kind].items()
                         }
-                        _add_text(rows, layers, kind, heads, unit)
+                        _add_text(
+                            rows,
+                            layers,
+                            kind,
+                            heads,
+                            unit,
+                        )
                     rows.n_sampled += unit.sampled
                 n_done += len(chunk)
             if report is not None:
-                report(Progress(len(rows.examples), n_done, n_done / n_all, "reading examples"))
+                report(
+                    Progress(
+                        len(rows.examples),
+                        n_done,
+                        n_done / n_all,
+                        "reading examples",
+                    )
+                )
 
 
 def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
     """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
+    # A decoder beside an encoder reads the text behind its start token, which asks nothing that counts.
     source = chunk.tokens
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
@@ -237,7 +275,13 @@ class _SeenLayer:
             yield slice(int(queries[0]), int(queries[-1]) + 1), *self.rows(queries)
 
     def _read(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        weights, allowed = read_some(self.attention, self.kind, self.number, queries, len(self.text))
+        weights, allowed = read_some(
+            self.attention,
+            self.kind,
+            self.number,
+            queries,
+            len(self.text),
+        )
         return weights.float(), allowed
 
     @cached_property
@@ -255,6 +299,7 @@ class _SeenLayer:
 
         A query counts by the mass that it gives away outside sinks, times its nats from uniform.
         """
+        # Counts and largest keys of all queries, (head, query), tile by tile.
         outside = torch.from_numpy(self.text.outside_sinks)
         counts = []
         keys = []
@@ -268,7 +313,13 @@ class _SeenLayer:
         return np.stack([focus, torch.cat(keys, 1).numpy()[np.arange(len(focus)), focus]])
 
 
-def _add_text(rows: Rows, layers: Mapping[int, _SeenLayer], kind: str, heads: Sequence[Place], unit: Unit) -> None:
+def _add_text(
+    rows: Rows,
+    layers: Mapping[int, _SeenLayer],
+    kind: str,
+    heads: Sequence[Place],
+    unit: Unit,
+) -> None:
     """Add what one kind of attention on a text shows to the tables and examples."""
     # Tables take all rows; distances take a few queries at even steps.
     text = next(iter(layers.values())).text
@@ -300,7 +351,12 @@ def _add_text(rows: Rows, layers: Mapping[int, _SeenLayer], kind: str, heads: Se
             focus=int(np.searchsorted(places, focus)),
             excerpt=excerpt,
             offsets=offsets,
-            **keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MOST_KEYS)._asdict(),
+            **keep_rows(
+                weights[:, places],
+                weights.sum(1),
+                KEPT_MASS,
+                MOST_KEYS,
+            )._asdict(),
         )
         rows.examples.append(example)
 

@@ -37,6 +37,7 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
         total, count = (part[number].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (totals, sums.count))
         return divide(total, count)
 
+    # A measure ranks by its mean, the content by two of them.
     if rank != CONTENT:
         return mean(rank, sums.sum)
     nats = mean("entropy_nats", sums.uniform_sum) - mean("entropy_nats", sums.sum)
@@ -95,6 +96,7 @@ class Scores:
         """Return the best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
         # Texts are in the order of their lots, and ties go to it.
         order = np.argsort(-self.values.astype(np.float64), axis=0, kind="stable")[: self.n_top]
+        # Texts without a score come last, and are no examples.
         is_undefined = np.isnan(np.take_along_axis(self.values, order, 0))
         return np.where(is_undefined, -1, order).T.astype(np.int64)
 
@@ -157,16 +159,30 @@ class AtlasMeasurer(HeadMeasurer):
         rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
         if not rows:
             return
+        # The texts with their lots.
         texts = []
         for chunk in (batch[row] for row in rows):
             text = part._block[chunk.text]
             lot = int.from_bytes(lot_of(text, self._options.seed, chunk.number), "big")
-            texts.append(ScoredText(lot, chunk.text, chunk.number, text, len(chunk)))
+            texts.append(
+                ScoredText(
+                    lot,
+                    chunk.text,
+                    chunk.number,
+                    text,
+                    len(chunk),
+                )
+            )
         # Scores by the heads of each layer in turn, (text, head).
         values = []
         for by_layer in result.sums.values():
             for _, sums in sorted(by_layer.items()):
                 values.append(score(sums, self._options.rank, len(batch)))
         every = np.concatenate(values, 1).astype(np.float32)[rows]
-        scores = Scores(texts, every, self._options.examples, self._options.sample)
+        scores = Scores(
+            texts,
+            every,
+            self._options.examples,
+            self._options.sample,
+        )
         part.scores = part.scores.merge(scores) if part.scores else scores.choose()

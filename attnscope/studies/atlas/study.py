@@ -63,7 +63,15 @@ def atlas(
     read = texts_of(corpus, model)
     # First pass: measure heads, and keep the texts that show them.
     make = partial(AtlasMeasurer, options=options)
-    findings, done = study_heads(model, read, options.heads, report, workers, make, ScoredSums())
+    findings, done = study_heads(
+        model,
+        read,
+        options.heads,
+        report,
+        workers,
+        make,
+        ScoredSums(),
+    )
     assert isinstance(done, ScoredSums)
     # Second pass: read the attention of the kept texts.
     rows = Rows()
@@ -75,14 +83,30 @@ def atlas(
         cut = {name: findings.options[name] for name in ("chunk", "stride")}
         step = scale_report(report, 0, 1 + options.heads.causal)
         try:
-            read_rows(rows, model, heads, units_of(model, scores, findings.corpus["n_tokens"], **cut), step)
+            read_rows(
+                rows,
+                model,
+                heads,
+                units_of(
+                    model,
+                    scores,
+                    findings.corpus["n_tokens"],
+                    **cut,
+                ),
+                step,
+            )
         except KeyboardInterrupt:
             rows.complete = False
         except Exception as error:
             rows = Rows()
             failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
             findings = replace(findings, run={**findings.run, "failures": failed})
-    return _assemble(findings, options, scores, rows)
+    return _assemble(
+        findings,
+        options,
+        scores,
+        rows,
+    )
 
 
 def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows) -> Atlas:
@@ -123,7 +147,13 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
     chosen = {name: getattr(options, name) for name in ("examples", "sample", "seed", "rank")}
     chosen |= {"score": meaning, "lift": OUTSIDE_SINKS}
     corpus = settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete)
-    return Atlas(findings.run, corpus, {**findings.options, **chosen}, tables, grids)
+    return Atlas(
+        findings.run,
+        corpus,
+        {**findings.options, **chosen},
+        tables,
+        grids,
+    )
 
 
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
@@ -131,6 +161,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
     order = sorted(examples, key=lambda read: (read.wanted.head, read.wanted.why != "top", read.wanted.rank))
     rows = []
     n_characters = 0
+    # A row says where its excerpt begins among all characters.
     for example in order:
         excerpt = {"first_character": n_characters, "n_characters": len(example.excerpt)}
         n_characters += len(example.excerpt)
@@ -161,6 +192,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         "shown": shown,
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
+    # Characters and kept keys of all examples, one after the other.
     excerpts = "".join(example.excerpt for example in order).encode("utf-32-le", "surrogatepass")
     grids = {
         "kept_key": join(example.keys for example in order).astype(np.uint8),

@@ -129,15 +129,42 @@ class KindTables:
         for n_heads, tiles in zip(self.n_heads.values(), tiles_of_layers, strict=True):
             heads = slice(first, first + n_heads)
             first += n_heads
-            sums = self._sum_layer(heads, text, is_query, is_key, tiles).double().numpy()
+            sums = (
+                self._sum_layer(
+                    heads,
+                    text,
+                    is_query,
+                    is_key,
+                    tiles,
+                )
+                .double()
+                .numpy()
+            )
             # The last column is of attention on all keys, (row, item).
             n_rows = len(sums)
             sums_by_side = (sums[:, :-1, -1], sums[:, -1, :-1], sums[:, :-1, :-1].reshape(n_rows, -1)[:, is_listed])
-            for of_side, items, rows in zip(self._sums, (asks, gets, pairs), sums_by_side, strict=True):
+            for of_side, items, rows in zip(
+                self._sums,
+                (asks, gets, pairs),
+                sums_by_side,
+                strict=True,
+            ):
                 counts, shares = rows[-2:]
                 # The largest lift: every query that could see an item gives it all.
-                most = np.divide(counts, shares, out=np.zeros_like(counts), where=shares > 0)
-                of_side.add(heads, items, rows[:n_heads], rows[n_heads:-2], counts, most)
+                most = np.divide(
+                    counts,
+                    shares,
+                    out=np.zeros_like(counts),
+                    where=shares > 0,
+                )
+                of_side.add(
+                    heads,
+                    items,
+                    rows[:n_heads],
+                    rows[n_heads:-2],
+                    counts,
+                    most,
+                )
 
     def _sum_layer(
         self, heads: slice, text: ReadText, is_query: NDArray[np.bool_], is_key: NDArray[np.bool_], tiles: Tiles

@@ -86,8 +86,15 @@ def compare(
     Raises:
         AttnscopeError: There is no text, the model cannot be compared, or no worker can begin.
     """
-    result = _measure((model,), corpus, options or CompareOptions(), report, (workers,) if workers else None)
+    result = _measure(
+        (model,),
+        corpus,
+        options or CompareOptions(),
+        report,
+        (workers,) if workers else None,
+    )
     distances = result.distance()
+    # Clusters, their order, and places in the plane are those of the distances.
     merges, order = cluster_heads(distances)
     arrays = {"merges": merges, "order": order, "places": classical_mds(distances)[0]}
     named = {f"{name}:{result.distance_name}": array for name, array in arrays.items()}
@@ -120,7 +127,14 @@ def compare_models(
     Raises:
         AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
-    result = _measure((model, other), corpus, options or CompareOptions(), report, workers)
+    result = _measure(
+        (model, other),
+        corpus,
+        options or CompareOptions(),
+        report,
+        workers,
+    )
+    # Which head of the other model each head is matched with; -1 = none, (head,).
     rows, columns = best_matching(result.distance()).T
     match = np.full(len(result.table("heads")), -1)
     match[rows] = columns
@@ -140,6 +154,7 @@ def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: no head can be taken out"
         )
+    # The same network, whose attention gives nothing at these heads.
     other = copy(model)
 
     def run_without(batch: Batch, probe: Probe) -> Tensor:
@@ -164,13 +179,23 @@ def _measure(
     workers: tuple[Workers, ...] | None,
 ) -> Comparison:
     """Run one model or two on the texts, and return the distances of all pairs of heads."""
+    # Refuse what cannot be compared before anything runs.
     for model in models:
         require_one_kind(model)
         options.choice.within(model.info)
     texts = texts_of(corpus)
     make = partial(PairMeasurer, options=options)
     step = "the comparison on a later text"
-    going = run(make, models, texts, PairPart(), block=BLOCK, workers=workers, report=report, step=step)
+    going = run(
+        make,
+        models,
+        texts,
+        PairPart(),
+        block=BLOCK,
+        workers=workers,
+        report=report,
+        step=step,
+    )
     done = going.done
     if not done.n_texts and not going.complete:
         raise KeyboardInterrupt
@@ -188,7 +213,13 @@ def _measure(
     corpus_facts = going.corpus(texts, models[0].info)
     corpus_facts["text"] = corpus if isinstance(corpus, str) else None
     arrays = distance_arrays(divergences, options)
-    return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
+    return Comparison(
+        going.about(models[0].info),
+        corpus_facts,
+        facts,
+        tables,
+        arrays,
+    )
 
 
 def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[str, Floats]:
@@ -245,9 +276,16 @@ class PairMeasurer(Measurer[PairPart]):
         if len(self._models) > 1:
             for text in block.texts:
                 _require_same_tokens(self._models, text, special)
+        # A text is cut where the model that takes fewest tokens needs it.
         limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
         limit = min(limits, default=None)
-        batches = block_batches(block, first.tokenizer.encode, limit=limit, special_ids=special, budget=TOKEN_BUDGET)
+        batches = block_batches(
+            block,
+            first.tokenizer.encode,
+            limit=limit,
+            special_ids=special,
+            budget=TOKEN_BUDGET,
+        )
         # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
         most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
         return [batch[start : start + most] for batch in batches[::-1] for start in range(0, len(batch), most)]
@@ -293,10 +331,12 @@ class PairMeasurer(Measurer[PairPart]):
         for queries in torch.arange(n_tokens).split(step):  # type: ignore[no-untyped-call]
             weights = [each.rows(row, queries, n_tokens) for each in seen]
             for each, rows in zip(seen, weights, strict=True):
+                # The first head with a number that is none names its layer.
                 is_finite = np.isfinite(rows).all((1, 2))
                 if not is_finite.all():
                     layer, _ = each.heads[is_finite.argmin()]
                     return each.kind, layer
+            # Without special tokens, rows are what is left of them, renormalised.
             if self._options.hide_special:
                 chosen = ordinary[queries]
                 weights = [divide_by_rest(rows[:, chosen][:, :, ordinary]) for rows in weights]
@@ -325,14 +365,28 @@ class _Seen:
 
     def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
         """Return the weights of some queries of a text, (head, query, key)."""
-        by_layer = [read_rows(attention, self.kind, text, queries, n_keys)[0] for _, attention in self._layers]
+        by_layer = [
+            read_rows(
+                attention,
+                self.kind,
+                text,
+                queries,
+                n_keys,
+            )[0]
+            for _, attention in self._layers
+        ]
         return torch.cat(by_layer).numpy()[self._rows]
 
 
 def heads_table(model: Model, heads: Sequence[HeadPlace]) -> Table:
     """Return a table of heads, by layer and number."""
     layers, numbers = zip(*heads, strict=True)
-    return Table.of_arrays(HEADS, kind=[model.info.kinds[0]] * len(heads), layer=layers, head=numbers)
+    return Table.of_arrays(
+        HEADS,
+        kind=[model.info.kinds[0]] * len(heads),
+        layer=layers,
+        head=numbers,
+    )
 
 
 def require_one_kind(model: Model) -> None:

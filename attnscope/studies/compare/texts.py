@@ -55,7 +55,13 @@ def compare_heads(
     picked = tuple(dict.fromkeys(pick))
     if len(picked) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
-    reading, attention = _read_map(model, text, options, Choice(pick=picked))
+    reading, attention = _read_map(
+        model,
+        text,
+        options,
+        Choice(pick=picked),
+    )
+    # Heads that have no attention have no row.
     for head in picked:
         if not attention.exists(*head):
             raise AttnscopeError(f"there is no attention in L{head[0]}H{head[1]}", "pick other heads")
@@ -63,6 +69,7 @@ def compare_heads(
     # The heads, their mean, and the single head where there is one. (head, query, key) and (query, key)
     weights = np.stack([attention.of(*head) for head in picked])
     mean = weights.mean(0, dtype=np.float64).astype(np.float32)
+    # What a file holds of each.
     arrays: dict[str, NDArray[Any]] = {"weights:first": weights, "mean:first": mean}
     single, note = _single(model, reading, picked)
     if single is not None:
@@ -77,7 +84,13 @@ def compare_heads(
     arrays |= distance_arrays(divergences, options)
     tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
-    return Comparison(run_of(model.info, reading.notes), {"text": attention.queries.text}, facts, tables, arrays)
+    return Comparison(
+        run_of(model.info, reading.notes),
+        {"text": attention.queries.text},
+        facts,
+        tables,
+        arrays,
+    )
 
 
 def _read_map(model: Model, text: str, options: CompareOptions, choice: Choice) -> tuple[Reading, AttentionMap]:
@@ -113,7 +126,18 @@ def compare_texts(
     """
     options = options or CompareOptions()
     # Maps of all heads on both texts. (head, query, key) each
-    readings, maps = zip(*(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True)
+    readings, maps = zip(
+        *(
+            _read_map(
+                model,
+                each,
+                options,
+                Choice(),
+            )
+            for each in (text, other)
+        ),
+        strict=True,
+    )
     heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
@@ -156,7 +180,13 @@ def compare_texts(
     facts = {"compared": "texts", "distances": [name], "query": query}
     corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
     arrays = {"weights:first": weights[0], "weights:second": weights[1], f"divergence:{name}": divergences}
-    return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
+    return Comparison(
+        run_of(model.info, notes),
+        corpus,
+        facts,
+        tables,
+        arrays,
+    )
 
 
 def _root_mean(divergences: Floats) -> Floats:
@@ -202,6 +232,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     # Fill the table of edit distances row by row. (first + 1, second + 1)
     inserted = np.arange(b + 1)
     edits = np.empty((a + 1, b + 1), np.int32)
+    # Without tokens of the first text, all of the second are inserted.
     edits[0] = inserted
     for row in range(a):
         edits[row + 1, 0] = row + 1
@@ -224,6 +255,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
 
 def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the aligned pairs that a query names, in the first text, else in the second; refuse one without pairs."""
+    # Places count in the first text alone.
     places = tokens[0].find(query), () if query.startswith("@") else tokens[1].find(query)
     for side in (0, 1):
         pairs = np.flatnonzero(np.isin(aligned[:, side], places[side]))
@@ -242,10 +274,12 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
     (by_layer,) = see(model, reading.batch(model.info.device), [layer for layer, _ in picked]).values()
+    # Lay queries and keys of the heads side by side, where that is defined.
     call = single_head([(by_layer[layer], head) for layer, head in picked])
     if isinstance(call, str):
         return None, f"no single head: {call}"
     weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
+    # Say which heads they are.
     note = "single head: softmax over the heads' queries and keys side by side, scores divided by √(heads · d_head)"
     layer = picked[0][0]
     n_heads = by_layer[layer].n_heads

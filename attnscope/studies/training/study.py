@@ -71,6 +71,7 @@ def training(
         KeyboardInterrupt: It was interrupted before any checkpoint was done.
     """
     options = options or TrainingOptions()
+    # Which checkpoints there are, by step.
     stages, skipped = stages_of(models)
     texts = None if corpus is None else texts_of(corpus)
     checkpoints: list[_Checkpoint] = []
@@ -78,7 +79,12 @@ def training(
     complete = True
     for number, stage in enumerate(stages):
         try:
-            checkpoint = _measure(stage, texts, options, scale_report(report, number, len(stages)))
+            checkpoint = _measure(
+                stage,
+                texts,
+                options,
+                scale_report(report, number, len(stages)),
+            )
             texts = checkpoint.texts
             if checkpoints:
                 _require_alike(checkpoint, checkpoints[0])
@@ -90,9 +96,15 @@ def training(
             first_error = first_error or error
             skipped.append(_problem(stage.name, one_line(failure(stage.name, error)["error"])))
         gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
+    # Without any there is nothing to tell but why.
     if not checkpoints:
         raise first_error if complete and first_error else KeyboardInterrupt
-    return _assemble(checkpoints, options, skipped, complete)
+    return _assemble(
+        checkpoints,
+        options,
+        skipped,
+        complete,
+    )
 
 
 # Which checkpoints
@@ -159,11 +171,13 @@ def step_of(name: str) -> int | None:
 
     A number with more digits than a count of steps can have is no step.
     """
+    # What the trainer wrote counts first.
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
     with contextlib.suppress(OSError, ValueError, AttributeError):
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
         if type(step) is int and 0 <= step <= MOST_STEPS:
             return step
+    # Else the last number of its name counts, or of its revision on the Hub.
     _, has_revision, revision = name.partition("@")
     is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
     last = revision if has_revision and not is_there else folder.name
@@ -212,29 +226,55 @@ def _measure(stage: Stage, texts: Texts | None, options: TrainingOptions, report
         needs_head = options.loss != "none"
         loading = options.loading.with_head(stage.name) if needs_head else options.loading
         model = loading.load(stage.name)
+    # Measure its heads as a study of them does.
     began = time.perf_counter()
     texts = probe_texts(model) if texts is None else texts
-    findings = heads(model, texts, options.heads_options, report)
+    findings = heads(
+        model,
+        texts,
+        options.heads_options,
+        report,
+    )
     if not findings.corpus["complete"]:
         raise KeyboardInterrupt
     for failed in findings.run.get("failures", ())[:1]:
         raise AttnscopeError(failure_line(failed), failed["hint"])
     # The loss is that of a pass which takes no head out.
     predicted = model.loss if options.loss != "none" and not model.labels else None
-    loss = Estimate(np.nan, np.nan, np.nan, count=0)
+    loss = Estimate(
+        np.nan,
+        np.nan,
+        np.nan,
+        count=0,
+    )
     if predicted is not None:
         result = measure_cuts(Passes(Reader(model, predicted), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
         whole = result.done.whole
         low, high = whole.interval()
-        loss = Estimate(float(whole.ratio()), max(float(low), 0.0), float(high), count=float(whole.total("c")))
+        loss = Estimate(
+            float(whole.ratio()),
+            max(float(low), 0.0),
+            float(high),
+            count=float(whole.total("c")),
+        )
     elapsed_s = time.perf_counter() - began
-    return _Checkpoint(stage.name, stage.step, model.info.sha256, loss, elapsed_s, predicted, texts, findings)
+    return _Checkpoint(
+        stage.name,
+        stage.step,
+        model.info.sha256,
+        loss,
+        elapsed_s,
+        predicted,
+        texts,
+        findings,
+    )
 
 
 def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
     """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
+    # All heads must be there, and all tokens.
     names, first_names = (each.findings.table("heads").head_names(with_kind=True) for each in (checkpoint, first))
     if names != first_names:
         raise AttnscopeError(f"it has {len(names)} heads, and not those of {first.name}")
@@ -286,6 +326,7 @@ def _assemble(
         "uniform": np.array([tables[-1].part(name, "baseline") for name in options.measures]),
         "has_role": has_role,
     }
+    # The rest is that of the last checkpoint.
     facts = {**last.options, "measures": list(options.measures), "loss": checkpoints[-1].predicted}
     facts["roles"] = {name: last.options["roles"][name] for name in roles}
     names = [checkpoint.name for checkpoint in checkpoints]
@@ -293,7 +334,13 @@ def _assemble(
     if skipped:
         run["skipped"] = skipped
     corpus = {**last.corpus, "complete": complete, "n_checkpoints": len(checkpoints)}
-    return Training(run, corpus, facts, filled, arrays)
+    return Training(
+        run,
+        corpus,
+        facts,
+        filled,
+        arrays,
+    )
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:
