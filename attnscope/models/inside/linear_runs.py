@@ -96,17 +96,21 @@ class ScoreRun:
         linear = linear_maps(roots)
         self._projections, outputs = _projections_and_outputs(model)
         # Feed-forward networks are cut off as wholes: every other map in a block, and experts, which are no maps.
-        experts = [m for m in self._layers if any(weight.ndim > 2 for weight in m.parameters(recurse=False))]
-        branches = [m for m in linear if m in self._layers and m not in outputs and m not in self._projections]
-        branches += experts
-        left = set(linear) - {*branches, model.unembedding()}
+        branches = set(linear) & set(self._layers) - outputs - self._projections
+        for module in self._layers:
+            if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
+                branches.add(module)
+        left = set(linear) - branches - {model.unembedding()}
         # Norms are found by measuring every module without children that is no linear map.
         modules = modules_of(roots)
-        norms = {m: measure_norm(m) for m in modules if is_leaf(m) and m not in set(linear)}
-        self._norms: dict[nn.Module, Norm] = {module: norm for module, norm in norms.items() if norm is not None}
+        self._norms: dict[nn.Module, Norm] = {}
+        for module in filter(is_leaf, modules):
+            norm = None if module in linear else measure_norm(module)
+            if norm is not None:
+                self._norms[module] = norm
         # Run the model; whatever adds to the stream becomes a leaf.
-        first = [block for (_, layer), block in model.blocks().items() if layer == 0]
-        embeddings = [m for m in modules if isinstance(m, nn.Embedding)]
+        first = [block for place, block in model.blocks().items() if place[1] == 0]
+        embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
             torch.enable_grad(),
             hooks(branches, self._branch),
@@ -137,14 +141,20 @@ class ScoreRun:
         for start in range(0, len(total), at_once):
             chunk = columns[start : start + at_once]
             gradients = torch.autograd.grad(
-                total, tensors, chunk, retain_graph=True, allow_unused=True, is_grads_batched=True
+                total,
+                tensors,
+                chunk,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
             )
             for leaf, slopes in zip(self._leaves, gradients, strict=True):
                 if slopes is None:
                     continue
                 # A slope has the leaf's shape behind a first axis of columns: (column, …) -> (column, part).
                 products = leaf.value.detach().double() * slopes.double()
-                sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2).cpu().numpy()
+                sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
+                sums = sums.cpu().numpy()
                 for part, numbers in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))
                     vector[start : start + at_once] += numbers
@@ -166,7 +176,9 @@ class ScoreRun:
         # One leaf for all heads of the layer: (1, head, query, d_value).
         leaf = output.detach().requires_grad_()
         name = self._name(call.kind, call.layer)
-        parts = [Part(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
+        parts = []
+        for head in range(call.n_heads):
+            parts.append(Part(f"{name}H{head}", "head", call.layer, head))
         self._leaves.append(_Leaf(tuple(parts), leaf, leaf))
         return leaf
 
@@ -182,34 +194,38 @@ class ScoreRun:
         return self._add_leaf(Part(f"{self._name(kind, layer)} MLP", "MLP", layer), output)
 
     def _embed(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        name = _name_embedding(inputs[0] if inputs else None, output, self._batch)
+        ids = inputs[0] if inputs else None
+        name = _name_embedding(ids, output, self._batch)
         return self._add_leaf(Part(name, "embedding"), output)
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         # Embeddings handed over as vectors, or added by plain code, have no path yet.
         hidden = hidden_input(inputs, named)
         if hidden is not None and not hidden.requires_grad:
-            self._leaves.append(_Leaf((Part(EMBEDDED, "embedding"),), hidden.requires_grad_(), hidden))
+            part = Part(EMBEDDED, "embedding")
+            self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
     def _normalise(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         # Freeze the length: the factor is the one that gives the actual output, (…, 1).
         norm = self._norms[module]
         bias = norm.bias.to(output)
-        gained = inputs[0] - inputs[0].mean(-1, keepdim=True) if norm.centres else inputs[0]
-        gained = gained * norm.gain.to(gained)
+        x = inputs[0]
+        if norm.centres:
+            x = x - x.mean(-1, keepdim=True)
+        gained = x * norm.gain.to(x)
         exact = (output - bias).detach()
-        factor = (exact * gained.detach()).sum(-1, keepdim=True) / gained.detach().square().sum(-1, keepdim=True)
-        return self._with_bias(module, gained * factor.nan_to_num(0) + bias, norm.bias)
+        fixed = gained.detach()
+        factor = (exact * fixed).sum(-1, keepdim=True) / fixed.square().sum(-1, keepdim=True)
+        return self._add_bias(module, inputs, gained * factor.nan_to_num(0) + bias)
 
-    def _add_bias(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        return self._with_bias(module, output, getattr(module, "bias", None))
-
-    def _with_bias(self, module: nn.Module, output: Tensor, bias: Tensor | None) -> Tensor:
+    def _add_bias(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Return an output in which a bias, which it holds already, has a slope."""
+        bias = self._norms[module].bias if module in self._norms else getattr(module, "bias", None)
         if bias is None:
             return output
         name = PROJECTION_BIAS if module in self._projections else OTHER_BIASES
-        return output + self._add_leaf(Part(name, "bias"), torch.zeros_like(output), bias.detach().expand_as(output))
+        value = bias.detach().expand_as(output)
+        return output + self._add_leaf(Part(name, "bias"), torch.zeros_like(output), value)
 
 
 def _layers_of(model: Model) -> dict[nn.Module, set[Place]]:
@@ -251,7 +267,7 @@ def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Modul
 
 def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
     """Return which embedding gave this: that of the tokens, one that differs at every place, or neither."""
-    if isinstance(ids, Tensor) and ids.shape == batch.ids.shape and torch.equal(ids, batch.ids.to(ids.device)):
+    if isinstance(ids, Tensor) and torch.equal(ids, batch.ids.to(ids.device)):
         return TOKENS
     differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)
     return POSITIONS if bool(differs.all()) else SEGMENTS

@@ -148,9 +148,13 @@ def stream_of(model: Model) -> Stream:
     adapted = adapted_maps(model.modules())
     attentions = tuple(look.attention(place, adapted) for place in sorted(look.watch.calls))
     notes: list[str] = []
-    for note in dict.fromkeys(note for attention in attentions for note in attention.notes):
-        where = [f"L{attention.layer}" for attention in attentions if note in attention.notes]
-        notes.append(f"{', '.join(where) if len(where) < len(attentions) else 'all layers'}: {note}")
+    layers_with: dict[str, list[str]] = {}
+    for attention in attentions:
+        for note in attention.notes:
+            layers_with.setdefault(note, []).append(f"L{attention.layer}")
+    for note, layers in layers_with.items():
+        where = "all layers" if len(layers) == len(attentions) else ", ".join(layers)
+        notes.append(f"{where}: {note}")
     if all(attention.value is None or attention.output is None for attention in attentions):
         raise AttnscopeError(
             f"where {info.name} ({info.architecture}) keeps W_V and W_O of its heads is not known",
@@ -168,11 +172,12 @@ def stream_of(model: Model) -> Stream:
         notes.append(f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used")
         unembedding = None
     entered = look.entered.get(0)
+    first_norm = None if entered is None else measure_norm(look.module_that_gave(entered, 0))
     lacks_norm = any(attention.norm is None for attention in attentions)
     return Stream(
         kind=info.kinds[0],
         attentions=attentions,
-        embedding_norm=None if entered is None else measure_norm(look.module_that_gave(entered, 0)),
+        embedding_norm=first_norm,
         final_norm=None if is_inner else final_norm,
         unembedding=unembedding,
         is_direct=bool(read_by_head) and _same(read_by_head[-1], look.hidden),
@@ -245,11 +250,15 @@ class _Look:
 
     def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
         """Return the last module but linear maps that gave a tensor after so many attentions; None if none did."""
-        modules = [step.module for step in self._others() if step.n_calls == n_calls and _same(step.gave, output)]
-        return modules[-1] if modules else None
+        for step in reversed(self._others()):
+            if step.n_calls == n_calls and _same(step.gave, output):
+                return step.module
+        return None
 
     def _others(self) -> list[_Step]:
-        return [step for step in self.steps if step.module not in self._maps and step.given.shape == step.gave.shape]
+        """Return what gave as many numbers as it was given, but for linear maps: norms among them."""
+        others = [step for step in self.steps if step.module not in self._maps]
+        return [step for step in others if step.given.shape == step.gave.shape]
 
     @torch.enable_grad()
     def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
@@ -281,9 +290,10 @@ class _Look:
         else:
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
             written = self.watch.results[place]
-            after = [step for step in self._others() if step.n_calls == n_before + 1]
-            behind = [step.module for step in after if _same(step.given, written)]
-            output_norm = measure_norm(behind[0]) if behind else None
+            for step in self._others():
+                if step.n_calls == n_before + 1 and _same(step.given, written):
+                    output_norm = measure_norm(step.module)
+                    break
         return Attention(
             call.layer,
             call.n_heads,
@@ -304,20 +314,19 @@ class _Look:
             The norm, and the inputs of the projections; none where they are neither.
         """
         entered = self.entered.get(n_before)
-        maps = [step for step in self.steps if step.n_calls == n_before and step.module in self._maps]
         if entered is None:
             return None, []
+        since = [step for step in self.steps if step.n_calls == n_before]
+        inputs = [step.given for step in since if step.module in self._maps]
         from_stream = [step for step in self._others() if _same(step.given, entered)]
-        for last in reversed(maps):
-            between = [step.module for step in from_stream if _same(step.gave, last.given)]
-            norm = None
-            if not _same(last.given, entered):
-                if not between:
-                    continue
+        for given in reversed(inputs):
+            alike = [other for other in inputs if _same(other, given)]
+            if _same(given, entered):
+                return None, alike
+            between = [step.module for step in from_stream if _same(step.gave, given)]
+            if between:
                 norm = measure_norm(between[-1])
-                if norm is None:
-                    break
-            return norm, [step.given for step in maps if _same(step.given, last.given)]
+                return norm, alike if norm is not None else []
         return None, []
 
 
@@ -389,8 +398,8 @@ def measure_norm(module: nn.Module | None) -> Norm | None:
     weight = None if module is None else next(iter(module.parameters()), None)
     if module is None or weight is None or weight.ndim != 1:
         return None
-    # Four test vectors, (4, n): z and -z tell gain and bias, two random ones whether it centres.
     n = len(weight)
+    # Four test vectors, (4, n): z and -z tell gain and bias, two random ones whether it centres.
     # Without a mean, of length 1, and nowhere small: divided by, it keeps what is left of the norm's precision.
     z = torch.ones(n, dtype=torch.float64)
     z[1::2] = -1

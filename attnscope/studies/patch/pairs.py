@@ -155,8 +155,9 @@ class _Reader:
         """Return the numbers of the right or of the wrong answers, each once."""
         # A class that is right in all pairs is right against all others.
         if self._answer is not None:
-            is_right = side == "right"
-            return tuple(n for n in range(len(self._model.labels)) if (n == self._answer) is is_right)
+            classes = set(range(len(self._model.labels)))
+            rights = {self._answer}
+            return tuple(sorted(rights if side == "right" else classes - rights))
         answers = pair.right if side == "right" else pair.wrong
         if not answers:
             raise AttnscopeError(f"it has no field {side!r}")
@@ -173,20 +174,26 @@ class _Reader:
             return answer
         # Split the text where the answer goes: at its end, or at the mask. `others` are the tokens around it.
         others = tokens.ids.tolist()
-        before, after, start = text, "", position + 1
+        before = text
+        after = ""
+        start = position + 1
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
             if first < 0:
                 raise AttnscopeError("its mask cannot be found in the text: give numbers of tokens as answers")
-            before, after, start = text[:first], text[last:], position
+            before = text[:first]
+            after = text[last:]
+            start = position
             del others[position]
         # Accept the first spelling that adds exactly one ordinary token, and changes no other.
         for spelling in _spellings(answer, before):
             ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
-            number = ids[start : start + 1]
-            is_ordinary = not self._ordinary or self._ordinary.issuperset(number)
-            if number and is_ordinary and ids == [*others[:start], *number, *others[start:]]:
-                return int(number[0])
+            if len(ids) <= start:
+                continue
+            number = int(ids.pop(start))
+            is_ordinary = not self._ordinary or number in self._ordinary
+            if ids == others and is_ordinary:
+                return number
         raise AttnscopeError(f"the answer {answer!r} is not a single token after this text")
 
 
@@ -245,7 +252,8 @@ class PairBatch:
         at_answer = logits[:, self.row]
         if at_answer.shape[1] != len(self.asked):
             at_answer = at_answer[:, self.asked]
-        at_answer = at_answer.to(torch.promote_types(logits.dtype, torch.float32)).view(-1, *self.right.shape)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        at_answer = at_answer.to(wide).view(-1, *self.right.shape)
         right = at_answer.masked_fill(~self.right, -torch.inf)
         wrong = at_answer.masked_fill(~self.wrong, -torch.inf)
         return right.logsumexp(-1) - wrong.logsumexp(-1)
@@ -257,11 +265,14 @@ def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         pair = read[number]
-        by_shape.setdefault((len(pair.clean), -pair.position), []).append(number)
+        shape = (len(pair.clean), -pair.position)
+        by_shape.setdefault(shape, []).append(number)
     pair_batches = []
-    for (length, _), alike in sorted(by_shape.items()):
-        step = max(1, BATCH_TOKENS // length)
-        pair_batches += [_batch_of(model, read, alike[start : start + step]) for start in range(0, len(alike), step)]
+    for shape, alike in sorted(by_shape.items()):
+        step = max(1, BATCH_TOKENS // shape[0])
+        for start in range(0, len(alike), step):
+            chosen = alike[start : start + step]
+            pair_batches.append(_batch_of(model, read, chosen))
     return pair_batches
 
 
@@ -270,7 +281,13 @@ def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> Pai
     device = model.info.device
     is_causal = model.loss == "causal"
     pairs = [read[number] for number in numbers]
-    answers = sorted({answer for pair in pairs for answer in (*pair.right, *pair.wrong)})
+    asked: set[int] = set()
+    for pair in pairs:
+        asked.update(pair.right, pair.wrong)
+    answers = sorted(asked)
+    # Which of them are right, and which are wrong, (pair, answer).
+    right = np.stack([np.isin(answers, pair.right) for pair in pairs])
+    wrong = np.stack([np.isin(answers, pair.wrong) for pair in pairs])
     return PairBatch(
         numbers=np.array(numbers),
         clean=batch_of([pair.clean for pair in pairs]).to(device),
@@ -278,6 +295,6 @@ def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> Pai
         last=len(pairs[0].clean) - pairs[0].position if is_causal else None,
         row=0 if is_causal else pairs[0].position,
         asked=torch.tensor(answers, device=device),
-        right=torch.tensor([np.isin(answers, pair.right).tolist() for pair in pairs], device=device),
-        wrong=torch.tensor([np.isin(answers, pair.wrong).tolist() for pair in pairs], device=device),
+        right=torch.from_numpy(right).to(device),
+        wrong=torch.from_numpy(wrong).to(device),
     )

@@ -71,18 +71,22 @@ class PairRuns:
         self._batch = batch
         self._sign = 1 if direction == "denoise" else -1
         # Run the other side once, and keep what its heads compute.
-        changed, other = (batch.corrupt, batch.clean) if self._sign > 0 else (batch.clean, batch.corrupt)
+        changed, other = batch.corrupt, batch.clean
+        if direction == "noise":
+            changed, other = other, changed
         self._changed = changed
         self._own = Activations()
         self._heads: list[nn.Linear] = []
         self.source = Activations()
-        unchanged_difference = self._difference(model.outputs(other, self.source, last=batch.last).logits)[0]
+        outputs = model.outputs(other, self.source, last=batch.last)
+        unchanged = self._difference(outputs.logits)[0]
         # Run the changed side once; later runs resume from its layers.
         self._rerun = model.rerun(changed, last=batch.last)
         self._base = self._difference(self._rerun.whole.logits)[0]
         self._shorten()
-        differences = (unchanged_difference, self._base)
-        self.clean, self.corrupt = differences if self._sign > 0 else differences[::-1]
+        self.clean, self.corrupt = unchanged, self._base
+        if direction == "noise":
+            self.clean, self.corrupt = self._base, unchanged
 
     def _shorten(self) -> None:
         """Compute no more in later runs than the answers need, if a run without changes gives the same so.
@@ -97,7 +101,8 @@ class PairRuns:
             self._rerun.start = self._batch.first_difference
         if type(head) is nn.Linear:
             self._heads = [head]
-        allowed = 64 * torch.finfo(logits.dtype).eps * max(self._model.info.n_layers) ** 0.5 * float(logits.abs().max())
+        n_layers = max(self._model.info.n_layers)
+        allowed = 64 * torch.finfo(logits.dtype).eps * n_layers**0.5 * float(logits.abs().max())
         try:
             difference = self._difference(self._again(attend).logits)[0]
             is_same = bool(((difference - self._base).abs() <= allowed).all())
@@ -114,7 +119,8 @@ class PairRuns:
         asked = self._batch.asked
 
         def answer(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
-            return F.linear(hidden, head.weight[asked], None if head.bias is None else head.bias[asked])
+            bias = None if head.bias is None else head.bias[asked]
+            return F.linear(hidden, head.weight[asked], bias)
 
         with run_instead(self._heads, answer):
             return self._rerun.again(probe, first, times)
@@ -143,7 +149,8 @@ class PairRuns:
                 heads = (unit.number,)
                 values = source.values(by, unit.place, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
-                patches.setdefault(unit.place, []).append(Patch(by, heads, values, texts, tokens))
+                patch = Patch(by, heads, values, texts, tokens)
+                patches.setdefault(unit.place, []).append(patch)
             outputs = self._again(Patched(patches), first, len(numbers))
             differences[numbers] = self._difference(outputs.logits)
         return self._sign * (differences - self._base)
@@ -158,14 +165,17 @@ class PairRuns:
         # All heads keep their z, and the sender takes that of the other run.
         if not self._own.outputs:
             self._again(self._own)
-        patches = {
-            place: [Patch("z", tuple(range(output.shape[1])), output)] for place, output in self._own.outputs.items()
-        }
+        patches: dict[Place, list[Patch]] = {}
+        for place, output in self._own.outputs.items():
+            every_head = tuple(range(output.shape[1]))
+            patches[place] = [Patch("z", every_head, output)]
         heads = (sender.number,)
-        patches[sender.place].append(Patch("z", heads, self.source.values("z", sender.place, heads)))
+        values = self.source.values("z", sender.place, heads)
+        patches[sender.place].append(Patch("z", heads, values))
         reached = Activations(Patched(patches))
         outputs = self._again(reached, self._rerun.block([sender.place]))
-        return reached, self._sign * (self._difference(outputs.logits)[0] - self._base)
+        difference = self._difference(outputs.logits)[0]
+        return reached, self._sign * (difference - self._base)
 
     def attribution(self, by: By) -> dict[Place, Tensor]:
         """Return the effects to first order at each token: (pair, head, token) by place.
@@ -184,7 +194,8 @@ class PairRuns:
         estimates = {}
         for (place, base), slope in zip(tensors.items(), slopes, strict=True):
             source = self.source.values(by, place, range(base.shape[1]))
-            estimates[place] = self._sign * attribute(slope, base.detach(), source).cpu().double()
+            change = attribute(slope, base.detach(), source)
+            estimates[place] = self._sign * change.cpu().double()
         return estimates
 
     def _difference(self, logits: Tensor | None) -> Tensor:

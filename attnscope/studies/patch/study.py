@@ -121,19 +121,24 @@ class _Study:
             self._tried = _largest(estimates[np.isfinite(estimates).all(1)], options.attribution)
             exact, complete = self._each_batch("exact", measured["number"].tolist(), self._measure_effects)
             is_exact = np.isin(measured["number"], exact["number"])
-            measured = {name: values[is_exact] for name, values in measured.items()} | exact
+            measured = _select(measured, is_exact) | exact
         measured = self._leave_out_broken(measured)
         for name, unknown in (("effects", np.nan), ("positions", 0.0)):
             if name in measured:
                 measured[name] = self._of_all_units(measured[name], unknown)
 
         # A pair and its mirror image are one observation: their values are averaged.
-        pairs = [self._read[number] for number in measured["number"].tolist()]
+        numbers = measured["number"].tolist()
+        pairs = [self._read[number] for number in numbers]
         of_pair = observations_of(pairs)
-        averages = {name: average(values, of_pair) for name, values in measured.items()}
+        averages: Measured = {}
+        for name, values in measured.items():
+            averages[name] = average(values, of_pair)
         total = averages["clean"] - averages["corrupt"]
         # Heads that share a key/value head have one effect.
-        rows = [row for row, unit in enumerate(self._units) for _ in unit.heads]
+        rows: list[int] = []
+        for row, unit in enumerate(self._units):
+            rows += [row] * len(unit.heads)
         tables = {
             "heads": self._heads(averages, total, rows),
             "whole": _whole(averages, total),
@@ -141,7 +146,6 @@ class _Study:
         }
         if complete and options.paths:
             paths = self._paths(_largest(measured["effects"], options.paths))
-            numbers = measured["number"].tolist()
             by_path, is_whole = self._each_batch("paths", numbers, lambda runs, _: _measure_paths(runs, paths))
             if is_whole:
                 tables["paths"] = _table_of_paths(paths, average(by_path["effects"], of_pair), total)
@@ -157,7 +161,8 @@ class _Study:
             "exact": options.attribution or None,
             "rank_agreement": _rank_agreement(measured),
         }
-        run = run_of(self._model.info, self._notes(len(pairs), total)) | {"kinds": list(self._model.info.kinds)}
+        run = run_of(self._model.info, self._notes(len(pairs), total))
+        run["kinds"] = list(self._model.info.kinds)
         return Patching(run, self._corpus(pairs, complete), described, tables, arrays)
 
     def _each_batch(
@@ -182,18 +187,27 @@ class _Study:
                     raise
                 complete = False
                 break
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        # Batches are of pairs of one length: put the pairs back into their order.
+        joined: Measured = {}
+        for name in parts[0]:
+            joined[name] = np.concatenate([part[name] for part in parts])
         order = np.argsort(joined["number"])
-        return {name: values[order] for name, values in joined.items()}, complete
+        return _select(joined, order), complete
 
     def _measure(self, runs: PairRuns, batch: PairBatch) -> Measured:
         """Measure every head on a batch; with `attribution` estimate all, and leave it at that if some are exact."""
         if not self._units:
             self._choose_units(runs)
-        measured: Measured = {"clean": runs.clean.numpy(), "corrupt": runs.corrupt.numpy()}
+        measured: Measured = {
+            "clean": runs.clean.numpy(),
+            "corrupt": runs.corrupt.numpy(),
+        }
         if self._options.attribution is not None:
             by_token = runs.attribution(self._options.by)
-            estimates = [by_token[unit.place][:, unit.number].sum(1) for unit in self._units]
+            estimates = []
+            for unit in self._units:
+                of_unit = by_token[unit.place][:, unit.number]  # (pair, token)
+                estimates.append(of_unit.sum(1))
             measured["estimated"] = torch.stack(estimates, 1).numpy()
         return measured | self._measure_effects(runs, batch)
 
@@ -201,16 +215,24 @@ class _Study:
         """Measure the heads that are tried on a batch, (pair, head), and with `positions` each position alone."""
         units = [self._units[column] for column in self._tried]
         by = self._options.by
-        effects = runs.effects([Change(unit, by) for unit in units]).T.numpy()
+        changes = [Change(unit, by) for unit in units]
+        effects = runs.effects(changes).T.numpy()
         if not self._options.positions:
             return {"effects": effects}
         # What a decoder computes before the first token that differs is the same in both runs.
         first = batch.first_difference if "decoder" in self._model.info.kinds else 0
-        tokens = [slice(token, token + 1) for token in range(first, self._n_tokens)]
-        changes = [Change(unit, by, token) for unit, token in product(units, tokens)]
+        tokens = range(first, self._n_tokens)
+        changes = []
+        for unit, token in product(units, tokens):
+            changes.append(Change(unit, by, slice(token, token + 1)))
         # (change, pair) -> (pair, head, position)
-        by_position = runs.effects(changes).T.numpy().reshape(-1, len(units), len(tokens))
-        return {"effects": effects, "positions": np.pad(by_position, ((0, 0), (0, 0), (first, 0)))}
+        by_position = runs.effects(changes).T.numpy()
+        by_position = by_position.reshape(-1, len(units), len(tokens))
+        earlier = ((0, 0), (0, 0), (first, 0))
+        return {
+            "effects": effects,
+            "positions": np.pad(by_position, earlier),
+        }
 
     def _choose_units(self, runs: PairRuns) -> None:
         """Choose the heads that the options name, with those that are patched together with them."""
@@ -228,20 +250,21 @@ class _Study:
         """Return the pairs on which all that was measured is a number; the others are problems."""
         is_sound = np.ones(len(measured["number"]), np.bool_)
         for values in measured.values():
-            is_sound &= np.isfinite(values.reshape(len(values), -1)).all(1)
+            rows = values.reshape(len(values), -1)
+            is_sound &= np.isfinite(rows).all(1)
         for number in measured["number"][~is_sound].tolist():
             pair = self._read[number].pair
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
         if not is_sound.any():
             raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
-        return {name: values[is_sound] for name, values in measured.items()}
+        return _select(measured, is_sound)
 
     def _of_all_units(self, values: Floats, unknown: float) -> Floats:
         """Return values of the heads that were tried, (pair, head, …), for all, (pair, unit, …)."""
         shape = (len(values), len(self._units), *values.shape[2:])
-        of_all = np.full(shape, unknown)
-        of_all[:, self._tried] = values
-        return of_all
+        every = np.full(shape, unknown)
+        every[:, self._tried] = values
+        return every
 
     def _paths(self, columns: Sequence[int]) -> list[HeadPath]:
         """Return the paths from heads: to the logits, and to the queries, keys and values of those in later layers."""
@@ -253,10 +276,11 @@ class _Study:
             later = [unit for unit in senders if unit.place[0] == kind and unit.place[1] > layer]
             for unit, (by, readers) in product(later, self._readers.items()):
                 # Several heads may read one key/value head.
-                (reader,) = (each for each in readers if each.place == unit.place and unit.number in each.heads)
-                path = HeadPath(sender, Change(reader, by))
-                if path not in paths:
-                    paths.append(path)
+                for reader in readers:
+                    path = HeadPath(sender, Change(reader, by))
+                    reads = reader.place == unit.place and unit.number in reader.heads
+                    if reads and path not in paths:
+                        paths.append(path)
         return paths
 
     # From effects to tables
@@ -280,18 +304,16 @@ class _Study:
         )
 
     def _table_of_pairs(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
-        columns: dict[str, list[Any]] = {}
-        for name in ("source", "line", "clean", "corrupt"):
-            columns[name] = [getattr(read.pair, name) for read in pairs]
-        for side in ("right", "wrong"):
-            spelled = [[spell_answer(self._model, number) for number in getattr(read, side)] for read in pairs]
-            columns[side] = [", ".join(answers) for answers in spelled]
-        return Table.of_arrays(
-            Patching.TABLES["pairs"],
-            **columns,
-            clean_difference=measured["clean"],
-            corrupt_difference=measured["corrupt"],
-        )
+        rows = []
+        for number, read in enumerate(pairs):
+            row = {name: getattr(read.pair, name) for name in ("source", "line", "clean", "corrupt")}
+            for side in ("right", "wrong"):
+                answers = [spell_answer(self._model, answer) for answer in getattr(read, side)]
+                row[side] = ", ".join(answers)
+            for run in ("clean", "corrupt"):
+                row[f"{run}_difference"] = measured[run][number]
+            rows.append(row)
+        return Table.of(Patching.TABLES["pairs"], rows)
 
     # What the result says of itself
 
@@ -327,14 +349,20 @@ class _Study:
         }
 
 
+def _select(measured: Measured, rows: NDArray[Any]) -> Measured:
+    """Return what was measured of some pairs."""
+    return {name: values[rows] for name, values in measured.items()}
+
+
 def _measure_paths(runs: PairRuns, paths: Sequence[HeadPath]) -> Measured:
     """Measure paths on a batch, (pair, path)."""
     effects = []
     for sender in dict.fromkeys(path.sender for path in paths):
         # Change what one head writes, and see how far the logits and each reader carry it.
         reached, to_logits = runs.isolate(sender)
-        reads = [path.read for path in paths if path.sender == sender and path.read is not None]
-        effects += [to_logits, *runs.effects(reads, reached)]
+        effects.append(to_logits)
+        reads = [path.read for path in paths if path.sender == sender and path.read]
+        effects += runs.effects(reads, reached)
     return {"effects": torch.stack(effects, 1).numpy()}
 
 
@@ -342,8 +370,8 @@ def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -
     return Table.of_arrays(
         Patching.TABLES["paths"],
         sender=[path.sender.name for path in paths],
-        receiver=[LOGITS if path.read is None else path.read.unit.name for path in paths],
-        by=["" if path.read is None else path.read.by for path in paths],
+        receiver=[path.read.unit.name if path.read else LOGITS for path in paths],
+        by=[path.read.by if path.read else "" for path in paths],
         **_effects_and_shares(effects, total),
     )
 
