@@ -80,6 +80,7 @@ def read_layer(
 
     if text is None:
         raise UsageError("no text is given", "a model is looked at on a text")
+    # Refuse layers, heads and kinds of attention that the model lacks.
     chosen = Choice((layer,), None if heads is None else tuple(heads)).within(model.info)
     place: Place = (model.info.choose_kind(kind), layer)  # type: ignore[assignment]  # a kind of attention
     # Read the text, run the model, and keep what reaches the attention.

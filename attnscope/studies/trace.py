@@ -43,7 +43,8 @@ def study(spec: str, text: str | None, layer: int | None, options: TraceOptions,
     if layer is None or options.heads is None:
         raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
     prompt = Prompt(text, target=options.target)
-    return trace(loading.load(spec), prompt, layer, options.heads, query=options.query, kind=options.kind)
+    model = loading.load(spec)
+    return trace(model, prompt, layer, options.heads, query=options.query, kind=options.kind)
 
 
 @with_plain_torch
@@ -74,8 +75,12 @@ def trace(
         AttnscopeError: There is no such layer, head or token; the model does not show its queries and keys; or the
             steps are further from the model's own output than rounding.
     """
-    layer_run = read_layer(model, text, layer, kind, (heads,) if isinstance(heads, int) else heads)
-    queries, keys, chosen = layer_run.queries, layer_run.keys, layer_run.heads
+    if isinstance(heads, int):
+        heads = (heads,)
+    layer_run = read_layer(model, text, layer, kind, heads)
+    queries = layer_run.queries
+    keys = layer_run.keys
+    chosen = layer_run.heads
     traced = list(range(len(queries)))
     if query is not None:
         traced = [position_of(query, queries, "--query")]
@@ -112,8 +117,10 @@ def trace(
     # Store steps, inputs and labels.
     steps = []
     for line in lines:
-        head = -1 if line.head is None else line.head
-        steps.append({**vars(line), "axes": " ".join(line.axes), "head": head})
+        step = dict(vars(line))
+        step["axes"] = " ".join(line.axes)
+        step["head"] = -1 if line.head is None else line.head
+        steps.append(step)
     known = Trace.TABLES
     tables = {
         "steps": Table.of(known["steps"], steps),
@@ -122,7 +129,8 @@ def trace(
         "keys": Table.of_arrays(known["keys"], token=list(keys.labels)),
         "traced": Table.of_arrays(known["traced"], query=traced),
     }
-    grids |= {f"input_{name}": np.asarray(value) for name, value in inputs.names().items()}
+    for name, value in inputs.names().items():
+        grids[f"input_{name}"] = np.asarray(value)
     options = {
         "text": layer_run.text,
         "kind": layer_run.place[0],
@@ -132,7 +140,8 @@ def trace(
         "one_query": query is not None,
         "check": check,
     }
-    run = layer_run.run | {"notes": [*layer_run.run["notes"], *around.notes]}
+    run = dict(layer_run.run)
+    run["notes"] = [*run["notes"], *around.notes]
     return Trace(run, {}, options, tables, grids)
 
 
@@ -237,7 +246,8 @@ def _rounding_projected(joined: Array, inputs: Inputs, eps: float, rounding: flo
     size = np.abs(joined) @ np.abs(inputs.W_O).T + bias
     # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
     sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
-    return float(rounding * np.abs(inputs.W_O).sum(1).max() + (eps + sums) * size.max())
+    through_outputs = rounding * np.abs(inputs.W_O).sum(1).max()
+    return float(through_outputs + (eps + sums) * size.max())
 
 
 def _apart(ours: Array, theirs: Array) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,9 @@ class _Weights:
         for attention in stream.attentions:
             self._rows[attention.layer] = slice(n_heads, n_heads + attention.n_heads)
             n_heads += attention.n_heads
-        names = [name + part for name in ("copying", "matching") for part in SCORE_PARTS]
-        names += ["same_nats", *(name + part for name in SHARES for part in ("", "_baseline"))]
-        self._columns = {name: np.full(n_heads, np.nan) for name in names}
+        names = [*product(("copying", "matching"), SCORE_PARTS), ("same_nats", "")]
+        names += product(SHARES, ("", "_baseline"))
+        self._columns = {name + part: np.full(n_heads, np.nan) for name, part in names}
         self._directions: list[dict[str, Any]] = []
         # Every pair (sender, receiver); earlier layers send. (composition, sender, receiver)
         self._shares = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
@@ -124,7 +125,11 @@ class _Weights:
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
         """Read all layers, and return the result."""
         attentions = self._stream.attentions
+        layers: list[int] = []
+        heads: list[int] = []
         for number, attention in enumerate(attentions, 1):
+            layers += [attention.layer] * attention.n_heads
+            heads += range(attention.n_heads)
             maps = attention.maps(centres=self._centres)
             rows = self._rows[attention.layer]
             if self._ends is not None:
@@ -137,9 +142,9 @@ class _Weights:
         # One row per head.
         table = Table.of_arrays(
             HeadWeights.TABLES["heads"],
-            kind=[self._stream.kind] * len(self._sender_spread),
-            layer=[attention.layer for attention in attentions for _ in range(attention.n_heads)],
-            head=[head for attention in attentions for head in range(attention.n_heads)],
+            kind=[self._stream.kind] * len(heads),
+            layer=layers,
+            head=heads,
             **self._columns,
         )
         options = {
@@ -157,7 +162,8 @@ class _Weights:
         }
         directions = sorted(self._directions, key=lambda row: int(row["head"]))
         tables = {"heads": table, "directions": Table.of(HeadWeights.TABLES["directions"], directions)}
-        run = run_of(self._model.info, self._notes) | {"seed": self._seed}
+        run = run_of(self._model.info, self._notes)
+        run["seed"] = self._seed
         return HeadWeights(run, {}, options, tables, arrays)
 
     # Tokens
@@ -170,7 +176,8 @@ class _Weights:
 
     def _find_ends(self) -> _Ends | None:
         # Choose the tokens that have rows in both embeddings and unembedding.
-        stream, d_model = self._stream, self._model.info.d_model
+        stream = self._stream
+        d_model = self._model.info.d_model
         numbers = self._model.tokenizer.ordinary_ids()
         if stream.unembedding is not None:
             n_rows = len(stream.unembedding)
@@ -192,7 +199,8 @@ class _Weights:
         if stream.embedding_norm is not None:
             read = stream.embedding_norm.apply(read)
         # The rows that writing a token aligns with: the unembedding, else the embeddings. (token, d_model)
-        written, name = read, "static embeddings"
+        written = read
+        name = "static embeddings"
         if stream.unembedding is not None:
             name = "unembedding"
             written = stream.unembedding[ids.to(stream.unembedding.device)]
@@ -200,8 +208,11 @@ class _Weights:
                 written = stream.final_norm.fold(written)
         written = written - written.mean(0)
         # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
-        others = {"copying": written.to(read), "matching": read - read.mean(0, keepdim=True)}
-        cores = {score: (read.T @ other).double() for score, other in others.items()}
+        matched = read - read.mean(0, keepdim=True)
+        cores = {
+            "copying": (read.T @ written.to(read)).double(),
+            "matching": (read.T @ matched).double(),
+        }
         # Tokens are looked up by direction alone: centre them, and scale to a root mean square of 1.
         looked_up = read
         if self._centres:
@@ -225,7 +236,8 @@ class _Weights:
             # Random heads of one width and core are drawn once, and serve all layers.
             width = reads.shape[1]
             if (name, width) not in self._draws:
-                left, right = (random_rows(N_DRAWS, width, len(core), self._seed + end).to(core) for end in (0, 1))
+                left = random_rows(N_DRAWS, width, len(core), self._seed).to(core)
+                right = random_rows(N_DRAWS, width, len(core), self._seed + 1).to(core)
                 self._draws[name, width] = left @ core @ right.mT
             own, chance = eigenvalue_scores(reads, core, writes, self._draws[name, width])
             scores = (own, chance.mean(1), chance.amin(1), chance.amax(1))
@@ -253,8 +265,14 @@ class _Weights:
             for number, share in enumerate(shares_of_norm.tolist()):
                 # The share stands beside the first end of a direction; its other end is the opposite.
                 for end, known in enumerate((share, np.nan)):
-                    tokens = {"source": sources[end][number], "target": goals[end][number]}
-                    self._directions.append({"head": first + number // n, "of": name, "share": known, **tokens})
+                    row = {
+                        "head": first + number // n,
+                        "of": name,
+                        "share": known,
+                        "source": sources[end][number],
+                        "target": goals[end][number],
+                    }
+                    self._directions.append(row)
 
     def _tokens(self, ids: Tensor, embeddings: Tensor, directions: Tensor) -> list[list[str]]:
         """Return the tokens at both ends of directions, (n, d_model), by the rows of tokens: for each end n texts."""
@@ -263,7 +281,8 @@ class _Weights:
         ends = []
         for largest in (True, False):
             rows = scores.topk(n_tokens, 0, largest=largest).indices.T
-            ends.append([" ".join(map(self._spell, numbers)) for numbers in ids[rows.cpu()].tolist()])
+            numbers = ids[rows.cpu()].tolist()  # (n, n_tokens)
+            ends.append([" ".join(map(self._spell, each)) for each in numbers])
         return ends
 
     def _spell(self, number: int) -> str:
@@ -278,12 +297,14 @@ class _Weights:
                 received = receiver(*maps[which])
                 self._receiver_spread[number, rows] = spread(received).cpu().numpy()
                 for senders, written in self._sent:
-                    self._shares[number, senders, rows] = shares(received.to(written), written).cpu().numpy()
+                    composed = shares(received.to(written), written)
+                    self._shares[number, senders, rows] = composed.cpu().numpy()
         if "OV" in maps:
             writes, reads = maps["OV"]
             own = sender(writes, reads)
             self._sender_spread[rows] = spread(own).cpu().numpy()
-            self._sent.append((rows, own.to(torch.promote_types(writes.dtype, torch.float32))))
+            wide = torch.promote_types(writes.dtype, torch.float32)
+            self._sent.append((rows, own.to(wide)))
 
     # Positions
 
@@ -325,7 +346,8 @@ class _Weights:
 
 def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     """Return what the mean token attends to by position, each (head,), and the same of uniform attention."""
-    query, key = call.query.float(), call.key.float()
+    query = call.query.float()
+    key = call.key.float()
     repeated = key.repeat_interleave(call.n_heads // call.n_kv_heads, 1)
     n_texts = len(query)
     # A token's score for itself, (token, head, place), above that for other tokens.
@@ -340,7 +362,12 @@ def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
     # The mean weight on the tokens of SHARES, of queries that have all four apart.
     queries = torch.arange(2, max(2, query.shape[2] - 1))
-    keys = {"previous": queries - 1, "same": queries, "next": queries + 1, "first": queries * 0}
+    keys = {
+        "previous": queries - 1,
+        "same": queries,
+        "next": queries + 1,
+        "first": queries * 0,
+    }
     for part, each in (("", mean_call), ("_baseline", uniform)):
         pattern = attention_weights(each)[0].cpu().double()  # (head, query, key)
         for name in SHARES:

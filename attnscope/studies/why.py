@@ -64,15 +64,21 @@ def why(
     # The model's own scores of the query.
     require_seam(model.info, "what its queries and keys are made of")
     layer_run = read_layer(model, text, layer, kind, [head])
-    queries, keys = layer_run.queries, layer_run.keys
+    queries = layer_run.queries
+    keys = layer_run.keys
     query_position = position_of(query, queries, "--query")
     row = _row_of(model, layer_run, query_position)
-    key_position = _strongest_key(row, keys, layer_run.place[0]) if key is None else position_of(key, keys, "--key")
+    key_position = _strongest_key(row, keys, layer_run.place[0])
+    if key is not None:
+        key_position = position_of(key, keys, "--key")
     if not row.may[key_position]:
+        hint = "choose a key that the query may attend to"
+        if key_position > query_position:
+            hint += ": an earlier one"
         raise AttnscopeError(
             f"a mask hides token @{key_position} {keys.labels[key_position]} from token @{query_position} "
             f"{queries.labels[query_position]} in layer {layer}",
-            "choose a key that the query may attend to" + (": an earlier one" if key_position > query_position else ""),
+            hint,
         )
 
     # The same score as a sum over pairs of parts. What it is less its mean is a weighted sum over keys.
@@ -159,7 +165,8 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
     if inputs.bias is not None:
         bias = inputs.bias[head % len(inputs.bias), query]
         scores = scores + bias
-    size = inputs.scale * float(np.linalg.norm(query_vector) * np.linalg.norm(key_vectors[may], axis=1).max())
+    longest_key = np.linalg.norm(key_vectors[may], axis=1).max()
+    size = inputs.scale * float(np.linalg.norm(query_vector) * longest_key)
     return _Row(scores, weights, may, bias, size, torch.finfo(call.query.dtype).eps)
 
 

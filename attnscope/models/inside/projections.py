@@ -82,7 +82,8 @@ def hidden_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor | Non
 
 def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
     """Return all linear maps in models."""
-    return [module for module in modules_of(roots) if isinstance(module, nn.Linear) or is_transposed(module)]
+    modules = modules_of(roots)
+    return [module for module in modules if isinstance(module, nn.Linear) or is_transposed(module)]
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -105,8 +106,8 @@ def weight_of(module: nn.Module) -> Tensor | None:
     if isinstance(weight, Tensor) and weight.is_meta:
         # accelerate leaves an empty tensor on the meta device, and keeps the weight in its hook.
         hook = getattr(module, "_hf_hook", None)
-        elsewhere = (getattr(each, "weights_map", None) or {} for each in (hook, *getattr(hook, "hooks", ())))
-        weight = next((tensors["weight"] for tensors in elsewhere if "weight" in tensors), None)
+        elsewhere = [getattr(each, "weights_map", None) for each in (hook, *getattr(hook, "hooks", ()))]
+        weight = next((tensors["weight"] for tensors in elsewhere if tensors and "weight" in tensors), None)
     # Quantised weights are integers, 8-bit floats that a scale belongs to, or tensors made of others (torchao).
     if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
@@ -210,7 +211,8 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
         return Surroundings(call, output, notes=(note,))
     weight = None if module in adapted_maps(roots) else weight_of(module)
     if weight is None:
-        return Surroundings(call, output, notes=("W_O cannot be shown: it is quantised, or an adapter adds to it",))
+        note = "W_O cannot be shown: it is quantised, or an adapter adds to it"
+        return Surroundings(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
     # (1, query, d_model), or of OPT (query, d_model)
     attended = watch.results[place].reshape(-1, len(weight))

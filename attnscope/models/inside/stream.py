@@ -271,8 +271,11 @@ class _Look:
         norm, sources = self._sources(n_before)
         projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
         if sources:
-            projections = {role: _projection(getattr(call, role), sources) for role in ROLES}
-            lacking = [f"W_{role[0].upper()}" for role in ROLES if projections[role] is None]
+            lacking = []
+            for role in ROLES:
+                projections[role] = _projection(getattr(call, role), sources)
+                if projections[role] is None:
+                    lacking.append(f"W_{role[0].upper()}")
             if lacking:
                 notes.append(
                     f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and "
@@ -368,7 +371,12 @@ def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
     # One derivative for each number of the rows, all of them at once.
     each = torch.eye(rows.numel(), dtype=rows.dtype, device=rows.device).view(-1, *rows.shape)
     gradients = torch.autograd.grad(
-        rows, list(starts), each, retain_graph=True, allow_unused=True, is_grads_batched=True
+        rows,
+        list(starts),
+        each,
+        retain_graph=True,
+        allow_unused=True,
+        is_grads_batched=True,
     )
     # (number, batch, token, d_model) -> (number, d_model): only the first token is looked at.
     slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
@@ -379,7 +387,7 @@ def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
 
 def _same(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors hold the same numbers, whatever their shape."""
-    return first is second or (first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1)))
+    return first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1))
 
 
 def _weight(module: nn.Module) -> Tensor | None:
