@@ -281,9 +281,6 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
     """Return the names that names and patterns stand for, without those that name the same file again."""
     by_identity: dict[str, str] = {}
     for name in map(str, files):
-        if name == "-":
-            by_identity.setdefault(name, name)
-            continue
         # Functions of os take ~ of a user that there is not, and links that go round in a circle.
         path = os.path.expanduser(name)  # noqa: PTH111
         names = [path]
@@ -292,5 +289,6 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
             matches = glob.glob(path, recursive=True)  # noqa: PTH207
             names = sorted(match for match in matches if Path(match).is_file()) or names
         for each in names:
-            by_identity.setdefault(os.path.realpath(each), each)
+            identity = each if each == "-" else os.path.realpath(each)
+            by_identity.setdefault(identity, each)
     return tuple(by_identity.values())

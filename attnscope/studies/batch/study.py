@@ -25,7 +25,7 @@ from attnscope.drawing.files import write_pages
 from attnscope.errors import AttnscopeError, parse_json
 from attnscope.host import physical_bytes
 from attnscope.models.catalog import verify
-from attnscope.models.files import HASHES
+from attnscope.models.files import HASHES, file_sha256
 from attnscope.models.model import Model
 from attnscope.output import write
 from attnscope.pages.gallery import page
@@ -207,11 +207,11 @@ def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> byte
     digests = {}
     if source.folder is not None:  # a built-in model goes by the version
         digests["weights"] = verify(source)
-        folders = [source.folder] if source.adapter is None else [source.folder, source.adapter]
         small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
-        for path in [path for folder in folders for path in sorted(folder.iterdir())]:
-            if path.suffix in small and path.is_file() or path.parent == source.adapter:
-                digests[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+        beside = [path for path in sorted(source.folder.iterdir()) if path.suffix in small]
+        if source.adapter is not None:
+            beside += sorted(source.adapter.iterdir())
+        digests |= {str(path): file_sha256(path) for path in beside if path.is_file()}
     # Who draws makes no difference to what is drawn.
     how = asdict(replace(options, running=SharedWork()))
     libraries = dict(versions()) | {name: version(name) for name in ("matplotlib", "pillow")}
