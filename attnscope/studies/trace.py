@@ -19,7 +19,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.stepwise import Inputs
 from attnscope.errors import AttnscopeError, UsageError, require_rounding
 from attnscope.models.model import Model
-from attnscope.questions.trace import HEAD_STEPS, Trace, TraceOptions
+from attnscope.questions.trace import HEAD_STEPS, INPUTS, Trace, TraceOptions
 from attnscope.results.table import Table
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.reading import Prompt, position_of
@@ -130,7 +130,8 @@ def trace(
         "traced": Table.of_arrays(known["traced"], query=traced),
     }
     for name, value in inputs.names().items():
-        grids[f"input_{name}"] = np.asarray(value)
+        if name in INPUTS:
+            grids[f"input_{name}"] = np.asarray(value)
     options = {
         "text": layer_run.text,
         "kind": layer_run.place[0],
