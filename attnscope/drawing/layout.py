@@ -282,6 +282,18 @@ def _needed_width(wanted: Wanted, columns: int, panel_px: float, around: Around)
     return 2 * MARGIN_PX + wanted.names_px + panels
 
 
+def label_font(cell_px: float, paper: Paper) -> tuple[int, float]:
+    """Return how many cells share a label, and the font size of labels."""
+    # Paper decides the font size; on a screen it grows with the distance between labels.
+    least_distance = paper.least_px / LABEL_SHARE or LEGIBLE_PX
+    step = max(1, math.ceil(least_distance / cell_px))
+    # Smaller letters, if they give each token its label.
+    room = cell_px * LABEL_SHARE
+    if step > 1 and 0 < paper.label_px <= room:
+        return 1, room
+    return step, paper.least_px or min(MAX_LABEL_PX, cell_px * step * LABEL_SHARE)
+
+
 def columns_for(n_panels: int) -> int:
     """Return how many panels stand side by side: near 4:3 as a whole, with as few empty places as that allows."""
 

@@ -187,7 +187,7 @@ class MapsPage(Page):
         if figure.is_shared:
             return layout.Around(above=layout.PANEL_HEADER_PX, below=4)
         rows, columns = figure.axes[0]
-        _, font = self._label_font(figure.row_px or cell_px, paper)
+        _, font = layout.label_font(figure.row_px or cell_px, paper)
         # Labels, else numbers, else nothing.
         left = 0
         if rows.labels:
@@ -214,18 +214,6 @@ class MapsPage(Page):
         cell_px = self.places.cell[0]
         return (*self.corners[number], n_columns * cell_px, n_rows * cell_px)
 
-    @staticmethod
-    def _label_font(cell_px: float, paper: layout.Paper) -> tuple[int, float]:
-        """Return how many cells share a label, and the font size of labels."""
-        # Paper decides the font size; on a screen it grows with the distance between labels.
-        least_distance = paper.least_px / layout.LABEL_SHARE or layout.LEGIBLE_PX
-        step = max(1, math.ceil(least_distance / cell_px))
-        # Smaller letters, if they give each token its label.
-        room = cell_px * layout.LABEL_SHARE
-        if step > 1 and 0 < paper.label_px <= room:
-            return 1, room
-        return step, paper.least_px or min(layout.MAX_LABEL_PX, cell_px * step * layout.LABEL_SHARE)
-
     @property
     def _has_copies(self) -> bool:
         """Return whether in pixels the labels of all maps but the first are copies of its labels."""
@@ -235,7 +223,7 @@ class MapsPage(Page):
     @property
     def tokens_per_label(self) -> int:
         """Return how many tokens share a label."""
-        return self._label_font(self.places.cell[1], self.paper)[0] * self.pool
+        return layout.label_font(self.places.cell[1], self.paper)[0] * self.pool
 
     @property
     def number_px(self) -> float:
@@ -301,7 +289,7 @@ class MapsPage(Page):
             self.label_all()
             return
         # The boxes that hold the labels of a map, beside and below it, from the map's corner.
-        _, font = self._label_font(self.places.cell[0], self.paper)
+        _, font = layout.label_font(self.places.cell[0], self.paper)
         beside_px = math.ceil(self._row_label_px(font)) + 2 * _REACH_PX
         below_px = math.ceil(self._column_label_px(font)) + 2 * _REACH_PX
         beside = (-beside_px, -_REACH_PX, beside_px - 2, height + 2 * _REACH_PX)
@@ -323,7 +311,7 @@ class MapsPage(Page):
         x, y, width, height = self.boxes[number]
         rows, columns = self._axes(number)
         cell_width, cell_height = self.places.cell
-        _, font = self._label_font(cell_height, self.paper)
+        _, font = layout.label_font(cell_height, self.paper)
         room = max(self.places.around.left - 8, 1.0) + 0.5
         # Shared labels stand at the left of the first map of a row, and below the last map of a column.
         if self.content.is_shared:
@@ -337,15 +325,17 @@ class MapsPage(Page):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
-            text = self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True)
-            texts.append(text)
+            written = self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True)
+            texts.append(written)
         below = y + height + 5
         for token, place in columns.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
             color = columns.color(token)
-            text = self.write(middle, below, label, font, ha="center", va="top", rotation=90, color=color, exact=True)
-            texts.append(text)
+            written = self.write(
+                middle, below, label, font, ha="center", va="top", rotation=90, color=color, exact=True
+            )
+            texts.append(written)
         # Numbers along sides without labels, each with a short line.
         size = layout.CAPTION_PX
         for share, text in rows.ticks:
