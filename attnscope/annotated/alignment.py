@@ -89,7 +89,7 @@ def place_links(
                 links.append(link_or_reason)
                 del waiting[number]
             # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
-            elif len(parts) == 1 or all(words.pieces[word] for word in (*link.source, *link.targets)):
+            elif all(words.pieces[word] for word in (*link.source, *link.targets)) or len(parts) == 1:
                 reasons[number] = link_or_reason
         if links:
             placed.append(Placed(part, words.unit_of_token, tuple(links), target))
@@ -139,7 +139,8 @@ class WordUnits:
         # Words that share tokens, or are cut at the end of a chunk, cannot be told apart.
         self.unit_of_word = {}
         for unit, (word, *others) in enumerate(words_of_units):
-            if not others and (whole is None or len(self.pieces[word]) == len(whole[word])):
+            is_whole = whole is None or len(self.pieces[word]) == len(whole[word])
+            if is_whole and not others:
                 self.unit_of_word[word] = unit
 
 

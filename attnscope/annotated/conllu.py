@@ -65,7 +65,8 @@ def _read_all(paragraphs: Iterable[tuple[int, str]], bad: Bad) -> Iterator[_Sent
     n_documents = 0
     for begin, block in paragraphs:
         lines = block.split("\n")
-        n_documents += any(line.startswith("#") and line[1:].split()[:1] == ["newdoc"] for line in lines)
+        comments = [line[1:].split() for line in lines if line.startswith("#")]
+        n_documents += any(comment[:1] == ["newdoc"] for comment in comments)
         try:
             sentence = _read(lines, begin, n_documents)
         except AnnotationError as error:
@@ -210,7 +211,12 @@ def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int
             # "[" marks one part of a discontinuous mention.
             if "[" in name:
                 continue
-            heads = [each for each in inside if rows[each]["head"] is not None and rows[each]["head"] - 1 not in inside]
-            yield name, [first + each for each in heads[:1] or inside]
+            # The word whose head is outside, the root's being 0, stands for the mention.
+            words: Iterable[int] = inside
+            for each in reversed(inside):
+                head = rows[each]["head"]
+                if head is not None and head - 1 not in inside:
+                    words = [each]
+            yield name, [first + each for each in words]
     if unclosed := [name for name, words in opened.items() if words]:
         raise AnnotationError(f"Entity: {unclosed[0]} is never closed")

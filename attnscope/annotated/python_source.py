@@ -139,7 +139,8 @@ class _Names(ast.NodeVisitor):
         """Return the first word of a node, or after its start, that is spelled as a name."""
         row, column = node.lineno - 1, node.col_offset  # type: ignore[attr-defined]
         line = self._text[self._starts[row] :]
-        start = self._starts[row] + len(line[:column].encode()[:column].decode())  # ast counts bytes
+        before = line[:column].encode()[:column].decode()  # ast counts bytes
+        start = self._starts[row] + len(before)
         return self._spelled.index(name, bisect_left(self._word_starts, start))
 
     def _bind(self, name: str, node: ast.AST, relation: str) -> None:
@@ -161,4 +162,5 @@ class _Names(ast.NodeVisitor):
             # Names of functions and classes are linked only where they are called.
             target, relation = self._bound[node.id]
             if relation != "call→definition" or node is self._called:
-                self.links.append(Link(relation, (self._word_of(node.id, node),), (target,)))
+                word = self._word_of(node.id, node)
+                self.links.append(Link(relation, (word,), (target,)))

@@ -70,7 +70,8 @@ class TextPart(Part):
     def add_rows(self, batch: Sequence[Row], numbers: Floats, broken: Mapping[int, BrokenPlace]) -> None:
         """Add numbers of rows, (row, …), and which rows are broken; a text with any that is not finite is left out."""
         for number, row in enumerate(batch):
-            if number in broken or not np.isfinite(numbers[number]).all():
+            is_finite = np.isfinite(numbers[number]).all()
+            if number in broken or not is_finite:
                 self.broken.setdefault(row.text, broken.get(number, ("", None)))
             rows = self._rows[row.text]
             rows.append((row, numbers[number]))
@@ -89,7 +90,7 @@ class TextPart(Part):
         rows_by_text = [self._rows[text] for text in texts]
         sums = [sum(numbers for _, numbers in rows) for rows in rows_by_text]
         n_predictions = [sum(len(row.positions) for row, _ in rows) for rows in rows_by_text]
-        return np.array(sums), np.array(n_predictions, np.float64)
+        return np.array(sums), np.array(n_predictions, dtype=np.float64)
 
 
 class RowMeasurer(Measurer[TextPart]):
@@ -219,7 +220,11 @@ def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> tupl
     sizes = [n_heads * width for n_heads, width in shapes.values()]
     going = _require_end(_measure(passes, MeanOutputs, (sum(sizes),), report))
     means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio())).split(sizes)  # type: ignore[no-untyped-call]
-    return going, {place: mean.view(shape) for (place, shape), mean in zip(shapes.items(), means, strict=True)}
+    # One vector for all heads of all places: cut it by place.
+    by_place = {}
+    for place, mean in zip(shapes, means, strict=True):
+        by_place[place] = mean.view(shapes[place])
+    return going, by_place
 
 
 def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
@@ -285,7 +290,8 @@ class StandIns(NamedTuple):
         for text in read.texts:
             # A text is no donor of its own; shorter ones are read from their start again.
             others = [outputs for index, outputs in self.donors if index != text]
-            output = others[cut.donor % len(others)][place][head]
+            donor = others[cut.donor % len(others)]
+            output = donor[place][head]  # (token, d)
             rows.append(output[torch.arange(n_queries) % len(output)])
         return torch.stack(rows)[:, None]
 
@@ -344,7 +350,8 @@ class Cutting(RowMeasurer):
         whole, cuts = numbers[:, :1], numbers[:, 1:]
         # Mean over texts: norms per text, losses and KL per prediction.
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
-        values = np.stack([l2, cuts[..., 1] - whole[..., 1], cuts[..., 2]], -1)
+        rise = cuts[..., 1] - whole[..., 1]
+        values = np.stack([l2, rise, cuts[..., 2]], -1)
         counts = np.stack([np.ones_like(n_predictions), n_predictions, n_predictions], -1)  # (text, 3)
         part.sums.add(values, counts[:, None])
         part.whole.add(whole[:, 0, 1], n_predictions)
@@ -375,10 +382,15 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
         whole_logs: Those of the whole model, (1, prediction, vocabulary).
     """
     numbers = np.zeros((*states.shape[:2], len(QUANTITIES)))
-    numbers[..., 0] = to_numpy((states.square().sum(-1) * read.queries["decoder"]).sum(-1))
+    # Norms over real tokens: (time, row).
+    squares = states.square().sum(-1) * read.queries["decoder"]
+    numbers[..., 0] = to_numpy(squares.sum(-1))
     if logs is not None and whole_logs is not None:
-        kl = (whole_logs.exp() * (whole_logs - logs)).sum(-1).clamp_(min=0)
-        for column, values in ((1, read.losses(logs, whole_logs)), (2, kl)):  # (time, prediction)
+        # Losses and KL divergence of predictions, (time, prediction), are added up by row.
+        losses = read.losses(logs, whole_logs)
+        terms = whole_logs.exp() * (whole_logs - logs)
+        kl = terms.sum(-1).clamp_(min=0)
+        for column, values in ((1, losses), (2, kl)):
             sums = values.new_zeros(numbers.shape[:2]).index_add_(-1, read.rows, values)
             numbers[..., column] = to_numpy(sums)
     return numbers
@@ -398,7 +410,9 @@ class Slopes(RowMeasurer):
         leaves = Leaves("z")
         logits = self._model.outputs(read.batch, leaves).logits
         assert logits is not None  # there are predictions
-        logs = logits[read.rows, read.positions].to(sum_dtype(logits.device)).log_softmax(-1)
+        dtype = sum_dtype(logits.device)
+        chosen = logits[read.rows, read.positions].to(dtype)
+        logs = chosen.log_softmax(-1)  # (prediction, vocabulary)
         # The sum of the losses of all predictions: each depends on its own text's heads alone.
         loss = read.losses(logs, logs.detach()).sum()
         outputs = list(leaves.tensors.values())
@@ -406,8 +420,8 @@ class Slopes(RowMeasurer):
         # By the chain rule, summed over all that the factor multiplies: (row, head).
         slopes = []
         for output, gradient in zip(outputs, gradients, strict=True):
-            dtype = sum_dtype(output.device)
-            slopes.append((output.detach().to(dtype) * gradient.to(dtype)).sum((2, 3)).cpu())
+            products = output.detach().to(dtype) * gradient.to(dtype)
+            slopes.append(products.sum((2, 3)).cpu())
         return to_numpy(torch.cat(slopes, -1)), {}
 
     def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.seam import Kind
-from attnscope.corpus import Block, Chunk, chunks
+from attnscope.corpus import Block, Chunk, batches, chunks
 from attnscope.corpus.batching import tokens_of
 from attnscope.errors import AttnscopeError
 from attnscope.models.model import Batch, Loss, Model
@@ -46,7 +46,7 @@ class Row:
         target: The tokens that the decoder of an encoder-decoder reads; None for other models.
         positions: The output tokens at which something is predicted, (prediction,).
         answers: The right token or class of each prediction, (prediction,).
-        n_rows: How many rows the text has.
+        number: Its number among the `n_rows` of the text.
     """
 
     text: int
@@ -54,6 +54,7 @@ class Row:
     target: Tokens | None
     positions: Numbers
     answers: Numbers
+    number: int = 0
     n_rows: int = 1
 
     def __len__(self) -> int:
@@ -89,7 +90,8 @@ class ReadBatch:
         """Return log probabilities, (time, prediction, vocabulary), from logits, (time · row, token, vocabulary)."""
         if logits is None:
             return None
-        chosen = logits.view(times, -1, *logits.shape[1:])[:, self.rows, self.positions]
+        by_time = logits.view(times, -1, *logits.shape[1:])  # (time, row, token, vocabulary)
+        chosen = by_time[:, self.rows, self.positions]
         return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(-1)
 
     def losses(self, logs: Tensor, whole: Tensor) -> Tensor:
@@ -100,7 +102,8 @@ class ReadBatch:
             whole: Those of the whole model, (prediction, vocabulary).
         """
         answers = self.answers.where(self.answers != OWN_CLASS, whole.argmax(-1))
-        return -logs.gather(-1, answers.expand(logs.shape[:-1])[..., None])[..., 0]
+        index = answers.expand(logs.shape[:-1])[..., None]
+        return -logs.gather(-1, index)[..., 0]
 
 
 class Reader:
@@ -151,14 +154,10 @@ class Reader:
             of_text = [self._row(chunk) for chunk in chunks(tokens, text.index, limit=limit)]
             kept = [row for row in of_text if row is not None]
             rows += [replace(row, n_rows=len(kept)) for row in kept]
+        # With a head, the logits of a row are broad.
         budget = ROW_TOKENS if self._loss is None else ROW_TOKENS // 2
-        # Fill batches from the shortest row on, so that padding stays small.
-        groups: list[list[Row]] = []
-        for row in sorted(rows, key=lambda row: (len(row), row.text)):
-            if not groups or (len(groups[-1]) + 1) * len(row) > budget:
-                groups.append([])
-            groups[-1].append(row)
-        return groups[::-1]
+        parts: Any = rows
+        return batches(parts, budget)[::-1]  # type: ignore[return-value]  # rows, as they came
 
     def _row(self, chunk: Chunk) -> Row | None:
         """Return a chunk as a row; None if there is nothing to read in it, or to hide."""
@@ -188,14 +187,16 @@ class Reader:
         elif self._loss in ("class", "token_class"):
             positions = np.zeros(1, np.int64) if self._loss == "class" else fresh
             answers = np.full(len(positions), self._class)
-        return Row(chunk.text, tokens, target, positions, answers)
+        return Row(chunk.text, tokens, target, positions, answers, chunk.number)
 
     def _choose_hidden(self, chunk: Chunk, ordinary: Numbers) -> Numbers:
         """Choose the tokens that are hidden, by the seed, the text and the chunk."""
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-        random = np.random.PCG64(np.random.SeedSequence([self._seed, chunk.text, chunk.number]))
+        seed = np.random.SeedSequence([self._seed, chunk.text, chunk.number])
+        random = np.random.PCG64(seed)
         order = random.random_raw(len(ordinary)).argsort(kind="stable")
-        return np.sort(ordinary[order[: max(1, round(MASKED * len(ordinary)))]])
+        n_hidden = max(1, round(MASKED * len(ordinary)))
+        return np.sort(ordinary[order[:n_hidden]])
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
@@ -204,7 +205,8 @@ class Reader:
         key = tokens.ids.tobytes() if self._given is None else b""
         if key not in self._targets:
             target = writer.greedy_target(tokens) if self._given is None else writer.encode_target(self._given)
-            self._targets[key] = target.take(np.arange(min(len(target), self.model.info.max_tokens or len(target))))
+            limit = self.model.info.max_tokens or len(target)
+            self._targets[key] = target.take(np.arange(min(len(target), limit)))
         return self._targets[key]
 
     def read(self, rows: Sequence[Row]) -> ReadBatch:
@@ -218,12 +220,13 @@ class Reader:
         real = find_real(batch.ids, batch.mask)
         decoded = real if batch.target_ids is None else find_real(batch.target_ids, batch.target_mask)
         # Row, position and answer of each prediction: (3, prediction).
-        numbers = np.repeat(np.arange(len(rows)), [len(row.positions) for row in rows])
+        n_predictions = [len(row.positions) for row in rows]
+        numbers = np.repeat(np.arange(len(rows)), n_predictions)
         positions = np.concatenate([row.positions for row in rows])
         answers = np.concatenate([row.answers for row in rows])
         predictions = torch.from_numpy(np.stack([numbers, positions, answers])).to(batch.ids.device)
-        texts = [row.text for row in rows]
-        return ReadBatch(batch, texts, {"encoder": real, "decoder": decoded, "cross": decoded}, *predictions)
+        queries: dict[Kind, Tensor] = {"encoder": real, "decoder": decoded, "cross": decoded}
+        return ReadBatch(batch, [row.text for row in rows], queries, *predictions)
 
 
 def require_rerunnable(model: Model) -> Model:

@@ -87,8 +87,9 @@ def prune(
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     table = effect.table("heads")
-    for kind, layer, head in zip(*(table[name].tolist() for name in ("kind", "layer", "head")), strict=True):
-        heads.setdefault((kind, layer), []).append(head)
+    for row in range(len(table)):
+        place: Any = table["kind"][row].item(), table["layer"][row].item()
+        heads.setdefault(place, []).append(table["head"][row].item())
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
@@ -137,7 +138,10 @@ def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
     """Return a weight's name in a file: as in the model, or with another prefix; None = it is not there."""
     for key, stored in tensors.items():
         is_named = f".{key}".endswith(f".{part.name}") or f".{part.name}".endswith(f".{key}")
-        if is_named and stored.shape == part.weight.shape and torch.equal(stored.to(part.weight), part.weight):
+        if not is_named or stored.shape != part.weight.shape:
+            continue
+        # Another weight may have the same ending.
+        if torch.equal(stored.to(part.weight), part.weight):
             return key
     return None
 
@@ -162,7 +166,8 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
     differences = []
     for first, second in ((gated.hidden, reloaded.hidden), (gated.logits, reloaded.logits)):
         if first is not None and second is not None:
-            differences.append(float((first - second).abs().max()) / max(float(first.abs().max()), 1e-30))
+            largest = max(float(first.abs().max()), 1e-30)
+            differences.append(float((first - second).abs().max()) / largest)
     difference = float(np.max(differences))  # NaN where any is
     allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
     if not difference <= allowed:

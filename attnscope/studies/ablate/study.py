@@ -98,7 +98,7 @@ def ablate(
     sets: list[tuple[Head, ...]] = [(head,) for head in heads]
     if options.choice.pick is not None and len(heads) > 1:
         sets.append(tuple(heads))
-    cuts = []
+    cuts: list[Cut] = []
     for mode in options.modes:
         for donor in range(DONORS) if mode == "resample" else [-1]:
             cuts += [Cut(each, mode, donor) for each in sets]
@@ -177,8 +177,12 @@ def _add_importance(
 ) -> Ablation:
     """Return the result with the importance of each head."""
     parts = _parts(measure_importance(passes, shapes, report).done.sums)  # (head of the model, 4)
-    every: list[Head] = [(*place, head) for place, (n_heads, _) in shapes.items() for head in range(n_heads)]
-    table = _with_quantity(ablation.table("heads"), "importance", parts[[every.index(head) for head in heads]])
+    # Its rows are all heads of the model; choose those of the table.
+    every: list[Head] = []
+    for (kind, layer), (n_heads, _) in shapes.items():
+        every += [(kind, layer, head) for head in range(n_heads)]
+    rows = [every.index(head) for head in heads]
+    table = _with_quantity(ablation.table("heads"), "importance", parts[rows])
     return replace(ablation, tables={**ablation.tables, "heads": table})
 
 

@@ -106,7 +106,8 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     outermost = np.where(offsets < 0, first[:, None], last[:, None])
     looked_at[:, : len(OFFSETS)] = outermost + offsets
     # Words are as wide as each other, and the middle of one stands at the same share of its text.
-    along = np.floor((first + last + 1) / 2 / len(spans) * n_words).astype(np.int64)
+    share = (first + last + 1) / 2 / len(spans)
+    along = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
         looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
     for row in range(len(links)):
@@ -119,7 +120,8 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
             looked_at[row, _SAME] = places[np.abs(places - along[row]).argmin()]
 
     # Whether it is one of the targets of the link: links and words as one number each.
-    link_of_target = np.repeat(np.arange(len(links)), [len(link.targets) for link in links])
+    n_targets = [len(link.targets) for link in links]
+    link_of_target = np.repeat(np.arange(len(links)), n_targets)
     targets = np.array([target for link in links for target in link.targets], np.int64)
     is_word = (looked_at >= 0) & (looked_at < n_words)
     asked = np.arange(len(links))[:, None] * n_words + looked_at
@@ -169,7 +171,8 @@ class Lots:
 def _half(number: int) -> int:
     """Return 0 or 1: a coin for every two that falls the same way each time."""
     pair, second = divmod(number, 2)
-    return (hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0] + second) % 2
+    coin = hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0]
+    return (coin + second) % 2
 
 
 # Sums
@@ -229,9 +232,11 @@ class LinkPart(Part):
             rows_of[cell.relation, *cell.halves].append(number)
             n_sources[cell.relation, cell.halves[0]] += cell.is_first
         self.n_sources = dict(n_sources)
+        # A head that there is not has a sum and a count of 0.
+        rows = np.where(is_there, rows, 0.0)
         for key, numbers in rows_of.items():
             self.sums[key] = RunningSums(rows.shape[1:])
-            self.sums[key].add(np.where(is_there, rows, 0.0)[numbers], counts[numbers])
+            self.sums[key].add(rows[numbers], counts[numbers])
 
 
 class Half:
@@ -294,14 +299,17 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
         n_links[name] += int(sums.total("c")[0])
     names = sorted(n_links, key=lambda name: (-n_links[name], name))
     if not names:
-        return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
-    chosen_sums, scored_sums, dealt = zip(*(halve(part, name) for name in names), strict=True)
+        empty = {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
+        return {}, empty
+    halves = [halve(part, name) for name in names]
+    chosen_sums, scored_sums, dealt = zip(*halves, strict=True)
     chosen = Half(chosen_sums)
     scored = Half(scored_sums)
 
     # The best simple rule of the scored half: (relation,).
     rule_hits = scored.rules.total("s")
-    rule = np.where(scored.n_links > 0, np.array(RULES)[rule_hits.argmax(1)], "")
+    best_rules = np.array(RULES)[rule_hits.argmax(1)]
+    rule = np.where(scored.n_links > 0, best_rules, "")
     with np.errstate(invalid="ignore"):
         baseline = rule_hits.max(1) / scored.n_links
     n_measured = chosen.n_links + scored.n_links

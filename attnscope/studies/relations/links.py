@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, place_links
+from attnscope.core.attention.probes import Weights, probe_by_kind
+from attnscope.core.attention.seam import Kind
+from attnscope.core.relations import LinkFacts, links_of_weights
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
@@ -22,12 +27,6 @@ from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.relations.evidence import Cell, Floats, LinkPart, Lots, right_rules
 from attnscope.studies.run import Measurer
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from attnscope.core.attention.seam import Kind
-    from attnscope.core.relations import LinkFacts
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -128,7 +127,10 @@ class Linker:
     def _is_wanted(self, relation: str) -> bool:
         """Return whether a relation is studied: by its whole name, or by a label in it."""
         only = self._options.only
-        return only is None or not {relation, *relation.split("→")}.isdisjoint({*only} - {"parent"})
+        if only is None:
+            return True
+        names = {relation, *relation.split("→")} - {"parent"}
+        return not names.isdisjoint(only)
 
     def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Counter[tuple[str, str]]]:
         """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
@@ -220,7 +222,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model.tokenizer)
         self._model = model
-        self._kind = cast("Kind", kind)
+        self._kind = cast(Kind, kind)
 
     def start(self, block: LinkBlock) -> MeasuredPart:
         """Return sums of nothing yet."""
@@ -235,8 +237,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
         import torch
 
-        from attnscope.core.attention.probes import Weights, probe_by_kind
-        from attnscope.core.relations import keep_links, links_of_weights
+        from attnscope.core.relations import keep_links
 
         info = self._model.info
         is_dense = info.path == "eager"
@@ -265,7 +266,8 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         """
         n_cells = [len(piece.cells) for piece in batch]
         first_cells = np.cumsum([0, *n_cells[:-1]])
-        values = np.full((sum(n_cells), 2, *shape_of(self._model, self._kind)), np.nan)
+        shape = shape_of(self._model, self._kind)
+        values = np.full((sum(n_cells), 2, *shape), np.nan)
         sums = {}
         for layer, of_layer in by_layer.items():
             numbers = of_layer.cpu().double().numpy()
@@ -287,10 +289,6 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
 def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     """Return the links of a batch of chunks for `core.relations`: a cell for each relation in a chunk."""
-    import torch
-
-    from attnscope.core.relations import LinkFacts
-
     units = pad_rows([chunk.unit_of_token + 1 for chunk in chunks]) - 1
     # Number the rows, cells and targets of all links of the batch.
     rows: dict[tuple[int, tuple[int, ...]], int] = {}  # chunk and tokens that look
@@ -304,13 +302,16 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
             link_row.append(rows.setdefault((number, link.tokens), len(rows)))
             link_cell.append(cells.setdefault((number, link.link.relation), len(cells)))
 
+    # The tokens of each row, in its order.
+    pieces = [(row, token) for (_, tokens), row in rows.items() for token in tokens]
+
     def tensor(numbers: Sequence[Any]) -> Any:
         return torch.tensor(numbers, dtype=torch.int64, device=device)
 
     return LinkFacts(
         units=torch.from_numpy(units).to(device),
         row_text=tensor([number for number, _ in rows]),
-        pieces=tensor([(row, token) for (_, tokens), row in rows.items() for token in tokens]).view(-1, 2),
+        pieces=tensor(pieces).view(-1, 2),
         link_row=tensor(link_row),
         targets=tensor(targets).view(-1, 2),
         link_cell=tensor(link_cell),

@@ -26,12 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.stats import quantile_test
+from torch import Tensor
 
 from attnscope.annotated import Link
 from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
 from attnscope.core.alignment import cheapest_paths, level_weights
+from attnscope.core.attention.probes import OfChosen
+from attnscope.core.attention.row_samples import rows_of
+from attnscope.core.attention.seam import AttentionCall
+from attnscope.core.relations import links_of_weights
 from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
 from attnscope.corpus.formats import json_object, name_problems, suffix_of
 from attnscope.errors import AttnscopeError
@@ -245,8 +251,12 @@ def _place_words(
     Returns:
         The links, and how many words have none, by relation and reason.
     """
-    stops = np.cumsum([len(word) + 1 for word in spelled]) - 1
-    spans = [(stop - len(word), stop) for word, stop in zip(spelled, stops.tolist(), strict=True)]
+    # Words stand in the transcript with a blank between them.
+    spans = []
+    start = 0
+    for word in spelled:
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
     units = WordUnits(spans, target)
     links = []
     unmeasured: Counter[tuple[str, str]] = Counter()
@@ -285,17 +295,15 @@ class SoundMeasurer(LinkMeasurer):
 
     def measure(self, batch: Sequence[Any]) -> Any:
         """Return what `LinkMeasurer` does, and the levels of all heads, (layer · head, row, frame)."""
-        import torch
-
-        from attnscope.core.attention.probes import OfChosen
-        from attnscope.core.attention.row_samples import rows_of
-        from attnscope.core.relations import links_of_weights
-
         # Keep the rows that write words, on frames with sound: (1, head, row, frame) by layer.
         (piece,) = batch
         rows = torch.from_numpy(piece.rows)
         frames = slice(len(piece.unit_of_token))
-        probe = OfChosen(lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"])
+
+        def keep(call: AttentionCall) -> Tensor:
+            return rows_of(call, rows, keys=frames).float().cpu()
+
+        probe = OfChosen(keep, kinds=["cross"])
         run_probe(self._model, piece.reading, probe)
         weights = dict(sorted(probe.maps["cross"].items()))
         facts = facts_of(batch, "cross", "cpu")
@@ -342,6 +350,7 @@ def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report
     for number, each in enumerate(part.heard):
         best = ranked[each.halves[axis]]
         lists = [*(best[:size] for size in sizes), upper]
+        # The path collects what the heads of a list listen to, in their mean. (list, row, frame)
         costs = np.stack([-each.levels[heads].mean(0, dtype=np.float64) for heads in lists])
         starts_s = cheapest_paths(costs)[:, each.rows] * each.frame_s
         errors_s[number] = np.abs(starts_s - each.starts_s).mean(1)
