@@ -274,8 +274,11 @@ class HuggingFaceModel(Model):
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
+        # Where a text alone cannot be read, its tokenizer says why.
+        if self.survey.beside:
+            self.tokenizer.encode("")
         if not reads_text(self.base):
-            wordless(self.info.name, self.base).encode("")  # it says why
+            wordless(self.info.name, self.base).encode("")
         batch = batch.to(batch.ids.device)
         inputs = self._padded("", batch.ids, batch.mask)
         inputs |= causal_types(self.base, batch.ids)
