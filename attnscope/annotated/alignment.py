@@ -74,6 +74,7 @@ def place_links(
     Returns:
         The chunks that have links, and how many links none has, by relation and reason.
     """
+    # The words of the text, and of its target, which are the ones that look.
     whole = WordUnits(text.words, tokens)
     looking = None if target is None else WordUnits(text.target_words, target)
     # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.

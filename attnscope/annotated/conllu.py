@@ -72,6 +72,7 @@ def _read_all(paragraphs: Iterable[tuple[int, str]], bad: Bad) -> Iterator[_Sent
         except AnnotationError as error:
             bad(error.line or begin, error.reason)
             continue
+        # Comments alone are no sentence.
         if sentence.rows:
             yield sentence
 

@@ -69,6 +69,7 @@ class AnnotatedCorpus(Corpus):
             for text in conllu.texts(parts, name, self.unit, bad.add):
                 yield text.line, text
             return
+        # A line or a file holds one text.
         parse = spans.parse if kind == "jsonl" else python_source.parse
         for line, part in parts:
             try:

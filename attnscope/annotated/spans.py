@@ -122,6 +122,7 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
         return words
     if not isinstance(value, list):
         raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}')
+    # Words that are given may come in any order, but share no characters.
     words = sorted(_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
     for word, following in pairwise(words):
         if following[0] < word[1]:

@@ -86,6 +86,7 @@ class TextPart(Part):
 
     def whole_texts(self) -> tuple[Floats, Floats]:
         """Return the sums over the rows of each whole text, (text, …), and its predictions, (text,), in their order."""
+        # Sums in the order of the corpus, whichever batch came first.
         texts = filter(self._is_whole, sorted(self._rows))
         rows_by_text = [self._rows[text] for text in texts]
         sums = [sum(numbers for _, numbers in rows) for rows in rows_by_text]
@@ -190,6 +191,7 @@ class MeanOutputs(RowMeasurer):
     def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
         """Return sums of the outputs of all places, and how many queries are in them, (row, 2, place · head · d)."""
         read = self._reader.read(batch)
+        # Sums and counts of each attention, in the order in which the model computes them.
         sums: list[Tensor] = []
 
         def observe(call: AttentionCall) -> Tensor:
@@ -339,6 +341,7 @@ class Cutting(RowMeasurer):
         patches: dict[Place, list[Patch]] = {}
         for number, cut in enumerate(self._cuts[index] for index in chosen):
             rows = slice(number * n_rows, (number + 1) * n_rows)
+            # The rows of this repetition lack the heads of this cut alone.
             for kind, layer, head in cut.heads:
                 place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
                 values = self._stand_ins.values(cut, place, head, read)

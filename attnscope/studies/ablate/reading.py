@@ -151,6 +151,7 @@ class Reader:
         rows: list[Row] = []
         for text in block.texts:
             tokens = tokens_of(text, self.model.tokenizer.encode, self._special)
+            # Chunks without anything to read or to hide are no rows.
             of_text = [self._row(chunk) for chunk in chunks(tokens, text.index, limit=limit)]
             kept = [row for row in of_text if row is not None]
             rows += [replace(row, n_rows=len(kept)) for row in kept]
@@ -200,6 +201,7 @@ class Reader:
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
+        # A target that was given is the same beside each text.
         writer = self.model.writer
         assert writer is not None  # of an encoder-decoder
         key = tokens.ids.tobytes() if self._given is None else b""

@@ -119,6 +119,7 @@ def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice])
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+        # Find all weights of this file before any is changed, for they are known by their numbers.
         keys = {part.name: _key_of(part, tensors) for part in slices if part.name in missing}
         for part in slices:
             key = keys.get(part.name)

@@ -85,6 +85,7 @@ def ablate(
     _require(model, options, loss)
     reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
     passes = Passes(reader, texts_of(corpus, model), workers)
+    # The outputs of heads on the first text tell their shapes; on several they are donors.
     is_resampled = "resample" in options.modes
     outputs = list(islice(outputs_of(passes), DONORS + 1 if is_resampled else 1))
     if not outputs:
@@ -114,6 +115,7 @@ def ablate(
     # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
     result = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
     result.done.left_out.require_some_left(result.done.n_texts, model.info)
+    # What is amiss with the pass for means is told once.
     if before is not None:
         result.notes += [note for note in before.notes if note not in result.notes]
         result.lost += [problem for problem in before.lost if problem not in result.lost]

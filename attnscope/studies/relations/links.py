@@ -239,6 +239,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
         from attnscope.core.relations import keep_links
 
+        # Models outside the seam give dense weights alone, on the processor.
         info = self._model.info
         is_dense = info.path == "eager"
         facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
@@ -268,6 +269,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         first_cells = np.cumsum([0, *n_cells[:-1]])
         shape = shape_of(self._model, self._kind)
         values = np.full((sum(n_cells), 2, *shape), np.nan)
+        # By layer: its values, and its sums over the cells of each piece, in which NaN stays.
         sums = {}
         for layer, of_layer in by_layer.items():
             numbers = of_layer.cpu().double().numpy()

@@ -145,6 +145,7 @@ def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
         audio = str(Path(text.source).parent / entry["audio"])
     except (ValueError, KeyError, TypeError):
         raise AttnscopeError('not {"audio": …, "words": [{"word", "start", "end"}, …]}') from None
+    # Words may overlap, but come in the order of their starts.
     starts_s = [start for _, start, _ in words]
     are_timed = all(word.split() and 0 <= start <= end < math.inf for word, start, end in words)
     if not words or not are_timed or starts_s != sorted(starts_s):
@@ -222,6 +223,7 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
         cell = Cell(NAME, *lots.deal(document or digest), len(links), rule_hits)
+        # Every path begins with the recording, so the first word is not timed.
         later = [link for link in links if link.link.source[0] > 0]
         starts_s = np.array([words[link.link.source[0]][1] for link in later])
         piece = SoundPiece(
@@ -315,6 +317,7 @@ class SoundMeasurer(LinkMeasurer):
         """Add what heads listen to, and keep the levels while there is room."""
         hits, broken, levels = result
         super().add(part, batch, (hits, broken))
+        # Without room the recording still counts for the relation.
         timing = batch[0].timing
         self._n_bytes += levels.nbytes
         if timing.rows and not broken and self._n_bytes <= MOST_KEPT:

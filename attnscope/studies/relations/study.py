@@ -114,6 +114,7 @@ def conclude(
     Raises:
         AttnscopeError: The model computes NaN or infinity on all texts.
     """
+    # Verdicts, then what the result says of its texts.
     done = going.done
     done.left_out.require_some_left(done.n_texts, model.info)
     tables, grids = judge(done, kind, shape_of(model, kind))
@@ -178,6 +179,7 @@ def _notes(done: MeasuredPart) -> list[str]:
             f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
+    # Links that were left out: of each reason the relations that lost most.
     by_reason: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (name, reason), n in done.unmeasured.items():
         by_reason[reason][name] += n
