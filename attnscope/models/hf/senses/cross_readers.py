@@ -27,6 +27,7 @@ from attnscope.models.hf.seam import attention_function, use_attention
 from attnscope.models.hf.senses.eyes_and_ears import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
+from attnscope.models.hf.senses.writing import Inputs
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.inside.tape import run_instead
@@ -94,18 +95,18 @@ class CrossAttentionReader(VisionLanguageReader):
         n_before = len(tokens_before(self._tower))
         return one_grid(output, patch, n_before, is_filled=merges_patches(self._tower))
 
-    def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
+    def _filling(self, inputs: Inputs) -> NDArray[np.bool_] | None:
         """Return a mask of the keys that fill up a batch and that no query sees, (key,); None = there are none."""
         return None
 
-    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
         """Return what attends in each kind of attention: in "decoder" the words, if there are any."""
         words = self._words(inputs, {}, n_given)
         return {"cross": words, "decoder": words}
 
     def _name_tokens(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         photos: Sequence[Photo],
         labels: Mapping[int, str],
         n_given: int,
@@ -121,7 +122,9 @@ class CrossAttentionReader(VisionLanguageReader):
         for kind, layers in self.model.survey.layers.items():
             tokens = queries[kind]
             # Words before the picture are not kept: they do not know of it.
-            first = max(self._stand_ins(inputs), default=-1) + 1 if tokens is words else 0
+            first = 0
+            if tokens is words:
+                first = max(self._stand_ins(inputs), default=-1) + 1
             if kind == "cross":
                 axes[kind] = AttentionAxes(tokens, keys, layers, first, filling)
             else:
@@ -145,8 +148,8 @@ class MllamaReader(CrossAttentionReader):
         n_photos, n_tiles = output.pixels.shape[1:3]
         n_each = self._tower.num_patches
         # (photo, tile, row, column), without the CLS token of each tile
-        cells = torch.arange(n_photos * n_tiles * n_each).view(n_photos, n_tiles, n_each)[..., 1:]
-        cells = cells.reshape(n_photos, n_tiles, side, side)
+        keys = torch.arange(n_photos * n_tiles * n_each).view(n_photos, n_tiles, n_each)
+        cells = keys[..., 1:].reshape(n_photos, n_tiles, side, side)
         covered = output.pixels[0, ..., : side * config.patch_size, : side * config.patch_size]
         panes = []
         for number, shape in enumerate(output.inputs["aspect_ratio_ids"][0].tolist()):
@@ -155,16 +158,19 @@ class MllamaReader(CrossAttentionReader):
             panes.append(Pane(number, pixels, join_tiles(cells[number], down, across)))
         return panes, n_photos * n_tiles * n_each
 
-    def _filling(self, inputs: Mapping[str, Tensor]) -> NDArray[np.bool_] | None:
+    def _filling(self, inputs: Inputs) -> NDArray[np.bool_] | None:
         # (photo, tile) of the last token, repeated to one per key: (key,)
-        is_real = inputs["cross_attention_mask"][0, -1].reshape(-1).cpu().numpy() > 0
-        return np.repeat(~is_real, int(self._tower.num_patches))
+        seen = inputs["cross_attention_mask"][0, -1].reshape(-1)
+        return np.repeat(seen.cpu().numpy() <= 0, int(self._tower.num_patches))
 
-    def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
+    def _extend(self, inputs: Inputs, ids: Sequence[int]) -> dict[str, Tensor]:
         """Have what is written see what the last token of the prompt does."""
+        longer = super()._extend(inputs, ids)
         seen = inputs["cross_attention_mask"]
-        last = seen[:, -1:].expand(-1, len(ids) - seen.shape[1], -1, -1)
-        return {**super()._extend(inputs, ids), "cross_attention_mask": torch.cat([seen, last], 1)}
+        n_more = len(ids) - seen.shape[1]
+        last = seen[:, -1:].expand(-1, n_more, -1, -1)
+        longer["cross_attention_mask"] = torch.cat([seen, last], 1)
+        return longer
 
 
 class QFormerReader(CrossAttentionReader):
@@ -180,7 +186,7 @@ class QFormerReader(CrossAttentionReader):
         "The queries do not read the text: whatever is asked, they look at the same places.",
     )
 
-    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
         # The language model reads the queries as tokens of its text, in the places of the stand-ins.
         names = {position: f"Q{number}" for number, position in enumerate(self._stand_ins(inputs))}
         queries = query_tokens(len(names))
@@ -231,11 +237,12 @@ class BlipReader(CaptionReader):
     def _start_id(self) -> int:
         return int(self._base.config.text_config.bos_token_id)
 
-    def _write(self, inputs: Mapping[str, Tensor], n: int) -> list[int]:
+    def _write(self, inputs: Inputs, n: int) -> list[int]:
         # Its own `generate` drops the last token, that ends a text.
         end = self._base.config.text_config.sep_token_id
         ids = self._ids_of(inputs)
-        written = self._writer.answer(self._extend(inputs, [*ids, end]), n, len(ids), None)
+        ended = self._extend(inputs, [*ids, end])
+        written = self._writer.answer(ended, n, len(ids), None)
         return written[:-1] if written[-1:] == [end] else written
 
 
@@ -258,17 +265,18 @@ class ObjectReader(CrossAttentionReader):
         # Run the backbone: its last feature map is (1, d, row, column).
         pixels = output.pixels.to(self.model.device, self._base.dtype)
         with torch.no_grad(), silence(), use_attention(self._base, None):
-            feature_map, _ = self._base.backbone(pixels, torch.ones_like(pixels[:, 0]))[-1]
+            features = self._base.backbone(pixels, torch.ones_like(pixels[:, 0]))
+        feature_map, _ = features[-1]
         # Each stage of a backbone halves height and width, rounded up.
         sides = zip(pixels.shape[2:], feature_map.shape[2:], strict=True)
         high, wide = (2 ** math.ceil(math.log2(n_pixels / n_places)) for n_pixels, n_places in sides)
         return one_grid(output, (high, wide), is_filled=True)
 
-    def _queries(self, inputs: Mapping[str, Tensor], n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
         queries = query_tokens(self._base.config.num_queries, self._find_objects(inputs))
         return {"cross": queries, "decoder": queries}
 
-    def _find_objects(self, inputs: Mapping[str, Tensor]) -> dict[int, str]:
+    def _find_objects(self, inputs: Inputs) -> dict[int, str]:
         """Return the class of each query that is sure of an object; {} where the head for it was not loaded."""
         with torch.no_grad(), silence(), use_attention(self._base, None):
             logits = getattr(self.model.model(**inputs), "logits", None)
@@ -277,8 +285,11 @@ class ObjectReader(CrossAttentionReader):
         # (query, class), of which the last class stands for no object
         chances, classes = logits[0].softmax(-1)[:, :-1].max(-1)
         names = self._base.config.id2label
-        sure = (chances > _SURE).nonzero()[:, 0].tolist()
-        return {query: str(names.get(int(classes[query]), int(classes[query]))) for query in sure}
+        objects = {}
+        for query in (chances > _SURE).nonzero()[:, 0].tolist():
+            number = int(classes[query])
+            objects[query] = str(names.get(number, number))
+        return objects
 
 
 CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
@@ -298,7 +309,8 @@ def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
     # BLIP that answers questions has another kind of it.
     if reader is None or hasattr(base, "text_encoder"):
         return None
-    return reader if all(_find_modules(base, pattern)[0] for _, pattern in reader.modules) else None
+    has_all = all(_find_modules(base, pattern)[0] for _, pattern in reader.modules)
+    return reader if has_all else None
 
 
 def stands_alone(base: PreTrainedModel) -> bool:
@@ -338,7 +350,8 @@ def _heads_of(module: nn.Module) -> tuple[int, int]:
 
 def _at_seam(base: PreTrainedModel) -> Callable[..., Any] | None:
     """Return a function that runs a model with such attention through the seam; None where it has none."""
-    own = [module for module in base.modules() if type(module).__name__ in ("BlipTextSelfAttention", "TrOCRAttention")]
+    names = ("BlipTextSelfAttention", "TrOCRAttention")
+    own = [module for module in base.modules() if type(module).__name__ in names]
 
     def run(**inputs: Any) -> Any:
         with run_instead(own, _attend):

@@ -76,7 +76,8 @@ class HuggingFaceEyes(Sense):
         notes: tuple[str, ...] = ()
         if covered.shape != colours.shape:
             notes = ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
-        inputs: dict[str, Any] = {"pixel_values": pixels.to(self._base.dtype), **patch_order(self._base, pixels)}
+        inputs: dict[str, Any] = dict(patch_order(self._base, pixels))
+        inputs["pixel_values"] = pixels.to(self._base.dtype)
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True
         # Tokens before the patches (CLS, registers), then the patches row by row.
@@ -148,7 +149,8 @@ class HuggingFaceEars(Sense):
         # The spectrogram that is drawn ends with the recording, not with the window: (band, step)
         n_heard = -(-len(samples) // frame_samples)  # rounded up
         sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
-        sound = replace(sound, spectrogram=_spectrogram(features[0, :, : n_heard * stride], self._processor))
+        heard = features[0, :, : n_heard * stride]
+        sound = replace(sound, spectrogram=_spectrogram(heard, self._processor))
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
 
@@ -242,10 +244,12 @@ def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     """Return a processor's picture of a photo as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
-        values = values * np.asarray(processor.image_std, np.float64) + np.asarray(processor.image_mean, np.float64)
+        deviation = np.asarray(processor.image_std, np.float64)
+        values = values * deviation + np.asarray(processor.image_mean, np.float64)
     if getattr(processor, "do_rescale", False):
         values = values / float(processor.rescale_factor)
-    colours: NDArray[np.uint8] = np.rint(values.clip(0, 255)).astype(np.uint8)
+    values = np.rint(values.clip(0, 255))
+    colours: NDArray[np.uint8] = values.astype(np.uint8)
     return colours
 
 
@@ -264,7 +268,8 @@ def _spectrogram(features: Tensor, extractor: Any) -> Spectrogram | None:
     # The middle of a band is the mean of its bins, weighted by its filter.
     bins = np.linspace(0, int(extractor.sampling_rate) / 2, len(filters))
     weights = filters.sum(0)
-    middles = np.divide(bins @ filters, weights, out=np.zeros(len(weights)), where=weights > 0)
+    middles = np.zeros(len(weights))
+    np.divide(bins @ filters, weights, out=middles, where=weights > 0)
     # A band of no bins has no middle: it takes that of the band before, so that they never fall.
     hertz = tuple(np.maximum.accumulate(middles).tolist())
     # Bytes: 0 for the least power, 255 for the largest.

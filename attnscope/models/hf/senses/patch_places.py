@@ -90,7 +90,8 @@ def one_grid(
         raise unplaced(f"its processor makes {len(pixels)} pictures of {len(prompt.images)} photos")
     high, wide = patch
     if is_filled:
-        pixels = pad(pixels, (0, -pixels.shape[3] % wide, 0, -pixels.shape[2] % high))
+        height, width = pixels.shape[2:]
+        pixels = pad(pixels, (0, -width % wide, 0, -height % high))
     rows = pixels.shape[2] // high
     columns = pixels.shape[3] // wide
     n_each = n_before + rows * columns
@@ -154,7 +155,8 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
             whole = join_tiles(pixels[1:n_tiles], down, across)
             covered = whole[:, rows.repeat_interleave(patch)][..., columns.repeat_interleave(patch)]
             panes.append(Pane(number, covered, fine[rows][:, columns]))
-        panes.append(Pane(number, pixels[0], tiles[0], is_small=bool(rows.any())))
+        has_fine = bool(rows.any())
+        panes.append(Pane(number, pixels[0], tiles[0], is_small=has_fine))
     return panes, first
 
 
@@ -167,7 +169,8 @@ def _idefics3(prompt: PhotoPrompt) -> Cut:
         return_row_col_info=True,
         return_tensors="pt",
     )
-    return _tiles(prompt.pixels[0], cell, list(zip(cut["rows"][0], cut["cols"][0], strict=True)))
+    shapes = list(zip(cut["rows"][0], cut["cols"][0], strict=True))
+    return _tiles(prompt.pixels[0], cell, shapes)
 
 
 def _internvl(prompt: PhotoPrompt) -> Cut:
@@ -200,7 +203,8 @@ def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
         small = first + down * across
         if small > first:
             whole = join_tiles(tiles[first:small], down, across)
-            panes.append(Pane(number, whole, join_tiles(cells[first:small], down, across)))
+            places = join_tiles(cells[first:small], down, across)
+            panes.append(Pane(number, whole, places))
         panes.append(Pane(number, tiles[small], cells[small], is_small=small > first))
     return panes, cells.numel()
 
@@ -223,7 +227,8 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
         blocks = patches.view(down, across, merge, merge, 3, -1, patch, patch)[..., 0, :, :]
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
         # Each block is one token.
-        panes.append(Pane(number, whole, _count(down, across) + n_patches // merge**2))
+        cells = _count(down, across) + n_patches // merge**2
+        panes.append(Pane(number, whole, cells))
         n_patches += rows * columns
     return panes, n_patches // merge**2
 
@@ -234,8 +239,9 @@ def _count(rows: int, columns: int) -> Tensor:
 
 def join_tiles(tiles: Tensor, down: int, across: int) -> Tensor:
     """Join tiles (tile, ..., height, width), row by row, to one (..., down * height, across * width)."""
-    rows = [torch.cat(list(row), -1) for row in torch.split(tiles[: down * across], across)]
-    return torch.cat(rows, -2)
+    rows = torch.split(tiles[: down * across], across)
+    joined = [torch.cat(list(row), -1) for row in rows]
+    return torch.cat(joined, -2)
 
 
 FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
@@ -260,8 +266,11 @@ _LEAST_SIDE = 16
 
 def slopes(height: int, width: int) -> NDArray[np.uint8]:
     """Return a photo whose red says how far right a pixel is, whose green how far down, and whose blue is full."""
-    green, red = np.meshgrid(np.linspace(0, 255, height), np.linspace(0, 255, width), indexing="ij")
-    picture: NDArray[np.uint8] = np.rint(np.dstack([red, green, np.full_like(red, 255)])).astype(np.uint8)
+    down = np.linspace(0, 255, height)
+    across = np.linspace(0, 255, width)
+    green, red = np.meshgrid(down, across, indexing="ij")
+    colours = np.dstack([red, green, np.full_like(red, 255)])
+    picture: NDArray[np.uint8] = np.rint(colours).astype(np.uint8)
     return picture
 
 
@@ -293,6 +302,7 @@ def area_of(
                 "the pictures that the processor makes of this photo do not fit together to the photo",
                 "it is not known where its patches lie, so that none is shown",
             )
-        edges.append((round(float(start), 2), round(float(start + slope * is_photo.shape[axis]), 2)))
+        end = start + slope * is_photo.shape[axis]
+        edges.append((round(float(start), 2), round(float(end), 2)))
     (left, right), (top, bottom) = edges
     return left, top, right, bottom

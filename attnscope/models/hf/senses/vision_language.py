@@ -21,7 +21,7 @@ from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, in_one_line, silence
 from attnscope.models.hf.senses.eyes_and_ears import Sense, undo_normalisation
 from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
-from attnscope.models.hf.senses.writing import HuggingFaceWriter
+from attnscope.models.hf.senses.writing import HuggingFaceWriter, Inputs
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.questions.places import SMALL, Picture
@@ -100,8 +100,9 @@ class VisionLanguageReader(Sense):
                 return text
             mark = str(getattr(self._processor, "image_token", "<image>"))
             return mark * n_photos + text
-        content: list[dict[str, str]] = [{"type": "image"}] * n_photos
-        messages: list[Any] = [{"role": "user", "content": [*content, {"type": "text", "text": text}]}]
+        content = [{"type": "image"}] * n_photos
+        content.append({"type": "text", "text": text})
+        messages: Any = [{"role": "user", "content": content}]
         template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
         with as_failure(f"the chat template of {self._name} fails"):
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
@@ -122,22 +123,28 @@ class VisionLanguageReader(Sense):
 
     def _ids_of(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return the token numbers of the text among a forward's arguments."""
-        ids: list[int] = inputs[self.ids_name][0].tolist() if self.reads_words else []
+        if not self.reads_words:
+            return []
+        ids: list[int] = inputs[self.ids_name][0].tolist()
         return ids
 
     def _stand_ins(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return where tokens of the text stand for pictures."""
         return [position for position, number in enumerate(self._ids_of(inputs)) if number == self._picture_id]
 
-    def _write(self, inputs: Mapping[str, Tensor], n: int) -> list[int]:
+    def _write(self, inputs: Inputs, n: int) -> list[int]:
         """Return the numbers of what the model writes, greedily, without a token that ends a text."""
-        return self._writer.answer(inputs, n, inputs[self.ids_name].shape[1], self._picture_id)
+        n_given = inputs[self.ids_name].shape[1]
+        return self._writer.answer(inputs, n, n_given, self._picture_id)
 
-    def _extend(self, inputs: Mapping[str, Tensor], ids: Sequence[int]) -> dict[str, Tensor]:
+    def _extend(self, inputs: Inputs, ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the forward's arguments for a prompt and the tokens written after it."""
         n_more = len(ids) - inputs[self.ids_name].shape[1]
-        longer = {**inputs, self.ids_name: torch.tensor([list(ids)], device=self.model.device)}
-        for name, value in (("attention_mask", 1), ("token_type_ids", 0), ("mm_token_type_ids", 0)):
+        longer = dict(inputs)
+        longer[self.ids_name] = torch.tensor([list(ids)], device=self.model.device)
+        # What is written is real, and of the type of words.
+        fillings = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
+        for name, value in fillings.items():
             if name in inputs:
                 longer[name] = pad(inputs[name], (0, n_more), value=value)
         return longer
@@ -159,11 +166,14 @@ class VisionLanguageReader(Sense):
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
         panes, n_tokens = self._cut(output)
-        positions = np.array(self._stand_ins(output.inputs)) if self.among_words else np.arange(n_tokens)
+        positions = np.arange(n_tokens)
+        if self.among_words:
+            positions = np.array(self._stand_ins(output.inputs))
         if len(positions) != n_tokens:
             raise unplaced(f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}")
         # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
-        guides, _ = self._cut(self._make([Image.fromarray(slopes(*size)) for size in output.sizes], prompt))
+        sloping = [Image.fromarray(slopes(*size)) for size in output.sizes]
+        guides, _ = self._cut(self._make(sloping, prompt))
         names = [photo.source for photo in photos]
         pictures = []
         labels: dict[int, str] = {}
@@ -193,7 +203,7 @@ class VisionLanguageReader(Sense):
 
     def _name_tokens(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         photos: Sequence[Photo],
         labels: Mapping[int, str],
         n_given: int,
@@ -206,7 +216,7 @@ class VisionLanguageReader(Sense):
 
     def _words(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         labels: Mapping[int, str],
         n_given: int,
     ) -> Tokens:
@@ -220,7 +230,9 @@ class VisionLanguageReader(Sense):
         Compare once; of cross-attention, whose layers no check at load has seen, once for each shape of a picture.
         """
         survey = self.model.survey
-        shape = (*inputs["pixel_values"].shape, len(axes["cross"].keys)) if axes else ()
+        shape: tuple[int, ...] = ()
+        if axes:
+            shape = (*inputs["pixel_values"].shape, len(axes["cross"].keys))
         if shape in self._compared:
             return
 

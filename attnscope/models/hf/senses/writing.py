@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
 
+Inputs = Mapping[str, Tensor]
+"""Arguments of a model's forward, by name."""
+
+
 class HuggingFaceWriter:
     """The decoder of a model, that writes text. Without the head that writing needs, it can still read a target."""
 
@@ -43,7 +47,8 @@ class HuggingFaceWriter:
         """
         if self._base.config.is_encoder_decoder:
             raise AttnscopeError(f"{self._shown.info.name} has a decoder that answers", "use the target")
-        self._require_head(self._model is not self._base or self._model.get_output_embeddings() is not None)
+        is_whole = self._model is not self._base
+        self._require_head(is_whole or self._model.get_output_embeddings() is not None)
         if not len(tokens):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
         with torch.no_grad(), use_attention(self._base, None):
@@ -52,7 +57,7 @@ class HuggingFaceWriter:
 
     def answer(
         self,
-        inputs: Mapping[str, Tensor],
+        inputs: Inputs,
         n: int,
         n_given: int,
         never: int | None,
@@ -72,12 +77,13 @@ class HuggingFaceWriter:
         """Return the decoder's tokens as it answers a text: the start token, then its own at most n tokens."""
         start = self.start_id()
         batch = Batch(torch.from_numpy(tokens.ids)[None])
-        inputs = {name: x.to(self._shown.device) for name, x in self._shown.text_inputs(batch, target=False).items()}
+        given = self._shown.text_inputs(batch, target=False)
+        inputs = {name: tensor.to(self._shown.device) for name, tensor in given.items()}
         # The result begins with the start token, which is no text.
         written = self._generate(inputs, n, 1, decoder_start_token_id=start)
         return self._tokenizer.extend(self._tokenizer.encode_ids([start]), written)
 
-    def _generate(self, inputs: Mapping[str, Tensor], n: int, n_given: int, **options: Any) -> list[int]:
+    def _generate(self, inputs: Inputs, n: int, n_given: int, **options: Any) -> list[int]:
         """Return what transformers' own `generate` writes: by the model's settings, without sampling or beams.
 
         Its first `n_given` numbers are left out, and tokens that end a text.
@@ -124,7 +130,8 @@ class HuggingFaceWriter:
         written: list[int] = []
         new = before
         for _ in range(n):
-            output = self._model(**{ids_name: torch.tensor([new], device=self._shown.device)}, **inputs)
+            ids = torch.tensor([new], device=self._shown.device)
+            output = self._model(**{ids_name: ids}, **inputs)
             token = int(output.logits[0, -1].argmax())
             if token in ends:
                 break
@@ -139,7 +146,8 @@ class HuggingFaceWriter:
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
         """Return the decoder's arguments of the forward, (1, token)."""
-        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._shown.device)}
+        ids = torch.from_numpy(target.ids)[None]
+        return {"decoder_input_ids": ids.to(self._shown.device)}
 
     def _require_head(self, has_one: bool = True) -> None:
         """Refuse models that cannot write."""
