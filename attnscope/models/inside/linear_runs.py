@@ -154,10 +154,9 @@ class ScoreRun:
                 # A slope has the leaf's shape behind a first axis of columns: (column, …) -> (column, part).
                 products = leaf.value.detach().double() * slopes.double()
                 sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
-                sums = sums.cpu().numpy()
                 for part, numbers in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))
-                    vector[start : start + at_once] += numbers
+                    vector[start : start + at_once] += numbers.cpu().numpy()
         return vectors
 
     # What becomes a leaf ---------------------------------------------------------------------------------------------

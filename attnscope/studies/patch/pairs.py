@@ -86,6 +86,7 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     Raises:
         AttnscopeError: The model predicts no such thing, or there is no such target.
     """
+    # Classes belong to the whole text; words to its last token, or its mask.
     reader = _Reader(model)
     if model.loss == "token_class":
         raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
@@ -254,6 +255,7 @@ class PairBatch:
             at_answer = at_answer[:, self.asked]
         wide = torch.promote_types(logits.dtype, torch.float32)
         at_answer = at_answer.to(wide).view(-1, *self.right.shape)
+        # Answers of other pairs count nothing.
         right = at_answer.masked_fill(~self.right, -torch.inf)
         wrong = at_answer.masked_fill(~self.wrong, -torch.inf)
         return right.logsumexp(-1) - wrong.logsumexp(-1)

@@ -129,6 +129,7 @@ class PairRuns:
         """Return the units that can be patched, in the order of layers and heads."""
         units = []
         for place, call in self.source.calls.items():
+            # Query heads of a group have their keys and values together.
             group = call.n_heads // call.n_kv_heads if by in ("key", "value") else 1
             units += [Unit(place, number, group) for number in range(call.n_heads // group)]
         return units

@@ -262,6 +262,7 @@ class _Study:
     def _of_all_units(self, values: Floats, unknown: float) -> Floats:
         """Return values of the heads that were tried, (pair, head, …), for all, (pair, unit, …)."""
         shape = (len(values), len(self._units), *values.shape[2:])
+        # (pair, unit, …)
         every = np.full(shape, unknown)
         every[:, self._tried] = values
         return every
@@ -287,6 +288,7 @@ class _Study:
 
     def _heads(self, averages: Measured, total: Floats, rows: list[int]) -> Table:
         """Return the effect of each head; those that are patched together have the same."""
+        # (unit,), then a row for each head of a unit.
         columns = head_columns(self._options.by, self._options.direction)
         values = _effects_and_shares(averages["effects"], total)
         values["effect_q"] = values.pop("q")
@@ -306,6 +308,7 @@ class _Study:
     def _table_of_pairs(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
         rows = []
         for number, read in enumerate(pairs):
+            # The texts, the answers as they are spelled, and what the model makes of them.
             row = {name: getattr(read.pair, name) for name in ("source", "line", "clean", "corrupt")}
             for side in ("right", "wrong"):
                 answers = [spell_answer(self._model, answer) for answer in getattr(read, side)]
@@ -318,6 +321,7 @@ class _Study:
     # What the result says of itself
 
     def _notes(self, n_pairs: int, total: Floats) -> list[str]:
+        # What effects mean, then how they were measured.
         notes = []
         reason = _why_no_shares(total)
         if reason:
@@ -388,6 +392,7 @@ def _rank_agreement(measured: Measured) -> float | None:
     tried = np.isfinite(measured["effects"]).all(0)
     if "estimated" not in measured or tried.sum() < 3:
         return None
+    # Means over pairs, (unit,) each.
     means = [measured[name][:, tried].mean(0) for name in ("effects", "estimated")]
     return float(spearmanr(*means).statistic)
 
