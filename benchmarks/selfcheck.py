@@ -17,7 +17,7 @@ import json, sys, time
 start = time.perf_counter()
 from attnscope.models.catalog import resolve
 source = resolve(sys.argv[1])
-import attnscope.models.hf.model as engine
+import attnscope.models.hf.assembling as engine
 from attnscope.models.hf.loading import load_huggingface
 loaded = time.perf_counter()
 spent = []
