@@ -180,20 +180,21 @@ def _levels_of_distances(facts: TextFacts, queries: Numbers) -> dict[str, NDArra
 def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArray[Any]]:
     """Return the levels of other relations of a query and a key by name, (query, key)."""
     keys = np.arange(facts.n)
+    query = queries[:, None]
     ids = facts.tokens.ids
-    own_ids = ids[queries][:, None]
-    is_same = own_ids == ids
-    levels: dict[str, NDArray[Any]] = {"same": is_same, "same_elsewhere": is_same & (keys != queries[:, None])}
+    before = np.append(-1, ids[:-1])
+    is_same = ids[query] == ids
+    levels: dict[str, NDArray[Any]] = {"same": is_same, "same_elsewhere": is_same & (keys != query)}
     # Keys up to the query that follow its token, elsewhere.
-    levels["induction"] = (keys < queries[:, None]) & (own_ids == np.append(-1, ids[:-1]))
+    levels["induction"] = (keys < query) & (ids[query] == before)
     # Groups of tokens that the query is in, and the first token of each.
     for name, numbers in (("sentence", facts.sentence), ("line", facts.line)):
-        levels[name] = numbers[queries][:, None] == numbers
+        levels[name] = numbers[query] == numbers
         levels[f"{name}_start"] = levels[name] & _begins(numbers)
     # The last mark before each query, and the innermost bracket that is open there; -1 = there is none.
     marks = np.append(-1, np.flatnonzero(facts.of_keys["punctuation"]))
-    levels["last_punctuation"] = marks[np.searchsorted(marks, queries) - 1][:, None] == keys
-    levels["opener"] = facts.opener[queries][:, None] == keys
+    levels["last_punctuation"] = marks[np.searchsorted(marks, query) - 1] == keys
+    levels["opener"] = facts.opener[query] == keys
     # Cosines of 0 to 1, without keys of the query's own token.
     cosine = np.zeros(is_same.shape)
     if facts.embeddings is not None:

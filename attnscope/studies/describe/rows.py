@@ -240,7 +240,8 @@ class Group:
 
     def part(self, texts: Sequence[int]) -> Rows:
         """Copy the active rows of some texts whose queries are ordinary."""
-        return self.active.select(np.flatnonzero(np.isin(self.active.texts, np.asarray(texts)) & self.ordinary))
+        is_of_texts = np.isin(self.active.texts, np.asarray(texts))
+        return self.active.select(np.flatnonzero(is_of_texts & self.ordinary))
 
 
 def join_rows(

@@ -113,7 +113,7 @@ class Kinds:
             order[-3:] = [*closed, "name", *OPEN_CLASSES]
         # A key is of the first kind in the order that it has, (kind, entry).
         is_kind = rows.features[[numbers[name] for name in order]] > 0
-        self.of_entry = np.append(is_kind, np.ones((1, rows.size), np.bool_), axis=0).argmax(0)
+        self.of_entry = np.pad(is_kind, ((0, 1), (0, 0)), constant_values=True).argmax(0)
         # Names of kinds, and of wholes such as function words.
         words = [_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")) for name in order]
         self.words = (*words, "other tokens")
@@ -210,7 +210,8 @@ class HeadWords:
         labels = self.labels(self.rows.query_types, weights, TOKENS)
         written = [label for label in labels if any(map(str.isalnum, label))]
         # By kinds, if these are most of them; a query's own entry tells its kind.
-        shares = self.kinds.totals(self.rows.spread(weights) * (self.offsets == 0)) / max(float(weights.sum()), 1e-30)
+        itself = self.offsets == 0
+        shares = self.kinds.totals(self.rows.spread(weights) * itself) / max(weights.sum(), 1e-30)
         common = [number for number in np.argsort(-shares).tolist() if shares[number] >= 0.1]
         named = self.kinds.merge(common, shares >= 0.05)[:2]
         if sum(shares[members].sum() for _, members in named) < COVERED:
@@ -382,7 +383,8 @@ class HeadWords:
         if reach[-1] and reach[-1] == reach[1]:
             phrase = _span(1, reach[1], "away")
         elif chosen.any():
-            phrase = " and ".join(_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side])
+            spans = [_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side]]
+            phrase = " and ".join(spans)
         else:
             best = max(lifts, key=lifts.__getitem__)
             if lifts[best] < NEAR:

@@ -119,9 +119,13 @@ class HeadSums(Part):
 def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
     """Return one array of the measures of layers, (unit, layer, head, measure); 0 where a layer has fewer heads."""
     # Layers may have different numbers of heads: the smaller ones are padded.
-    arrays = [np.moveaxis(getattr(by_layer[layer], part), 0, -1) for layer in sorted(by_layer)]
-    n_heads = max(array.shape[1] for array in arrays)
-    return np.stack([np.pad(array, ((0, 0), (0, n_heads - array.shape[1]), (0, 0))) for array in arrays], 1)
+    arrays = [getattr(by_layer[layer], part) for layer in sorted(by_layer)]
+    n_measures, n_units, _ = arrays[0].shape
+    n_heads = max(array.shape[2] for array in arrays)
+    stacked = np.zeros((n_units, len(arrays), n_heads, n_measures))
+    for number, array in enumerate(arrays):
+        stacked[:, number, : array.shape[2]] = np.moveaxis(array, 0, -1)
+    return stacked
 
 
 def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -279,7 +283,8 @@ class HeadMeasurer(Measurer[HeadSums]):
             tally.measures.add(weighed["sum"], weighed["count"])
             tally.uniform.add(weighed["uniform_sum"], weighed["count"])
             if kind in result.hits:
-                tally.pairs.add(*(result.hits[kind] * weights[:, None, None])[:, rows])
+                hits, counts = result.hits[kind] * weights[:, None, None]
+                tally.pairs.add(hits[rows], counts[rows])
         for row in rows:
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
@@ -345,7 +350,10 @@ class HeadMeasurer(Measurer[HeadSums]):
                     about = (read, written) if kind == "cross" else (facts[kind], None)
                     sums[kind] = {layer: measures_of_weights(weights, *about) for layer, weights in by_layer.items()}
         # Rows by text and chunk.
-        by_chunk = {(chunk.text, chunk.number): rows for chunk, rows in zip(batch, reader.rows, strict=True) if rows}
+        by_chunk = {}
+        for chunk, rows in zip(batch, reader.rows, strict=True):
+            if rows:
+                by_chunk[chunk.text, chunk.number] = rows
         return BatchResult(sums, hits, by_chunk)
 
     def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[Flags]) -> TextFacts:

@@ -115,7 +115,9 @@ def retrieval_heads(
     tables = _judge(done, options)
     tables["written"] = _written_table(done)
     hay_texts = {"sources": ["random tokens"], "problems": []} if texts is None else describe_texts(texts)
-    digest = hashlib.sha256(b"".join(read.needle.ids.astype("<i8").tobytes() for read in done.needles))
+    digest = hashlib.sha256()
+    for read in done.needles:
+        digest.update(read.needle.ids.astype("<i8").tobytes())
     studied = {
         "of": NEEDLES,
         "sources": hay_texts["sources"],
@@ -153,7 +155,8 @@ def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ..
         raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "probes are made of it: give texts")
     example = example_tokens(model.tokenizer)
     first, last = np.flatnonzero(~example.special)[[0, -1]]
-    return ordinary, tuple(example.ids[:first].tolist()), tuple(example.ids[last + 1 :].tolist())
+    ids = example.ids.tolist()
+    return ordinary, tuple(ids[:first]), tuple(ids[last + 1 :])
 
 
 def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:

@@ -311,8 +311,10 @@ class _Judged:
         resting = np.full(len(self.values), np.nan)
         if "resting" in self.columns:
             resting = self.values[:, self.columns["resting"]]
+        kinds = [self.tally.kind] * len(self.heads)
+        layers = np.array(self.tally.layers, np.int64)[self.layers]
         return heads_table(
-            ([self.tally.kind] * len(self.heads), np.array(self.tally.layers, np.int64)[self.layers], self.heads),
+            (kinds, layers, self.heads),
             [measure_column(name) for name in self.tally.names],
             roles=roles,
             resting=resting,
@@ -359,4 +361,8 @@ class _Judged:
                     "effective_texts": effective,
                 }
             )
-        return sorted(roles, key=lambda role: (RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]))
+
+        def order(role: dict[str, Any]) -> tuple[bool, float]:
+            return RULES[role["role"]].is_sink, -role["value"].value / role["threshold"]
+
+        return sorted(roles, key=order)

@@ -225,21 +225,22 @@ def study_heads(
     drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
     counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, step, texts))
     # Of the reading that is known to have come to the end.
-    about = describe_texts(texts)
-    read = {"n_copies": copies.n, "sha256": about["sha256"]}
-    problems = about["problems"]
+    read = describe_texts(texts)
     # Descriptions need some rows of some texts: they are kept as these are measured.
     sample = drawing.sample(model, how, **cut) if how else []
     queries = {unit.key: unit.queries for unit in sample}
 
     # Run the model, then its untrained twin if a control is asked for.
     make = partial(measurer, counts=counts, special=special, **cut)
-    makers = [partial(make, sampled=queries), partial(make, seed=options.seed)][: 1 + options.control]
+    makers = [partial(make, sampled=queries)]
+    if options.control:
+        makers.append(partial(make, seed=options.seed))
     shared = (workers,) if workers else None
     runs: list[Run[HeadSums]] = []
     for number, maker in enumerate(makers):
         of_run = scale_report(step, number, len(makers))
-        runs.append(run(maker, (model,), texts, nothing or HeadSums(), block=BLOCK, workers=shared, report=of_run))
+        of_none = nothing or HeadSums()
+        runs.append(run(maker, (model,), texts, of_none, block=BLOCK, workers=shared, report=of_run))
         if not runs[-1].complete:
             break
     done = runs[0].done
@@ -252,16 +253,14 @@ def study_heads(
     tables = judge(done.tallies.values(), thresholds, done.n_texts)
     control = runs[1].done.tallies if len(runs) > 1 else {}
     tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
-    studied = runs[0].corpus(texts, model.info) | read
-    studied["problems"] = [*problems, *missing]
+    studied = runs[0].corpus(texts, model.info)
+    studied |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": [*read["problems"], *missing]}
     studied["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
-    findings = Heads(
-        run=replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
-        | {"seed": options.seed if options.control else None, "threads": _n_threads(workers)},
-        corpus=settle_corpus(studied, interrupted=not runs[-1].complete),
-        options=_describe(options, thresholds),
-        tables=tables,
-    )
+    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
+    about["seed"] = options.seed if options.control else None
+    about["threads"] = _n_threads(workers)
+    studied = settle_corpus(studied, interrupted=not runs[-1].complete)
+    findings = Heads(about, studied, _describe(options, thresholds), tables)
     # Describe the heads by the rows that were kept of the sample, and take out those that have a role.
     if how is not None:
         for unit in sample:
@@ -356,9 +355,13 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     ablated = Table.stack([each.table("heads") for each in ablations])
     row_of = {head: row for row, head in enumerate(ablated.head_names(with_kind=True))}
     rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
+    is_ablated = rows >= 0
     for name in ablated.numbers:
-        parts = {part: np.where(rows < 0, np.nan, ablated.part(name, part)[rows]) for part in ("low", "high", "count")}
-        heads = heads.with_column(ablated.columns[name], np.where(rows < 0, np.nan, ablated[name][rows]), **parts)
+        values = np.where(is_ablated, ablated[name][rows], np.nan)
+        parts = {}
+        for part in ("low", "high", "count"):
+            parts[part] = np.where(is_ablated, ablated.part(name, part)[rows], np.nan)
+        heads = heads.with_column(ablated.columns[name], values, **parts)
     notes = [note for each in ablations for note in each.run["notes"]]
     return replace(
         findings,
