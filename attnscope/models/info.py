@@ -104,9 +104,11 @@ class ModelInfo:
             checked = "equal to what the module computes by itself, on its inputs"
         elif self.remembered:
             checked = f"{checked}; checked on {self.remembered}, and remembered since"
-        engine = f"{self.engine}, weights read {'at the seam' if self.path == 'seam' else 'from eager attention'}"
-        if self.engine == "numpy":
-            engine = "numpy, without torch"
+        engine = {"native": "attnscope's own", "hf": "transformers", "numpy": "attnscope's own, without torch"}.get(
+            self.engine, self.engine
+        )
+        if self.path != "seam":
+            engine += ", weights from eager attention"
         # Rows without a value are left out.
         rows = [
             ("model", self.name),

@@ -42,7 +42,7 @@ OUTSIDE_SINKS = (
 )
 """What the attention on a key or pair is divided by in its lift."""
 
-_SHARES = "(88%; uniform 8%): 88% of its attention outside sinks is there; 8% if even"
+_SHARES = "in brackets: how much of its attention outside sinks is there, and of a uniform head's"
 
 _STAND_OUT, _MOST_CELLS = 5, 70
 """Heads that the terminal names first, and letters of the line of each."""
@@ -199,8 +199,8 @@ class Atlas(Result):
             most=len(order),
         )
         n_examples = amount(len(self.table("examples")), "example text")
-        first_ones = "; the best explained first" if sort is None else ""
-        answer = f"what {amount(len(heads), 'head')} attend to, with {n_examples}{first_ones}"
+        first_ones = ", the best explained first" if sort is None else ""
+        answer = f"what each of {amount(len(heads), 'head')} attends to{first_ones}; with {n_examples}"
         most = 1000 if len(order) == 1 else _MOST_CELLS
         first = Note(lines=[f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]])
         return Report(

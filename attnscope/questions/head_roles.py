@@ -145,7 +145,7 @@ def evidence_line(result: Result) -> str:
     # Enough texts for tentative roles only.
     if not result.table("roles")["tentative"].any():
         return ""
-    return f"tentative: few texts ({least} to {fewest} of one length){weight}"
+    return f"tentative: few texts ({least} to {fewest} of equal length){weight}"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

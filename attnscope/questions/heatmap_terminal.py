@@ -86,7 +86,7 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     # Links from the query, or from anywhere.
     left_out = hidden_tokens(record.maps[0].kind)
     found = [] if query is None else [attention.queries.find(query) for attention in record.maps]
-    title = "the strongest link of each head (query → key, weight from 0 to 1)"
+    title = "the strongest links, one a head (query → key, weight from 0 to 1)"
     places = list(dict.fromkeys(place for tokens in found for place in tokens))
     links = find_links(record, query)
     if len(places) == 1:

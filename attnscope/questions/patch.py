@@ -78,6 +78,10 @@ class PatchOptions:
             raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
 
 
+_LARGEST_Q = 0.05
+"""A head with a larger false discovery rate may carry nothing."""
+
+
 class Patching(Result):
     """The change of a logit difference, right - wrong, when heads take values from another run.
 
@@ -194,7 +198,9 @@ def _answer(patching: Patching) -> list[str]:
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
     between = f"the {_total(patching)} logits from corrupt to clean"
-    return [f"{name} {verb}: {small_number(effect)} of {between}"]
+    q = heads["effect_q"][first]
+    doubt = f"; it may be chance (q {small_number(q)})" if q > _LARGEST_Q else ""
+    return [f"{name} {verb}: {small_number(effect)} of {between}{doubt}"]
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:

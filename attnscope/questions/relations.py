@@ -257,7 +257,7 @@ def expressed_by(result: Relations) -> list[str]:
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
         # The verdict in words, with up to two other heads.
-        sentences = {"none": "too few", "others": f"no, but {few}"}
+        sentences = {"none": "too few", "others": f"no, but {few} do"}
         if others:
             sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
         told.append(sentences.get(verdict, verdict))
@@ -338,9 +338,9 @@ def _count_line(result: Relations) -> str:
     n_without = verdicts.count("none")
     if n_without == len(verdicts) > 0:
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
-    beside = f"; {n_without} have too few examples" if n_without else ""
+    beside = f"; {n_without} more have too few examples" if n_without else ""
     n_tried = amount(len(verdicts) - n_without, "relation")
-    return f"some head finds the other word of {n_found} of {n_tried}{beside}"
+    return f"{n_found} of {n_tried} expressed: a head looks from one word to the other{beside}"
 
 
 def _rule_line(result: Relations) -> list[str]:
@@ -348,7 +348,7 @@ def _rule_line(result: Relations) -> list[str]:
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
-    return [f"yes: surely {margin:g} above the best simple rule (such as the word before); FDR 5%"]
+    return [f"expressed if accuracy is surely {margin:g} above the best simple rule (such as the word before); FDR 5%"]
 
 
 def _guide(result: Relations) -> list[str]:
@@ -359,7 +359,7 @@ def _guide(result: Relations) -> list[str]:
     return [
         "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
         "other half scores it",
-        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; no, but L1H7: only others pass",
+        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; no, but L1H7 do: others pass",
     ]
 
 

@@ -190,7 +190,7 @@ def _compromise(split: Split) -> str:
     if 1 in split.table("counts")["n_heads"]:
         single = split.of(1)["weights"][0, query]
         shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in wanted)
-        said += f". A single head has to divide its weight of 1 among these: {shares}"
+        said += f". One head alone has one row for all, and gives {shares}"
     return said
 
 

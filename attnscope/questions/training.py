@@ -102,8 +102,8 @@ class Training(Result):
         line = f"{amount(len(self.steps), 'checkpoint')}, steps {first:,} to {last:,}"
         question = f"heads with a role at the last of {line}, and since when"
         if first == last:
-            line = f"1 checkpoint, step {first:,}: nothing can change"
-            question = f"heads with a role; {line}"
+            line = f"1 checkpoint, step {first:,}"
+            question = f"heads with a role at {line}; name several to see since when"
         roles = _since_lines(self)
         blocks = [*_trends(self)]
         if roles:

@@ -213,10 +213,10 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
         read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
         if excess[place] > 0:
-            yield f"{read} reads what {names[place[1]]} writes most: composition {part} of 1, by chance {chance}"
+            yield f"{read} reads what {names[place[1]]} writes most: composition {part} of 1, random weights {chance}"
         else:
-            most = f"{read} reads {names[place[1]]}, composition {part} of 1"
-            yield f"No head reads what another writes more than by chance. At most {most}, by chance {chance}"
+            most = f"{read} of {names[place[1]]}, composition {part} of 1, random weights {chance}"
+            yield f"No head reads what another writes more than by chance. The most is {most}"
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _likeness(weights):
         head = int(np.nanargmax(copying))
@@ -233,7 +233,7 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
     above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
     if len(above):
         yield Ranking(
-            heading="mean weight of heads if position alone counted, 0 to 1",
+            heading="mean weight if position alone decided where heads look, 0 to 1",
             what="head",
             names=names,
             table=heads,

@@ -145,11 +145,11 @@ def _answer(why: Why) -> list[str]:
     # The score beside the mean over the keys that it may attend to.
     side = "above" if why.excess >= 0 else "below"
     keys = amount(score["n_keys"], "key")
-    mean = f"the mean {fixed(score['mean'], 3)} of the {keys} that the query may attend to{mask}"
+    mean = f"the mean of the {keys} that the query may attend to{mask}"
     excess = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
-        f"weight {weight(score['weight'])}; score {fixed(score['score'], 3)}, {excess}",
+        f"weight {weight(score['weight'])}: its score of {fixed(score['score'], 3)} is {excess}",
     ]
 
 
@@ -162,7 +162,7 @@ def _strongest_parts(why: Why) -> str:
         most = int(np.abs(values).argmax())
         name = printable(parts["part"][most])
         told.append(f"the {side} {says} mostly {name} ({signed(values[most])} nats)")
-    return " and ".join(told)
+    return f"each column splits this difference: {', '.join(told)}"
 
 
 def _parts(why: Why) -> Ranking:
