@@ -227,7 +227,7 @@ def test_revisions_of_the_hub_are_checkpoints(trained, monkeypatch):
     """As the cache holds them: a snapshot a revision, of which `refs` names the commit."""
     asked = []
 
-    def snapshot(repo_id, allow_pickle, revision):
+    def snapshot(repo_id, allow_pickle, revision, config_only):
         asked.append((repo_id, revision))
         return trained / f"checkpoint-{revision.removeprefix('step')}"
 

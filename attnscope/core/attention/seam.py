@@ -170,7 +170,7 @@ def within_reach(
 ) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
     """Return a mask of some queries and keys with causality and window folded in; None = all may attend to all.
 
-    `queries` and `keys` are their positions, and `mask` is that of the call on them.
+    `queries` and `keys` are their positions, and `mask`, (batch, n_heads, query, key), is that of the call on them.
     """
     if not call.is_causal and call.window is None:
         return mask
