@@ -54,8 +54,8 @@ def divergence_sums(
         hellinger:      h²(p, q) = 1/2 Σ_k (√p_k - √q_k)² = 1/2 (Σ_k p_k + Σ_k q_k) - Σ_k √p_k √q_k
         jensen_shannon: JS(p, q) = H((p + q) / 2) - (H(p) + H(q)) / 2,  H the entropy in nats
 
-    The sum over keys of h², over queries as well, is the product of two matrices (head, query x key). h² is 0 to 1, JS
-    0 to ln 2. Their roots are metrics (Endres & Schindelin 2003), and so are the roots of their means over queries.
+    Summed over keys and queries, √p_k √q_k is a product of two matrices, (head, query x key). h² is 0 to 1, JS 0 to
+    ln 2. Their roots are metrics (Endres & Schindelin 2003), and so are the roots of their means over queries.
 
     Args:
         measure: The divergence.
@@ -203,7 +203,7 @@ def _nan_as_largest(distances: Floats) -> Floats:
 
 
 def _without_nan(distances: Floats) -> Floats:
-    """Return distances of heads to themselves without NaN, symmetric to the last bit, 0 on the diagonal."""
+    """Return distances among the same heads without NaN, symmetric to the last bit, 0 on the diagonal."""
     filled = _nan_as_largest(distances)
     filled = (filled + filled.T) / 2
     np.fill_diagonal(filled, 0.0)

@@ -125,14 +125,15 @@ class Outputs:
 class Rerun:
     """A batch, its outputs, and what every block of the network returned for it.
 
-    `forward` runs a batch: with a probe, the block of each place (empty at first), and the first block to compute.
+    `forward` runs a batch with a probe; it gets the number of each place's block too, none at first, and that of the
+    first block to compute.
     The batch must be small, for all its blocks' outputs are held. Without blocks everything is always computed again.
 
     Attributes:
         whole: The outputs with nothing changed.
         are_numbers: Kind -> layer -> which texts' queries and keys are finite there, (batch,).
-        start: The first token that later runs compute: no change may reach those before it. It suits models whose
-            blocks compute a token from that one and earlier ones, which whoever sets it must try.
+        start: The first token that later runs compute: no change may reach those before it. Decoders allow it, whose
+            blocks compute a token from that one and earlier ones; whoever sets it must compare a run with `whole`.
     """
 
     def __init__(
@@ -186,8 +187,8 @@ class Rerun:
             times = min(times, LOGITS_AT_ONCE // self.whole.logits.numel())
         times = max(1, times)
         for first, numbers in numbers_by_first.items():
-            for start in range(0, len(numbers), times):
-                yield first, numbers[start : start + times]
+            for done in range(0, len(numbers), times):
+                yield first, numbers[done : done + times]
 
     def again(self, probe: "Probe", first: int = 0, times: int = 1) -> Outputs:
         """Run the batch again from block `first` on; those before it return what they returned, and ask no probe.
@@ -209,6 +210,7 @@ class Rerun:
 
         def complete(call: "AttentionCall") -> "Tensor":
             recorded = self._calls[call.kind, call.layer]
+            # Attention outside blocks is computed for all tokens.
             if call.query.shape[2] == recorded.query.shape[2]:
                 return probe(call)
             whole: dict[str, Any] = {"mask": repeat(recorded.mask), "bias": repeat(recorded.bias)}
@@ -222,11 +224,11 @@ class Rerun:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Numbers of one weight that are picked heads' alone."""
+    """The part of one weight that belongs to picked heads and to no others."""
 
     name: str  # the weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
-    axis: int  # along which axis they are chosen
-    indices: tuple[int, ...]
+    axis: int  # along which axis the part is cut out
+    indices: tuple[int, ...]  # its rows or columns
     role: str  # "query", "key", "value" or "output"
     weight: "Tensor"  # the whole weight, as the model holds it
 
@@ -246,7 +248,7 @@ class AttentionAxes:
     queries: Tokens
     keys: Tokens
     layers: tuple[int, ...]  # numbers of those that have this attention
-    first: int = 0  # the first query that is kept: earlier ones are before the picture, or stand for it
+    first: int = 0  # the first query that is kept: words up to the picture do not know of it
     # keys that no query sees, (key,), bool: what pictures are filled up with; None = there are none
     hidden: "NDArray[Any] | None" = None
 
@@ -263,7 +265,7 @@ class SensoryInput:
         sound: What it heard; None where it saw.
         notes: What was done to the photo or the recording that its owner may not expect.
         axes: Where words or learned queries attend to the patches by cross-attention: kind of attention -> its queries
-            and keys; the first kind goes to the pictures. Empty where patches are among the tokens.
+            and keys; the first kind attends to the patches. Empty where patches are among the tokens.
     """
 
     inputs: "Mapping[str, Tensor]"
@@ -291,7 +293,7 @@ class Model:
         resumes: Whether `rerun` need not compute earlier layers again.
         run_inputs: As `run`, of whatever the model's forward takes, by name: `SensoryInput.inputs`.
         outputs_of_inputs: As `outputs`, of the same.
-        head_slices: Returns the numbers of its weights in its files that are these heads' alone.
+        head_slices: Returns the parts of its weights, named as in its files, that belong to these heads alone.
         look: Returns what the heads of some layers attend to on a text, where torch has no part in it; `run` is
             refused then.
     """
@@ -380,14 +382,14 @@ class Model:
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Run a batch, and keep what is needed to run it again from a layer on; options as of `outputs`."""
-        return Rerun(lambda again, probe, *_: self.outputs(again, probe, logits=logits, last=last), batch, self._layers)
+        return Rerun(lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last), batch, self._layers)
 
     def modules(self) -> "Sequence[nn.Module]":
         """Return the torch modules that hold all others, to be watched."""
         return []
 
     def blocks(self) -> "Mapping[Place, nn.Module]":
-        """Return the module that is given the hidden states which a layer's keys are made of, first, by place."""
+        """Return the block of each attention by place: its input is the hidden states that keys are made of."""
         return {}
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":

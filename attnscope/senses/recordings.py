@@ -86,6 +86,7 @@ def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
         raise AttnscopeError(f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT)
     if samples.size > MOST_SAMPLES:
         raise _too_long(name)
+    # Integers become -1 to 1: the lowest of a signed type is -1, 128 is silence in bytes.
     values = samples.astype(np.float64)
     if samples.dtype == np.uint8:
         values = (values - 128) / 128

@@ -85,7 +85,7 @@ MEMORY = (
     Quantity("kv_cache_bytes", "KV cache", "2 · caching_layers · n_kv_heads · d_head · N · bytes"),
 )
 
-_NAME = re.compile("[A-Za-z_][A-Za-z_]*")
+_NAME = re.compile("[A-Za-z_]+")
 
 
 def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
@@ -107,6 +107,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
                 "no model is given, nor all of --sizes d_model, n_heads and n_layers",
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
+        # Their three sizes are known to be there, which mypy cannot tell.
         by_hand: dict[str, Any] = changes
         return sizes_by_hand(**by_hand)
     if spec in PRESETS:
@@ -115,8 +116,10 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        hint = f"did you mean the preset {close[0]}?" if close else f"{error.hint}; presets: {', '.join(PRESETS)}"
-        raise AttnscopeError(error.message, hint.removeprefix("; ")) from None
+        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")  # an error may have no hint
+        if close:
+            hint = f"did you mean the preset {close[0]}?"
+        raise AttnscopeError(error.message, hint) from None
     return change_sizes(sizes_of(configuration(source), source.name, source.origin), **changes)
 
 
@@ -145,10 +148,11 @@ def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     sheet = _Sheet(_facts_of(sizes, n, dtype))
 
-    # Parameters.
+    # Parameters: group and unit have one name.
     sheet.add("parameters", "parameters", ATTENTION_PARAMETERS)
     if sizes.counted is None:
         sheet.add("parameters", "parameters", OTHER_PARAMETERS)
+        # Those of one layer are listed, but lie in those of all layers.
         total = sheet.sum("parameters") - sheet.facts["projections_per_layer"]
         how = "the sum"
     else:
@@ -156,8 +160,9 @@ def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float
         how = "counted in the model, built without weights"
     is_whole = sizes.counted is not None or bool(sizes.vocab_size)
     what = "all parameters" if is_whole else "all but the embeddings"
-    sheet.put("parameters", Quantity("parameters", what, how), "", total, "parameters")
-    sheet.facts["projection_biases"] = sheet.facts.get("projection_biases", 0)
+    sheet.put("parameters", "parameters", Quantity("parameters", what, how), "", total)
+    # The share's formula names biases, which are not listed where there are none.
+    sheet.facts.setdefault("projection_biases", 0)
     share = Quantity("attention_share", "attention's share of them", "(projections + projection_biases) / parameters")
     sheet.add("parameters", "share", [share])
 
@@ -165,7 +170,7 @@ def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float
     sheet.add("per_token", "MACs", PER_TOKEN)
     of_both = "one token of the source and one of the target"
     what = f"all MACs, {of_both if sizes.kind == 'encoder-decoder' else 'per token'}"
-    sheet.put("per_token", Quantity("per_token", what, "the sum"), "", sheet.sum("per_token"), "MACs")
+    sheet.put("per_token", "MACs", Quantity("per_token", what, "the sum"), "", sheet.sum("per_token"))
     sheet.add("memory", "bytes", MEMORY)
 
     tables = {"quantities": Table.of(Cost.TABLES["quantities"], sheet.rows)}
@@ -188,14 +193,14 @@ class _Sheet:
     def add(self, group: str, unit: str, quantities: Sequence[Quantity]) -> None:
         """Compute quantities by their formulas."""
         for quantity in quantities:
-            numbers = _NAME.sub(lambda name: f"{self.facts[name[0]]:,}", quantity.formula)
+            numbers = _NAME.sub(lambda match: f"{self.facts[match[0]]:,}", quantity.formula)
             expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
             value = eval(expression, {"__builtins__": {}})  # numbers and signs of the formulas above
             if value:
-                self.put(group, quantity, numbers, value, unit)
+                self.put(group, unit, quantity, numbers, value)
 
-    def put(self, group: str, quantity: Quantity, numbers: str, value: float, unit: str) -> None:
-        """List a quantity."""
+    def put(self, group: str, unit: str, quantity: Quantity, numbers: str, value: float) -> None:
+        """List a quantity, with the numbers that its formula becomes; empty = none are shown."""
         self.facts[quantity.name] = value
         row = {"group": group, "numbers": numbers, "value": value, "unit": unit}
         self.rows.append(row | quantity._asdict())

@@ -55,7 +55,7 @@ def load_native(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> NativeModel:
-    """Load a BERT-family encoder that `supports` accepts; `models.load` explains device and precision."""
+    """Load a BERT-family encoder that `layouts.supports` accepts; `models.load` explains device and precision."""
     config = read_config(source)
     # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
     where, precision = place(device, dtype)

@@ -98,7 +98,9 @@ def _read_map(model: Model, text: str, options: CompareOptions, choice: Choice) 
     require_one_kind(model)
     reading = read(model, Prompt(text))
     record = run_model(model, outline(model.info, reading, choice.within(model.info)), reading)
-    return reading, (record.hide_special() if options.hide_special else record).maps[0]
+    if options.hide_special:
+        record = record.hide_special()
+    return reading, record.maps[0]
 
 
 @with_plain_torch
@@ -126,18 +128,7 @@ def compare_texts(
     """
     options = options or CompareOptions()
     # Maps of all heads on both texts. (head, query, key) each
-    readings, maps = zip(
-        *(
-            _read_map(
-                model,
-                each,
-                options,
-                Choice(),
-            )
-            for each in (text, other)
-        ),
-        strict=True,
-    )
+    readings, maps = zip(*(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True)
     heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
@@ -211,10 +202,12 @@ def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.
     for a_end, b_end in [*_equal_tokens(first.labels, second.labels), (len(first), len(second))]:
         stretch = (a_end - a, b_end - b)
         keys += [(1, 1)] * stretch[0] if stretch[0] == stretch[1] else [stretch]
-        keys.append((1, 1))
+        keys.append((1, 1))  # the equal token itself
         a, b = a_end + 1, b_end + 1
-    lengths = np.array(keys[:-1], np.int64).reshape(-1, 2)  # without the ends of the texts
+    # The last "equal token" is the ends of the texts, and is none.
+    lengths = np.array(keys[:-1], np.int64).reshape(-1, 2)
     starts = np.cumsum(lengths, 0) - lengths
+    # Stretches of equal lengths became single tokens above.
     pairs = starts[lengths[:, 0] == lengths[:, 1]]
     equal = np.array([first.labels[a] == second.labels[b] for a, b in pairs], np.bool_)
     return pairs, equal, lengths
@@ -237,6 +230,7 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     for row in range(a):
         edits[row + 1, 0] = row + 1
         edits[row + 1, 1:] = np.minimum(edits[row, :-1] + is_other[row], edits[row, 1:] + 1)
+        # From each column on, every further token of the second text may be inserted for one edit more.
         edits[row + 1] = np.minimum.accumulate(edits[row + 1] - inserted) + inserted
     # Trace the fewest edits back from the ends.
     pairs: list[tuple[int, int]] = []
@@ -256,7 +250,8 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
 def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the aligned pairs that a query names, in the first text, else in the second; refuse one without pairs."""
     # Places count in the first text alone.
-    places = tokens[0].find(query), () if query.startswith("@") else tokens[1].find(query)
+    in_second = () if query.startswith("@") else tokens[1].find(query)
+    places = tokens[0].find(query), in_second
     for side in (0, 1):
         pairs = np.flatnonzero(np.isin(aligned[:, side], places[side]))
         if len(pairs):
@@ -273,6 +268,7 @@ def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tupl
     """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
+    # The only kind of attention: its calls by layer.
     (by_layer,) = see(model, reading.batch(model.info.device), [layer for layer, _ in picked]).values()
     # Lay queries and keys of the heads side by side, where that is defined.
     call = single_head([(by_layer[layer], head) for layer, head in picked])
