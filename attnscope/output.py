@@ -278,7 +278,7 @@ def write(
     """
     # Figures, pages and data among the formats.
     kind = record.record_kind()
-    kind = kind if stem is None else kind.rename(stem)
+    kind = kind if stem is None else replace(kind, stem=stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
     pages = [name for name in formats if name in kind.pages]
     saved = [name for name in formats if name in kind.data]

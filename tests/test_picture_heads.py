@@ -124,7 +124,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run, folders):
     assert found.corpus["grids"] == [[5, 5]]
     assert len(found.corpus["problems"]) == 1
     assert Path("out/heads.csv").read_text("utf-8").splitlines()[0].startswith("kind,layer,head,role")
-    assert scale_of(found["heads"], "self_patch").baseline_text == "0.040"
+    assert scale_of(found["heads"], "self_patch").baseline_text == "0.0400"
     code, again, _ = run("show", "out", "--measures", "near_patches", "-o", "again", "-f", "json")
     assert code == 0
     assert again.splitlines()[:3] == out.splitlines()[:3]

@@ -9,7 +9,7 @@ import torch
 
 import attnscope
 from attnscope.core import weights as core
-from attnscope.questions.weights import COMPOSITIONS, Composition, WeightsOptions
+from attnscope.questions.weights import COMPOSITIONS, WeightsOptions, expected_share, variation_of
 from tests.conftest import write_tiny
 from tests.test_stream import random_model
 
@@ -173,7 +173,7 @@ def test_what_random_directions_have_is_what_they_have_drawn():
     left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
     right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
     received = core.spread(left).expand(3).reshape(3, 1).numpy()
-    record = Composition(np.zeros((3, 1, 1), np.float32), core.spread(right).numpy(), received, d)
+    spreads = core.spread(right).numpy(), received, d
     turned = core.random_rows(n, d, d, 5)
     drawn = (
         torch.linalg.matrix_norm(left @ turned @ right).squeeze()
@@ -182,8 +182,8 @@ def test_what_random_directions_have_is_what_they_have_drawn():
     ).numpy()  # noqa: E501
     squared = drawn**2
     assert squared.mean() == pytest.approx(1 / d, abs=4 * squared.std() / math.sqrt(n))
-    assert squared.var() * d**2 == pytest.approx(float(record.variation[0, 0, 0]), rel=0.15)
-    assert drawn.mean() == pytest.approx(float(record.expected[0, 0, 0]), rel=0.02)
+    assert squared.var() * d**2 == pytest.approx(float(variation_of(*spreads)[0, 0, 0]), rel=0.15)
+    assert drawn.mean() == pytest.approx(float(expected_share(*spreads)[0, 0, 0]), rel=0.02)
 
 
 def test_singular_directions_are_those_of_the_whole_matrix():

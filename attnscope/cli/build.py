@@ -71,17 +71,15 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     """Return a field as typer takes it: its type, default, names, help, range, and where the help shows it."""
     known = _option_of(field)
     kind, default = _type_of(owner, field)
+    complete = complete_models if known.complete else None
     # An argument has a place, an option has flags.
     about: Any
     if known.argument:
-        complete = _completion(known)
         metavar = known.metavar or field.name.upper()
         about = typer.Argument(help=known.help, show_default=False, metavar=metavar, autocompletion=complete)
     else:
         flags = known.flags or (f"--{field.name.replace('_', '-')}",)
-        about = typer.Option(
-            *flags, help=known.help, min=known.least, max=known.most, autocompletion=_completion(known)
-        )
+        about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)
         # Of a flag that may be repeated the help names the type of one value.
         if "list[" in str(kind):
             about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
@@ -94,12 +92,6 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
     )
-
-
-def _completion(known: Option) -> Callable[[str], list[str]] | None:
-    """Return the function that completes a value in a shell; None if the option names none."""
-    completions = {"models": complete_models}
-    return completions[known.complete] if known.complete else None
 
 
 def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:

@@ -37,8 +37,8 @@ def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawi
     if files.every and "every" in loaded.record_kind().options:
         how["every"] = True
     how |= {"columns": files.columns, "json": files.json, "quiet": files.quiet}
-    how |= {"query": tokens.query, "words": tokens.words or None, "hide_special": tokens.hide_special or None}
-    how |= {"without_sinks": tokens.without_sinks or None, "mean": tokens.mean}
+    # A flag that is not given says nothing.
+    how |= {name: value or None for name, value in vars(tokens).items()}
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):

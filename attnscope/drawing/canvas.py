@@ -110,8 +110,8 @@ class Drawing:
 class Canvas(Drawing):
     """A figure whose one Axes counts pixels from the upper left corner."""
 
-    def __init__(self, width_px: int, height_px: int, lettering: Lettering) -> None:
-        """Open a figure; its height is 0 where `end_at` sets it later."""
+    def __init__(self, width_px: int, lettering: Lettering) -> None:
+        """Open a figure; `end_at` sets its height."""
         from matplotlib.figure import Figure
 
         paper = lettering.paper
@@ -137,8 +137,6 @@ class Canvas(Drawing):
         # The picture of the static part, once that is drawn.
         self._background: Any = None
         self._is_trimmed = False
-        if height_px:
-            self.end_at(height_px)
 
     def end_at(self, height_px: int) -> None:
         """End the figure at a height; lines that say which parts of the study failed make it higher."""
@@ -266,11 +264,6 @@ class Canvas(Drawing):
     def frames(self, boxes: Sequence[Box]) -> None:
         """Draw thin frames just outside of boxes."""
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
-
-    def colour_bar(self, box: Box, cmap: Colormap) -> None:
-        """Draw all colours of a colormap from left to right, in a frame."""
-        self.image(box, cmap, animated=False).set_data(np.linspace(0, 1, 256)[None])
-        self.frames([box])
 
     def prepare(self) -> None:
         """Draw the static part, unless that is done."""

@@ -19,7 +19,7 @@ from attnscope.drawing.cells import Pixels, Values, fit, max_pool, overlay, tint
 from attnscope.drawing.inks import is_dark
 from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.map_figure import Axis, MapsFigure
-from attnscope.drawing.page import BOLD, Page
+from attnscope.drawing.page import BOLD, SPANS_PX, Page
 
 if TYPE_CHECKING:
     from matplotlib.text import Text
@@ -37,13 +37,10 @@ _LARGEST_SMALL_PX = 300  # a map of an overview
 _TALLEST_FEW_PX = 1116  # of one or two maps on a screen
 _NAMES_PX = 52  # least room for the names of an overview's rows
 _TICKS_PX = 62  # room for an axis of numbers
-_N_LANES = 2  # names above a map stand in so many lanes
-_LANE_PX = 20
 _STRIP_PX = 30  # room for numbers along the upper side
 _LEAST_NUMBER = 0.005  # a smaller value is not written into its cell
 _N_TICKS = 11  # numbers below the colour bar, at most
 _STRIP_COLOUR = "#7b8794"
-_SPAN_COLOUR = "#fde8d7"
 
 
 class MapsPage(Page):
@@ -62,7 +59,7 @@ class MapsPage(Page):
         if figure.above:
             self._strip_px = _STRIP_PX
         elif figure.spans:
-            self._strip_px = _N_LANES * _LANE_PX + 6
+            self._strip_px = SPANS_PX
         # A cell stands for `pool` x `pool` tokens; `shape` is the rows and columns of cells.
         self.pool, self.shape, places = self._arrange(lettering)
         super().__init__(places.width_px, lettering)
@@ -116,20 +113,18 @@ class MapsPage(Page):
         # Pool more until the page is small enough.
         while True:
             shape = (math.ceil(n_rows / pool), math.ceil(n_columns / pool))
-            places = layout.arrange(self._wanted(shape, lettering), lettering.paper)
+            wanted = self._wanted_small if figure.names else self._wanted_large
+            places = layout.arrange(wanted(shape, lettering), lettering.paper)
             fits = places.width_px * (places.bottom + 200) <= layout.MOST_PX
             if fits or max(shape) == 1 or not figure.is_labelled:
                 return pool, shape, places
             pool += 1
 
-    def _wanted(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
-        """Return what `layout` needs to know of maps of this many rows and columns of cells."""
-        if self.content.names:
-            return self._wanted_small(shape, lettering)
-        return self._wanted_large(shape, lettering.paper)
-
     def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
-        """Return the same for the maps of an overview, which have no labels, but names of rows and columns."""
+        """Return what `layout` needs to know of an overview of maps of this many rows and columns of cells.
+
+        Its maps have no labels, but names of rows and columns.
+        """
         figure = self.content
         paper = lettering.paper
         size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
@@ -150,9 +145,10 @@ class MapsPage(Page):
             least_width_px=layout.NARROWEST_PX,
         )
 
-    def _wanted_large(self, shape: tuple[int, int], paper: layout.Paper) -> layout.Wanted:
+    def _wanted_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
         """Return the same for maps with labels or numbers around them; a picture is the first panel."""
         figure = self.content
+        paper = lettering.paper
         n_panels = figure.n + (figure.picture is not None)
         names_px = 0.0
         foot_px = 0.0
@@ -336,18 +332,7 @@ class MapsPage(Page):
                 middle, below, label, font, ha="center", va="top", rotation=90, color=color, exact=True
             )
             texts.append(written)
-        # Numbers along sides without labels, each with a short line.
-        size = layout.CAPTION_PX
-        for share, text in rows.ticks:
-            tick_y = y + share * height
-            self.lines([[(x - 5, tick_y), (x - 1, tick_y)]])
-            texts.append(self.write(x - 8, tick_y, text, size, ha="right", color=FAINT))
-        longest = max((text for _, text in columns.ticks), key=len, default="")
-        step = self.label_step(longest, size, width / max(1, len(columns.ticks)))
-        for share, text in columns.ticks[::step]:
-            tick_x = x + share * width
-            self.lines([[(tick_x, below - 4), (tick_x, below)]])
-            texts.append(self.write(tick_x, below + 9, text, size, ha="center", color=FAINT))
+        texts += self.draw_ticks(self.boxes[number], rows.ticks, columns.ticks)
         return texts
 
     def label_all(self) -> None:
@@ -383,7 +368,7 @@ class MapsPage(Page):
             for token in columns.seams:
                 line_x = x + token * token_width
                 lines.append([(line_x, y), (line_x, y + height)])
-            self._draw_spans(x, y, token_width)
+            self.name_spans((x, y), self.content.spans, token_width)
         if lines:
             self.lines(lines, color=SEAM, animated=True)
         # Frames stand on all maps, and on the picture too.
@@ -404,25 +389,6 @@ class MapsPage(Page):
             return self.places.cell[0] / self.pool, self.places.cell[1] / self.pool
         rows, columns = self.content.axes[0]
         return self.places.panel[0] / len(columns), self.places.panel[1] / len(rows)
-
-    def _draw_spans(self, x: float, y: float, token_width: float) -> None:
-        """Draw names above a map, each over its columns, in the first lane that is free; else without letters."""
-        lane_ends = [0.0] * _N_LANES
-        bands: list[Box] = []
-        for first, last, text in self.content.spans:
-            # A name begins at its columns, unless the page ends.
-            left = x + first * token_width
-            needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
-            text_left = min(left, self.width_px - needed - 4)
-            # The first lane with room; without room, the lowest lane has a band alone.
-            free = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
-            lane = free[0] if free else 0
-            top = y - 4 - (lane + 1) * _LANE_PX
-            bands.append((left, top, max(1.0, (last - first) * token_width), _LANE_PX - 3))
-            if free:
-                lane_ends[lane] = max(text_left + needed, x + last * token_width)
-                self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
-        self.fill(bands, [_SPAN_COLOUR])
 
     def _draw_foot(self) -> None:
         """Draw the colour bar, write the notes, and end the page."""

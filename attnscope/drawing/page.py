@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, Canvas, colormap, wrap_lines
 from attnscope.drawing.inks import hex_of, ink_on
-from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.vectors import vertices_of
 from attnscope.report.numbers import tick_texts
 
@@ -27,11 +26,15 @@ UNKNOWN = "#dcdcdc"
 BOLD = 1.12
 """How much wider bold letters are than plain ones."""
 
+_N_LANES = 2
+_LANE_PX = 20
+SPANS_PX = _N_LANES * _LANE_PX + 6
+"""Names above a map stand in so many lanes; room for all of them."""
+
+_SPAN_COLOUR = "#fde8d7"
 _LEAST_BAR_PX = 160.0
 _LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
 _HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
-
-FontStyle = Literal["plain", "bold", "italic"]
 
 
 @dataclass(frozen=True)
@@ -43,41 +46,13 @@ class Number:
     text: str
     size_px: float
     color: str
-    font: FontStyle = "plain"
-
-
-@dataclass(frozen=True)
-class HeadGrid:
-    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out."""
-
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-
-    @classmethod
-    def over(cls, heads: Iterable[tuple[int, int]]) -> HeadGrid:
-        """Return the grid of some heads, (layer, head)."""
-        layers, numbers = zip(*heads, strict=True)
-        return cls(tuple(sorted({*layers})), tuple(sorted({*numbers})))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return how many rows and columns it has."""
-        return len(self.layers), len(self.heads)
-
-    def corner(
-        self, layer: int, head: int, start: tuple[float, float], cell: tuple[float, float]
-    ) -> tuple[float, float]:
-        """Return the upper left corner of a head's cell; `start` is the grid's corner, `cell` the size of a cell."""
-        return start[0] + self.heads.index(head) * cell[0], start[1] + self.layers.index(layer) * cell[1]
+    is_bold: bool = False
 
 
 class Page(Canvas):
     """A page as tall as what stands on it: `finish` ends it."""
 
     written_numbers: tuple[Number, ...] = ()
-
-    def __init__(self, width_px: int, lettering: Lettering) -> None:
-        super().__init__(width_px, 0, lettering)
 
     def title_px(self, zoom: float = 1.0) -> float:
         """Size of the letters of its title, which are small on paper of a fixed width."""
@@ -173,7 +148,9 @@ class Page(Canvas):
         low, high = limits
         # The bar.
         if cmap is not None:
-            self.colour_bar(box, colormap(cmap) if isinstance(cmap, str) else cmap)
+            colors = colormap(cmap) if isinstance(cmap, str) else cmap
+            self.image(box, colors, animated=False).set_data(np.linspace(0, 1, 256)[None])
+            self.frames([box])
         # Its numbers.
         if ticks is None:
             ticks = tick_texts(layout.ticks_between(low, high))
@@ -224,36 +201,27 @@ class Page(Canvas):
         image.set_zorder(1.5)  # over the ground, under lines
         self.set_cells(image, values.astype(np.float32), limits)
 
-    def grid_cells(
+    def draw_cells(
         self,
-        corner: tuple[float, float],
-        cell: tuple[float, float],
-        values: Mapping[tuple[int, int], float],
+        corners: Sequence[tuple[float, float]],
+        size: tuple[float, float],
+        values: Sequence[float],
         cmap: str,
         share: Callable[[float], float],
-    ) -> dict[tuple[int, int], tuple[Box, str]]:
-        """Draw coloured cells of a grid, grey where a value is undefined; return the box and the colour of each.
+    ) -> list[tuple[Box, str]]:
+        """Draw coloured cells at upper left corners, grey where a value is undefined; return their boxes and colours.
 
-        Values are by (row, column), such as (layer, head); `share` tells how far along the colours one is, 0 to 1. A
-        cell's width and height include the gap to the next.
+        `share` tells how far along the colours a value is, 0 to 1. A cell's width and height include the gap to the
+        next.
         """
-        gap, colors = 2 if min(cell) >= 24 else 1, colormap(cmap)
-        grid = HeadGrid.over(values)
-        cells: dict[tuple[int, int], tuple[Box, str]] = {}
-        for (row, column), value in values.items():
-            box = (*grid.corner(row, column, corner, cell), cell[0] - gap, cell[1] - gap)
-            cells[row, column] = box, hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
-        self.fill([box for box, _ in cells.values()], [color for _, color in cells.values()])
+        gap = 2 if min(size) >= 24 else 1
+        colors = colormap(cmap)
+        cells: list[tuple[Box, str]] = []
+        for corner, value in zip(corners, values, strict=True):
+            color = hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
+            cells.append(((*corner, size[0] - gap, size[1] - gap), color))
+        self.fill([box for box, _ in cells], [color for _, color in cells])
         return cells
-
-    def number_cells(self, cells: Sequence[tuple[Box, str]], texts: Sequence[str], size_px: float) -> None:
-        """Write a number in the middle of each cell, in an ink that can be read on its colour."""
-        self.numbers(
-            [
-                Number(x + width / 2, y + height / 2, text, size_px, ink_on(color))
-                for ((x, y, width, height), color), text in zip(cells, texts, strict=True)
-            ]
-        )
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Write numbers and letters in cells."""
@@ -266,10 +234,57 @@ class Page(Canvas):
                 color=number.color,
                 ha="center",
                 va="baseline",
-                weight="bold" if number.font == "bold" else "normal",
-                style="italic" if number.font == "italic" else "normal",
+                weight="bold" if number.is_bold else "normal",
             )
         self.written_numbers = (*self.written_numbers, *numbers)
+
+    def name_spans(
+        self, corner: tuple[float, float], spans: Sequence[tuple[float, float, str]], column_px: float
+    ) -> None:
+        """Draw names above a map, each over its columns, in the first lane that is free; else without letters.
+
+        A span is its first column, its last one, and the name; `corner` is the upper left one of the map.
+        """
+        x, y = corner
+        lane_ends = [0.0] * _N_LANES
+        bands: list[Box] = []
+        for first, last, text in spans:
+            # A name begins at its columns, unless the page ends.
+            left = x + first * column_px
+            needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
+            text_left = min(left, self.width_px - needed - 4)
+            # The first lane with room; without room, the lowest lane has a band alone.
+            free = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
+            lane = free[0] if free else 0
+            top = y - 4 - (lane + 1) * _LANE_PX
+            bands.append((left, top, max(1.0, (last - first) * column_px), _LANE_PX - 3))
+            if free:
+                lane_ends[lane] = max(text_left + needed, x + last * column_px)
+                self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
+        self.fill(bands, [_SPAN_COLOUR])
+
+    def draw_ticks(
+        self, box: Box, rows: Sequence[tuple[float, str]], columns: Sequence[tuple[float, str]]
+    ) -> list[Text]:
+        """Write numbers at the left of a map and below it, each with a short line; return their texts.
+
+        A number is how far along the side it stands, 0 to 1, and how it is written.
+        """
+        x, y, width, height = box
+        size = layout.CAPTION_PX
+        texts = []
+        for share, text in rows:
+            tick_y = y + share * height
+            self.lines([[(x - 5, tick_y), (x - 1, tick_y)]])
+            texts.append(self.write(x - 8, tick_y, text, size, ha="right", color=FAINT))
+        below = y + height + 5
+        longest = max((text for _, text in columns), key=len, default="")
+        step = self.label_step(longest, size, width / max(1, len(columns)))
+        for share, text in columns[::step]:
+            tick_x = x + share * width
+            self.lines([[(tick_x, below - 4), (tick_x, below)]])
+            texts.append(self.write(tick_x, below + 9, text, size, ha="center", color=FAINT))
+        return texts
 
     def name_panels(
         self,
@@ -293,25 +308,3 @@ class Page(Canvas):
         step = self.label_step(list(columns)[-1], size_px, pitch)
         for name, x in list(columns.items())[::step]:
             self.entitle(x, corners[0][1] - above_px, name, size_px, ha="center")
-
-    def name_axes(
-        self,
-        corner: tuple[float, float],
-        grid: HeadGrid,
-        cell: tuple[float, float],
-        size_px: float = layout.PANEL_TITLE_PX,
-    ) -> None:
-        """Name layers at the left and heads above; every n-th where there is no room for all."""
-        # Heads above, in letters that fit their cells.
-        size = self.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
-        widest = self.lettering.width_px(f"H{max(grid.heads, default=0)}", size)
-        step = math.ceil(math.ceil(widest * 1.25) / cell[0])
-        for column, head in list(enumerate(grid.heads))[::step]:
-            x = corner[0] + (column + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
-            self.write(x, corner[1] - size * 0.9, f"H{head}", size, ha="center", color=FAINT)
-        # Layers at the left.
-        size_px = self.paper.letters(size_px)
-        step = math.ceil(math.ceil(size_px * 1.25) / cell[1])
-        for row, layer in list(enumerate(grid.layers))[::step]:
-            y = corner[1] + (row + 0.5) * cell[1]
-            self.write(corner[0] - 8, y, f"L{layer}", size_px, ha="right", va="center_baseline", color=FAINT)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from html import unescape
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,6 @@ from attnscope.drawing.lettering import charmap
 
 if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
-
-Slant = Literal["normal", "italic"]
 
 _TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
 _SEAM_PT = 0.1  # viewers let the ground shine through between rectangles that only touch
@@ -74,23 +72,21 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     """
     from matplotlib.font_manager import FontProperties, findfont
 
-    # The characters of each weight and slant.
-    used: dict[tuple[str, Slant], set[str]] = {}
+    # The characters of each weight; no letters are italic.
+    used: dict[int, set[str]] = {}
     for css, text in _TEXT.findall(svg.decode()):
-        weight = "700" if "font-weight: 700" in css else "400"
-        style: Slant = "italic" if "font-style: italic" in css else "normal"
-        used.setdefault((weight, style), set()).update(unescape(text))
+        used.setdefault(700 if "font-weight: 700" in css else 400, set()).update(unescape(text))
     # The first family that has a character provides it.
     faces = []
-    for (weight, style), characters in sorted(used.items()):
+    for weight, characters in sorted(used.items()):
         for family in families:
-            path = str(findfont(FontProperties(family=family, weight=int(weight), style=style)))
+            path = str(findfont(FontProperties(family=family, weight=weight)))
             present = frozenset(char for char in characters if ord(char) in charmap(path))
             characters -= present
             if present:
                 data = _subset(path, present)
                 faces.append(
-                    f"@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: {style}; "
+                    f"@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: normal; "
                     f"src: url(data:font/woff;base64,{data}) }}"
                 )
     return svg.replace(b"</style>", "".join(f"\n{face}" for face in faces).encode() + b"</style>", 1)

@@ -22,7 +22,7 @@ from attnscope.questions.atlas import Atlas
 from attnscope.questions.head_lines import sample_line
 from attnscope.questions.head_roles import marks_for
 from attnscope.questions.heads import Heads as HeadsResult
-from attnscope.report.numbers import percent
+from attnscope.report.numbers import largest_first, percent
 from attnscope.report.wording import label
 from attnscope.results.storage import plain
 from attnscope.results.table import Table
@@ -126,8 +126,8 @@ def describe_column(table: Table, name: str, **more: Any) -> dict[str, Any]:
 
 def _places_of(table: Table) -> list[dict[str, Any]]:
     """Return the heads of a table without roles."""
-    places = zip(table["kind"].tolist(), table["layer"].tolist(), table["head"].tolist(), strict=True)
-    return [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, layer, head in places]
+    places = zip(table["kind"].tolist(), table.places, strict=True)
+    return [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, (layer, head) in places]
 
 
 def _heads_of_tables(record: Any, **more: Any) -> Heads:
@@ -282,8 +282,7 @@ def _kept_bytes(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]
 
 def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, float]]:
     """Return the heads that are nearest to one, and how far they are: numbers of heads, the nearest first."""
-    order = [head for head in np.argsort(distances, kind="stable").tolist() if head != own]
-    return [(head, float(distances[head])) for head in order if np.isfinite(distances[head])]
+    return [(head, float(distances[head])) for head in largest_first(-distances) if head != own]
 
 
 # Blocks

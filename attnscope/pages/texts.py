@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing.cells import fit
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.map_changes import LEAST_LEFT
@@ -161,13 +162,8 @@ def _describe_map(
 ) -> dict[str, Any]:
     heads = record.chosen(attention)
     maps = [attention.of(*head) for head in heads]
-    full_maps = (
-        {}
-        if full is None
-        else {
-            layer: weights for layer, weights in zip(attention.layers, full, strict=True) if not np.isnan(weights).any()
-        }
-    )
+    by_layer = zip(attention.layers, () if full is None else full, strict=full is not None)
+    full_maps = {layer: weights for layer, weights in by_layer if not np.isnan(weights).any()}
     chunks = []
     hidden_queries, hidden_keys = record.sinks(attention)
     for chunk in pack([*maps, *full_maps.values()], attention.keys, hidden_keys, step):
@@ -279,8 +275,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     # Each map, (query, key), is pooled to at most THUMBNAIL_SIDE squared by its largest weights.
     pictures = []
     for head in weights:
-        starts = [np.arange(side) * n // side for n in head.shape if (side := min(n, THUMBNAIL_SIDE))]
-        pooled = np.maximum.reduceat(np.maximum.reduceat(head, starts[0], axis=0), starts[1], axis=1)
+        pooled = fit(head, (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         pictures.append(np.rint(pooled * (255 / max(float(pooled.max()), 1e-9))).astype(np.uint8))
     return base64.b64encode(zlib.compress(np.stack(pictures).tobytes(), 1)).decode("ascii")
 

@@ -11,9 +11,9 @@ import numpy as np
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
-from attnscope.report.blocks import Block, HeadMap, Ranking, Report
-from attnscope.report.numbers import UNDEFINED, digits, interval, small_number
-from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report, rank_heads
+from attnscope.report.numbers import UNDEFINED, digits, interval, largest_first, small_number
+from attnscope.report.wording import corpus_line, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
 
@@ -132,14 +132,13 @@ class Ablation(Result):
         """Return the heads without which most changes, then what is known of them all."""
         source = corpus_line(self, predictions=True)
         predicted = _predicted_line(self)
-        return Report(
-            model=model_of(self.run),
-            answer=[*_answer(self), *_modes_line(self)],
-            blocks=list(_blocks(self)),
-            guide=list(_guide(self)),
+        return report_on(
+            self,
+            [*_answer(self), *_modes_line(self)],
+            _blocks(self),
+            _guide(self),
             source=source,
             subtitle=" · ".join(filter(None, [source, predicted])),
-            problems=corpus_notes(self),
             notes=list(_notes(self)),
         )
 
@@ -220,7 +219,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
         return
     # Each quantity has a column; its spread over texts follows where it was measured.
     columns = [name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads]
-    yield Ranking(what="head", names=names, table=heads, columns=columns, order=_largest_first(heads[ablation.main]))
+    yield rank_heads(ablation, columns, _largest_first(heads[ablation.main]))
     # The effect of taking all picked heads out at once.
     together = ablation.table("together")
     if len(together):
@@ -250,8 +249,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
 
 def _largest_first(values: Floats) -> list[int]:
     """Return rows by their values, the largest first; what is undefined comes last."""
-    order: list[int] = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable").tolist()
-    return order
+    return largest_first(np.nan_to_num(values, nan=-np.inf))
 
 
 # What is said

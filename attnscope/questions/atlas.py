@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
+from attnscope.questions.head_lines import is_described, sort_heads
 from attnscope.questions.heads import ROLES
-from attnscope.report.blocks import Note, Ranking, Report, Words
+from attnscope.report.blocks import Note, Report, Words, rank_heads
+from attnscope.report.numbers import largest_first
 from attnscope.report.plain_text import cut
-from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, count, flag, number, share, text
 
@@ -188,43 +190,21 @@ class Atlas(Result):
         if "kl_explained" in heads:
             columns.append("kl_explained")
         names = self.head_names
-        ranking = Ranking(
-            printed="with --all",
-            heading="all heads",
-            what="head",
-            names=names,
-            table=heads,
-            columns=columns,
-            order=order,
-            most=len(order),
-        )
+        ranking = rank_heads(self, columns, order, printed="with --all", heading="all heads", most=len(order))
         n_examples = amount(len(self.table("examples")), "example text")
         first_ones = ", the best explained first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{first_ones}; with {n_examples}"
         most = 1000 if len(order) == 1 else _MOST_CELLS
         first = Note(lines=[f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]])
-        return Report(
-            model=model_of(self.run),
-            answer=[answer, _SHARES],
-            blocks=[first, ranking] if order else [],
-            source=corpus_line(self),
-            problems=corpus_notes(self),
-            notes=_notes(self),
-        )
+        return report_on(self, [answer, _SHARES], [first, ranking] if order else [], notes=_notes(self))
 
     def order(self, sort: str | None) -> Sequence[int]:
         """Return the rows of heads in an order: those with most to say first, or as `report` takes it."""
         heads = self.table("heads")
-        # Values to sort by; by layer, heads keep their order.
-        values = -np.arange(len(heads), dtype=np.float64)
-        if sort == "entropy" and "entropy_nats" in heads:
-            values = -heads["entropy_nats"]
-        elif sort != "layer" and "kl_explained" in heads:
-            values = np.nan_to_num(heads["kl_explained"], nan=-1.0)
-            if sort is None:
-                values = values * np.nan_to_num(heads["nats"])
-        order: list[int] = np.argsort(-values, kind="stable").tolist()
-        return order
+        if sort is not None or not is_described(self):
+            return sort_heads(self, sort)
+        explained = np.nan_to_num(heads["kl_explained"], nan=-1.0)
+        return largest_first(explained * np.nan_to_num(heads["nats"]))
 
 
 def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str) -> None:

@@ -15,13 +15,11 @@ from attnscope.questions.distances import (
     MEASURES,
     WITHOUT_SPECIAL,
     distance_line,
-    guide,
-    texts_line,
     three_decimals,
 )
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
-from attnscope.report.numbers import fixed, interval
-from attnscope.report.wording import corpus_notes, model_of
+from attnscope.report.numbers import fixed, interval, largest_first
+from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
 from attnscope.results.tokens import TOKENS
@@ -137,14 +135,11 @@ class Comparison(Result):
             compare_texts.require_texts(self)
         if self.compared == "texts":
             return
-        # Distances are (head, other head), from 0 on; NaN is allowed.
+        # Distances are (head, other head).
         shape = len(self.head_names), len(self.other_head_names)
         for part in _PARTS:
-            values = self.grids[f"distance{part}:{self.distance_name}"]
-            if values.shape != shape:
+            if self.grids[f"distance{part}:{self.distance_name}"].shape != shape:
                 raise ValueError("its distances do not fit its heads")
-            if np.any(values < -1e-6) or np.any(np.isinf(values)):
-                raise ValueError(f"a number of distance{part} is out of range")
 
     def report(self) -> Report:
         """Return the answer, the blocks and the notes."""
@@ -164,11 +159,11 @@ def _heads_report(comparison: Comparison) -> Report:
     # Every pair of heads, the least distance first: (pair, 2).
     pairs = np.stack(np.triu_indices(len(names), 1), 1)
     apart = distances[tuple(pairs.T)]
-    alike = pairs[np.argsort(apart, kind="stable")][: np.isfinite(apart).sum()][:_MOST_PAIRS]
+    alike = pairs[largest_first(-apart, _MOST_PAIRS)]
     # Each head with the one nearest to it, the largest distance first: (head, 2).
     others = np.where(np.eye(len(names), dtype=bool) | np.isnan(distances), np.inf, distances)
     nearest = np.stack([np.arange(len(names)), others.argmin(1)], 1)[np.isfinite(others).any(1)]
-    alone = nearest[np.argsort(-distances[tuple(nearest.T)], kind="stable")]
+    alone = nearest[largest_first(distances[tuple(nearest.T)])]
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     if len(alike):
@@ -190,7 +185,7 @@ def _heads_report(comparison: Comparison) -> Report:
         note = "heads in the order of their clusters (average linkage); light: alike"
         title = "distances between heads"
         blocks.append(_matrix(distances[np.ix_(order, order)], ordered, ordered, title=title, notes=[note]))
-    return _report(comparison, model_of(comparison.run), answer, blocks)
+    return compare_texts.make_report(comparison, answer, blocks)
 
 
 def _models_report(comparison: Comparison) -> Report:
@@ -208,7 +203,7 @@ def _models_report(comparison: Comparison) -> Report:
     value, low, high = apart.T
     column = number("distance", "distance to the head of the same number in the other model")
     heads = comparison.table("heads").with_column(column, value, low=low, high=high)
-    order = np.argsort(-value, kind="stable")[: np.isfinite(value).sum()].tolist()
+    order = largest_first(value)
 
     # The head that each one is matched with.
     matches = [""] * len(names)
@@ -243,23 +238,8 @@ def _models_report(comparison: Comparison) -> Report:
         ),
         HeadMap(printed="with --all", heading=same, figure="same-heads", title=same, heads=heads, column="distance"),
     ]
-    return _report(comparison, models, answer, blocks, "best match: one to one, with the least sum of distances")
-
-
-def _report(
-    comparison: Comparison, model: str, answer: Sequence[str], blocks: Sequence[Block], *explained: str
-) -> Report:
-    """Return the report of a comparison over texts."""
-    source = texts_line(comparison)
-    return Report(
-        model=model,
-        answer=answer,
-        blocks=blocks,
-        guide=[*guide(comparison), *explained],
-        source=source,
-        subtitle=f"{distance_line(comparison.distance_name)} · {source}",
-        problems=corpus_notes(comparison),
-    )
+    explained = "best match: one to one, with the least sum of distances"
+    return compare_texts.make_report(comparison, answer, blocks, explained, model=models)
 
 
 def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more: Any) -> Grid:

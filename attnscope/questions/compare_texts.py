@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.questions.distances import distance_line, guide, three_decimals
+from attnscope.questions.distances import distance_line, guide, texts_line, three_decimals
 from attnscope.questions.heatmap_plates import axis_of
-from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Special, Words
-from attnscope.report.numbers import fixed
+from attnscope.report.blocks import Block, Grid, HeadMap, Report, Special, Words, rank_heads
+from attnscope.report.numbers import fixed, largest_first
 from attnscope.report.panels import AXES, Panel, Panels
-from attnscope.report.wording import corpus_notes, model_of, printable
+from attnscope.report.wording import printable, report_on
 from attnscope.results.table import Floats
 from attnscope.results.tokens import Tokens, tokens_of
 
@@ -52,18 +52,14 @@ def require_texts(comparison: Comparison) -> None:
             raise ValueError("its weights sum to more than 1 in a row")
 
 
-def _report(
-    comparison: Comparison, answer: Sequence[str], blocks: Sequence[Block], subtitle: str, *explained: str
+def make_report(
+    comparison: Comparison, answer: Iterable[str], blocks: Sequence[Block], *explained: str, **more: Any
 ) -> Report:
-    """Return the report of heads on one text or two."""
-    return Report(
-        model=model_of(comparison.run),
-        answer=answer,
-        blocks=blocks,
-        guide=[*guide(comparison), *explained],
-        subtitle=subtitle,
-        problems=corpus_notes(comparison),
-    )
+    """Return the report of a comparison; without a `subtitle` among `more`, that of one over texts."""
+    if "subtitle" not in more:
+        more["source"] = texts_line(comparison)
+        more["subtitle"] = f"{distance_line(comparison.distance_name)} · {more['source']}"
+    return report_on(comparison, answer, blocks, [*guide(comparison), *explained], **more)
 
 
 def _quoted(comparison: Comparison, side: str) -> str:
@@ -112,7 +108,7 @@ def picked_report(comparison: Comparison) -> Report:
         Special(printed="never", figure="differences", view=how_they_differ),
     ]
     note = printable(comparison.options["single_note"], 400)
-    return _report(comparison, [line for line in answer if line], blocks, _quoted(comparison, FIRST), note)
+    return make_report(comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, FIRST))
 
 
 def _say_distances(comparison: Comparison) -> str:
@@ -228,13 +224,11 @@ def texts_report(comparison: Comparison) -> Report:
     by = distance_line(comparison.distance_name)
     columns = [*dict.fromkeys([column, overall])]
     blocks: list[Block] = [
-        Ranking(
+        rank_heads(
+            comparison,
+            [*columns, Words("query", queries), Words("the key that changes most", changes, wraps=True)],
+            order,
             heading=f"the heads whose rows change most {where}, by {by}",
-            what="head",
-            names=names,
-            table=heads,
-            columns=[*columns, Words("query", queries), Words("the key that changes most", changes, wraps=True)],
-            order=order,
         )
     ]
     for each, figure in zip(columns, ("change", "change-overall"), strict=False):
@@ -245,7 +239,7 @@ def texts_report(comparison: Comparison) -> Report:
     explained = ["overall: the root mean square over the tokens that both texts share"]
     if keys.positions.min(initial=0) < 0:
         explained.append("–: the other text has no token for this one")
-    return _report(comparison, answer, blocks, both_texts, *explained)
+    return make_report(comparison, answer, blocks, *explained, subtitle=both_texts)
 
 
 def _column_of_change(comparison: Comparison) -> str:
@@ -257,8 +251,7 @@ def _column_of_change(comparison: Comparison) -> str:
 def ranked(comparison: Comparison) -> list[int]:
     """Return the heads by how much they change, most first."""
     change = comparison.table("heads")[_column_of_change(comparison)]
-    order: list[int] = np.argsort(-change, kind="stable")[: np.isfinite(change).sum()].tolist()
-    return order
+    return largest_first(change)
 
 
 def _most_changed_pair(comparison: Comparison, head: int) -> int:
@@ -304,10 +297,10 @@ def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
     """Return the keys that one query attends to in both texts, in the heads that change most there."""
     # Divergences are (head,); heads without one, NaN, sort last and drop out.
     divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
-    order = np.argsort(-divergences, kind="stable")[: np.isfinite(divergences).sum()][:_SHOWN_ROWS].tolist()
+    order = largest_first(divergences, _SHOWN_ROWS)
     # Two rows per head, first and second text: (2 heads, key); keys keep the order of the text.
     weights = np.concatenate([keys.rows(head, pair) for head in order])
-    shown = np.sort(np.argsort(-weights.max(0), kind="stable")[:_MOST_KEYS])
+    shown = sorted(largest_first(weights.max(0), _MOST_KEYS))
     titles = []
     for head in order:
         change = three_decimals(math.sqrt(divergences[head]))
@@ -324,6 +317,6 @@ def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
         title=f"what “{printable(label, 40)}” attends to",
         values=weights[:, shown],
         rows=titles,
-        columns=[keys.names[key] for key in shown.tolist()],
+        columns=[keys.names[key] for key in shown],
         notes=notes,
     )

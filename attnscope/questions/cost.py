@@ -11,7 +11,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options
 from attnscope.report.blocks import Block, Ranking, Report, Words
 from attnscope.report.numbers import abbreviate
-from attnscope.report.wording import printable
+from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Column, number, text
 
@@ -105,11 +105,11 @@ class Cost(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return attention's share of parameters and of work, then each quantity with its formula."""
-        return Report(
-            model=printable(self.run.get("model", "")),
-            answer=_answer(self),
-            blocks=list(_blocks(self)),
-            guide=["MAC: a multiplication and an addition in a matrix product; norms and activations are left out"],
+        return report_on(
+            self,
+            _answer(self),
+            _blocks(self),
+            ["MAC: a multiplication and an addition in a matrix product; norms and activations are left out"],
             source=f"sizes: {printable(self.run.get('source', ''), 300)}",
             subtitle=_sizes_line(self),
             notes=[printable(note, 400) for note in self.options.get("notes", ())],

@@ -11,8 +11,8 @@ import numpy as np
 
 from attnscope.errors import UsageError, amount
 from attnscope.questions.head_roles import RoleGrid, marks_of
-from attnscope.report.blocks import Block, Note, Ranking, Special, Words
-from attnscope.report.numbers import interval, number, percent, q_value
+from attnscope.report.blocks import Block, Note, Ranking, Special, Words, rank_heads
+from attnscope.report.numbers import interval, largest_first, number, percent, q_value
 from attnscope.report.plain_text import cut
 from attnscope.report.wording import label, printable
 from attnscope.results.result import Result
@@ -65,9 +65,8 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     # One head or a few: full lines; all heads: short ones, the heads with most to say first.
     whole, short = zip(*(_lines(table, row) for row in range(len(table))), strict=True)
     whole_lines = Words("what it does", whole, wraps=True)
-    about: dict[str, Any] = {"what": "head", "names": result.head_names, "table": table}
     if is_chosen:
-        yield Ranking(**about, columns=[whole_lines, *columns], order=order, most=len(order))
+        yield rank_heads(result, [whole_lines, *columns], order, most=len(order))
     else:
         first: list[str | Words] = [Words("what it does", short)]
         if sort == "entropy" and "entropy_nats" in table:
@@ -75,20 +74,13 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         shown = order
         most = MOST_SORTED
         if sort is None:
-            by_telling = np.argsort(-_telling(result), kind="stable").tolist()
-            shown = by_telling[:MOST_TOLD]
+            shown = largest_first(_telling(result), MOST_TOLD)
             most = MOST_TOLD
-        yield Ranking(**about, columns=[*first, *columns], order=shown, most=most)
+        yield rank_heads(result, [*first, *columns], shown, most=most)
         yield _next(result, len(order) - len(shown))
         # With --all: every head with its full line.
-        yield Ranking(
-            **about,
-            heading="every head",
-            printed="with --all",
-            columns=[whole_lines, *columns],
-            order=order,
-            most=len(order),
-        )
+        columns = [whole_lines, *columns]
+        yield rank_heads(result, columns, order, heading="every head", printed="with --all", most=len(order))
     # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):
         grid = RoleGrid(result)

@@ -22,7 +22,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import Report
-from attnscope.report.head_maps import LEFT_PX, HeadCells, grids_of, name_kinds, place_kinds
+from attnscope.report.head_maps import LEFT_PX, HeadCells, cells_of, grids_of, name_kinds, place_kinds
 from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import number
 from attnscope.report.plain_text import heading
@@ -204,8 +204,7 @@ class RoleGrid:
             if len(kinds) > 1:
                 parts.append(heading(f"{printable(kind)} attention"))
             rows = np.flatnonzero(heads["kind"] == kind).tolist()
-            places = zip(heads["layer"][rows].tolist(), heads["head"][rows].tolist(), strict=True)
-            parts.append(_draw_letters({place: letters[row] for place, row in zip(places, rows, strict=True)}, console))
+            parts.append(_draw_letters({heads.places[row]: letters[row] for row in rows}, console))
         # The legend, with the count of each role.
         entries = [Text(f" {mark.glyph} ", style=_style(mark)).append(f" {words}") for mark, words in self._legend()]
         hints = [_MORE] if any("+" in role for role in heads["role"].tolist()) else []
@@ -218,8 +217,7 @@ class RoleGrid:
         heads = self.result.table("heads")
         paper = lettering.paper
         grids = grids_of(heads)
-        n_across = max(len(grid.heads) for grid in grids.values())
-        n_down = sum(len(grid.layers) for grid in grids.values())
+        n_across, n_down = cells_of(grids)
 
         # The cells: as low as a page of paper wants.
         width = min(110.0, (paper.room_px - LEFT_PX) / n_across)
@@ -285,23 +283,23 @@ class RoleGrid:
         size = page.paper.letters(min(height * 0.32, 26.0))
         value_size = page.paper.letters(min(height * 0.27, width * 0.27, 19.0))
         has_values = height >= _VALUE_CELL_PX and page.lettering.width_px("0.00", value_size) <= width
-        places = zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+        corners = cells.corners_of(heads)
         boxes = []
         colors = []
         numbers = []
-        for place, first, (letter, mark) in zip(places, first_role(self.result).tolist(), self._letters(), strict=True):
-            x, y = cells.corner(*place)
+        firsts = first_role(self.result).tolist()
+        for (x, y), first, (letter, mark) in zip(corners, firsts, self._letters(), strict=True):
             boxes.append((x, y, width, height))
             colors.append(_EMPTY if mark is None else mark.color)
             if mark is None:
-                numbers.append(Number(x + width / 2, y + height * 0.5, letter, size, FAINT, "plain"))
+                numbers.append(Number(x + width / 2, y + height * 0.5, letter, size, FAINT))
                 continue
             ink = ink_on(mark.color)
             up = 0.18 if has_values else 0.0
-            numbers.append(Number(x + width / 2, y + height * (0.5 - up), letter, size, ink, "bold"))
+            numbers.append(Number(x + width / 2, y + height * (0.5 - up), letter, size, ink, is_bold=True))
             if has_values:
                 value = number(roles["value"][first])
-                numbers.append(Number(x + width / 2, y + height * 0.72, value, value_size, ink, "plain"))
+                numbers.append(Number(x + width / 2, y + height * 0.72, value, value_size, ink))
         page.fill(boxes, colors)
         page.numbers(numbers)
         return has_values

@@ -20,10 +20,10 @@ from attnscope.questions.head_roles import (
     first_role,
     idle_line,
 )
-from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words
+from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words, rank_heads
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
-from attnscope.report.wording import corpus_line, corpus_notes, is_of_senses, label, model_of, printable
+from attnscope.report.wording import corpus_line, is_of_senses, label, model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
@@ -222,7 +222,6 @@ class Heads(Result):
         # A single head that was picked from many is shown with its rank among all.
         heads = self.table("heads")
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
-        places = {*zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)}
         listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
         # Heads by what they do: measures of senses, or roles and descriptions.
@@ -232,20 +231,13 @@ class Heads(Result):
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
         blocks += _needle_blocks(self)
         # Numbers: all measures of one head, or some measures of all heads.
-        if is_chosen and len(places) == 1:
+        if is_chosen and len({*heads.places}) == 1:
             blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
         elif listed:
             blocks.append(_measures_of_all(self, listed, sort))
-        return Report(
-            model=model_of(self.run),
-            answer=_answer(self),
-            blocks=[*blocks, *_figures(self, listed)],
-            guide=_guide(self),
-            source=corpus_line(self),
-            subtitle=corpus_line(self),
-            problems=corpus_notes(self),
-            notes=description_notes(self),
-        )
+        blocks += _figures(self, listed)
+        notes = description_notes(self)
+        return report_on(self, _answer(self), blocks, _guide(self), subtitle=corpus_line(self), notes=notes)
 
 
 def heads_table(
@@ -352,16 +344,8 @@ def parse_measures(listed: str | None, known: Sequence[str]) -> list[str]:
 def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> Ranking:
     """Show measures of every head, with their intervals."""
     heads = result.table("heads")
-    return Ranking(
-        heading="measures",
-        what="head",
-        names=result.head_names,
-        table=heads,
-        columns=list(names),
-        order=sort_heads(result, sort),
-        most=len(heads),
-        notes=[printable(f"{name}: {heads.columns[name].meaning}") for name in names],
-    )
+    notes = [printable(f"{name}: {heads.columns[name].meaning}") for name in names]
+    return rank_heads(result, names, sort_heads(result, sort), heading="measures", most=len(heads), notes=notes)
 
 
 def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:

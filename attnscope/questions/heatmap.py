@@ -371,8 +371,6 @@ class Heatmap(MapsResult[AttentionMap]):
             weights = attention.weights
             if not weights.size:
                 raise ValueError("its weights are empty")
-            if np.any(weights < 0) or np.any(weights > _MOST):
-                raise ValueError("its weights are not between 0 and 1")
             if np.nansum(weights, -1).max() > _MOST:
                 raise ValueError("its weights sum to more than 1 in a row")
             if self.sound is not None and len(attention.keys) != len(self.sound.envelope):

@@ -30,7 +30,7 @@ from attnscope.questions.heatmap_plates import (
     draw_plates,
     model_name,
     pooled_plates,
-    sheets_of_heads,
+    sheets_of,
     text_plates,
 )
 from attnscope.questions.maps import ROLLOUT
@@ -72,7 +72,7 @@ def plates_of(record: Heatmap | PooledHeatmap, style: Style | None = None, query
     Raises:
         AttnscopeError: The query names nothing.
     """
-    style = style or Style(record.usual_scale)  # type: ignore[arg-type]  # one of the scales
+    style = style or record.style()
     if isinstance(record, PooledHeatmap):
         return pooled_plates(record, style, query)
     if record.is_of_text:
@@ -86,17 +86,14 @@ def plates_of(record: Heatmap | PooledHeatmap, style: Style | None = None, query
     return _sound_plates(record, style)
 
 
-def pages(
-    record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
-) -> Iterator[tuple[str, Drawing]]:
+def pages(record: Heatmap | PooledHeatmap, style: Style, query: str | None = None) -> Iterator[tuple[str, Drawing]]:
     """Yield the figures of a record one after the other, each with its file name without the ending."""
-    style = style or Style(record.usual_scale)  # type: ignore[arg-type]  # one of the scales
     return draw_plates(plates_of(record, style, query), style)
 
 
 def glance(record: Heatmap | PooledHeatmap) -> bytes:
     """Return the first figure of a record as a PNG, for notebooks."""
-    return first_png(pages(record))
+    return first_png(pages(record, record.style()))
 
 
 def require_query(record: Heatmap | PooledHeatmap, query: str | None) -> None:
@@ -167,8 +164,7 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
     if isinstance(record, Rollout):
         notes.append(record.method)
     mark = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
-    is_picked = record.picked is not None
-    for sheet in sheets_of_heads(record.chosen(attention), picked=is_picked, after=f"-{mark}", mean=record.averaged):
+    for sheet in sheets_of(record, attention, after=f"-{mark}"):
         values = [over_patches(record, pair, token) for pair in sheet.heads]
         elsewhere = [row_of(attention, pair, token)[attention.keys.special].sum() for pair in sheet.heads]
         facts = [f"{share:.2f} off the picture" if is_off else "" for share in elsewhere]
@@ -369,7 +365,7 @@ def _sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
     loud = sound.envelope / (float(sound.envelope.max()) or 1.0)
     boxes = [(_frame(sound, w.start), w.tokens[0] - 1, _frame(sound, w.end), w.tokens[1] - 1) for w in sound.words]
     subject = "when each token listens (cross-attention)" if is_across else "what each moment attends to"
-    for sheet in sheets_of_heads(record.chosen(attention), picked=record.picked is not None, mean=record.averaged):
+    for sheet in sheets_of(record, attention):
         is_overview = sheet.form == "overview"
         values = [attention.of(*pair)[:n_rows] for pair in sheet.heads]
         after = [share_after_sound(record, pair) for pair in sheet.heads]

@@ -126,22 +126,23 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     page.show(plate.title, values, [(0.0, top) for top in tops], (0.0, end), ticks)
 
 
-def sheets_of_heads(
-    heads: Sequence[Pair], *, picked: bool, apart: bool = False, before: str = "", after: str = "", mean: str = ""
+def sheets_of(
+    record: Heatmap | PooledHeatmap, attention: Any, before: str = "", after: str = "", *, apart: bool = False
 ) -> list[Sheet]:
-    """List the figures of some heads: an overview of several layers and one a layer; of picked ones, or of one, one.
+    """List the figures of a map: an overview of several layers and one a layer; of picked heads, or of one, one.
 
     Args:
-        heads: As (layer, head), in reading order.
-        picked: Whether they were picked one by one.
-        apart: Whether each of those that were picked has a figure of its own.
+        record: The record.
+        attention: One of its maps.
         before: Begins their file names.
         after: Ends their file names.
-        mean: What the maps are means of, in words: they make one figure. Empty = they are those of heads.
+        apart: Whether each of those that were picked has a figure of its own.
     """
+    heads = record.chosen(attention)
+    picked = record.picked is not None
     # A mean is one figure.
-    if mean:
-        return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", tuple(heads), mean)]
+    if isinstance(record, Heatmap) and (mean := record.averaged):
+        return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", heads, mean)]
     # One figure per layer, or per head that was picked.
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
@@ -153,7 +154,7 @@ def sheets_of_heads(
     sheets = []
     if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
         subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
-        sheets.append(Sheet(f"{before}overview{after}", "overview", tuple(heads), subject))
+        sheets.append(Sheet(f"{before}overview{after}", "overview", heads, subject))
     # The subject of each figure: its layer or its number of heads.
     for stem, group in zip(stems, groups, strict=True):
         of_one_layer = len({layer for layer, _ in group}) == 1
@@ -219,12 +220,11 @@ def text_plates(record: Heatmap, style: Style, query: str | None = None, *, befo
     if query is not None and not any(tokens.find(query) for tokens in sides):
         raise sides[0].refuse(query, *sides[1:])
     for attention in record.maps:
-        heads = record.chosen(attention)
-        if not heads:  # all that were picked are in other maps
+        if not record.chosen(attention):  # all that were picked are in other maps
             continue
         mark = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
         tokens = () if query is None else attention.queries.find(query)
-        for sheet in sheets_of_heads(heads, picked=record.picked is not None, before=mark, mean=record.averaged):
+        for sheet in sheets_of(record, attention, mark):
             yield _map_plate(record, attention, sheet, style, () if sheet.form == "overview" else tokens)
         for token in tokens:
             yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)
@@ -366,10 +366,9 @@ def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None)
     """Yield an overview and a figure per layer, or one for each head that was picked."""
     if query is not None:
         raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
-    is_picked = record.picked is not None
     for attention in record.maps:
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
-        for sheet in sheets_of_heads(record.chosen(attention), picked=is_picked, apart=True, before=mark):
+        for sheet in sheets_of(record, attention, mark, apart=True):
             yield _pooled_plate(record, attention, sheet, style)
 
 

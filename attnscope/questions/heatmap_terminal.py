@@ -22,7 +22,7 @@ from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share,
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
-from attnscope.report.numbers import percent, weight
+from attnscope.report.numbers import largest_first, percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes, hidden_tokens
@@ -169,9 +169,8 @@ def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Seque
     left_out = record.sinks(attention)[1].copy()
     if attention.kind != "cross" and attention.part is None:
         left_out[token] = True
-    largest = [float(attention.of(*pair)[token][~left_out].max(initial=0.0)) for pair in heads]
-    order = np.argsort(-np.array(largest), kind="stable")[:_MOST_QUERY_HEADS]
-    return [heads[place] for place in sorted(order.tolist())]
+    largest = [attention.of(*pair)[token][~left_out].max(initial=0.0) for pair in heads]
+    return [heads[place] for place in sorted(largest_first(largest, _MOST_QUERY_HEADS))]
 
 
 def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
@@ -209,7 +208,7 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
 
 def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
     """Return the tokens with the largest numbers, each with its number."""
-    largest = [key for key in np.argsort(-row, kind="stable")[:most] if row[key] >= least]
+    largest = [key for key in largest_first(row, most) if row[key] >= least]
     return list_numbers(
         ((safe(tokens.labels[key]), f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), gap
     )

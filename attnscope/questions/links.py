@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import HeadMaps
-from attnscope.questions.pooled import PooledHeatmap
+from attnscope.questions.pooled import Link, PooledHeatmap
+from attnscope.report.numbers import largest_first
 from attnscope.results.tokens import Tokens
 
 LEAST_LINK = 0.005
@@ -46,7 +47,7 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
                 rows = attention.queries.find(query) if query is not None else ()
                 links = strongest_links(record, attention, pair, 1, rows)
             else:
-                links = [(link.query, link.key, link.weight) for link in attention.links(*pair)[:1]]
+                links = attention.links(*pair)[:1]
             for row, column, weight in links:
                 labels = attention.queries.labels[row], attention.keys.labels[column]
                 strongest.append(HeadLink(kind + attention.name_of(*pair), *labels, weight))
@@ -55,8 +56,8 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
 
 def strongest_links(
     record: Heatmap, attention: AttentionMap, pair: tuple[int, int], most: int = 3, rows: Sequence[int] = ()
-) -> list[tuple[int, int, float]]:
-    """Return the largest weights of a head between tokens of the text: (query, key, weight), largest first.
+) -> list[Link]:
+    """Return the largest weights of a head between tokens of the text, largest first.
 
     Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
     itself. If rows are given, only links from these queries count, whatever they are; else only those from what the
@@ -74,9 +75,10 @@ def strongest_links(
     weights[:, keys] = 0
     weights[same_tokens(attention)] = 0
     # The largest cells of the whole map.
-    order = np.argsort(-weights, axis=None, kind="stable")[:most]
-    links = [(*divmod(int(cell), weights.shape[1]), float(weights.flat[cell])) for cell in order]
-    return [link for link in links if link[2] >= LEAST_LINK]
+    order = largest_first(weights, most)
+    n_keys = weights.shape[1]
+    links = [Link(cell // n_keys, cell % n_keys, float(weights.flat[cell])) for cell in order]
+    return [link for link in links if link.weight >= LEAST_LINK]
 
 
 def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cros
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -315,7 +315,7 @@ class MapsResult(Result, Generic[M]):
         # Tables and arrays of the first map have plain names; those of others end in their kind.
         options = stored.options
         maps = []
-        for number, row in enumerate(_dicts(stored.tables["maps"])):
+        for number, row in enumerate(stored.tables["maps"].as_dicts()):
             kind = f":{row['kind']}" if number else ""
             tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
             arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
@@ -358,12 +358,6 @@ class MapsResult(Result, Generic[M]):
         return f"{type(self).__name__}({self.run.get('model')!r} on {self.text[:40]!r}: {shapes})"
 
 
-def _dicts(table: Table) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table, each by column."""
-    header, *rows = table.rows()
-    return (dict(zip(header, row, strict=True)) for row in rows)
-
-
 def freeze(value: Any) -> Any:
     """Return what JSON holds, with tuples for lists."""
     return tuple(map(freeze, value)) if isinstance(value, list) else value
@@ -396,8 +390,7 @@ def choose_heads(
     if maps is not None:
         known = [pair for attention in maps for pair in attention.pairs]
     else:
-        table = record.table("heads")
-        known = list(zip(table["layer"].tolist(), table["head"].tolist(), strict=True))
+        known = record.table("heads").places
     # Refuse what is not there; None stands for all.
     chosen = []
     for what, wanted, held in zip(("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True):

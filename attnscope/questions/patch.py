@@ -12,8 +12,8 @@ from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, option, options
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Link, Ranking, Report
-from attnscope.report.numbers import Q_VALUE, digits, interval, small_number
-from attnscope.report.wording import corpus_line, corpus_notes, model_of, printable
+from attnscope.report.numbers import Q_VALUE, digits, interval, largest_first, small_number
+from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
 
@@ -150,16 +150,9 @@ class Patching(Result):
         """Return the heads that carry the behaviour first, then how they do it."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
-        return Report(
-            model=model_of(self.run),
-            answer=[*_answer(self), difference],
-            blocks=list(_blocks(self)),
-            guide=_guide(self),
-            source=corpus_line(self),
-            subtitle=f"{difference}; total effect {_total(self)}",
-            problems=corpus_notes(self),
-            notes=list(_notes(self)),
-        )
+        answer = [*_answer(self), difference]
+        subtitle = f"{difference}; total effect {_total(self)}"
+        return report_on(self, answer, _blocks(self), _guide(self), subtitle=subtitle, notes=list(_notes(self)))
 
 
 def head_columns(by: str, direction: str) -> list[Column]:
@@ -233,16 +226,16 @@ def _paths(patching: Patching) -> Iterator[Block]:
     if not len(paths):
         return
     effects, low, high = paths.interval("effect").T
-    order = np.argsort(-np.abs(effects), kind="stable")
+    order = largest_first(np.abs(effects))
     senders, receivers, means = (paths[name].tolist() for name in ("sender", "receiver", "by"))
     names = [f"{sender} → {receiver}" for sender, receiver in zip(senders, receivers, strict=True)]
     names = [f"{name} ({by})" if by else name for name, by in zip(names, means, strict=True)]
     known = ["share"] if np.isfinite(paths["share"]).any() else []
     columns = ["effect", "q", *known]
-    yield Ranking(what="path", names=names, table=paths, columns=columns, order=order.tolist())
+    yield Ranking(what="path", names=names, table=paths, columns=columns, order=order)
 
     # The graph: the logits are above all layers.
-    clear = order[(low > 0)[order] | (high < 0)[order]][:MOST_PATHS].tolist()
+    clear = [row for row in order if low[row] > 0 or high[row] < 0][:MOST_PATHS]
     if not clear:
         return
     heads = patching.table("heads")

@@ -69,8 +69,6 @@ class PooledMap(HeadMaps):
         n_columns = -(-len(self.keys) // self.key_cell)
         if self.cells.shape[2:] != (n_rows, n_columns) or not self.cells.size:
             raise ValueError(f"the shape of its cells, {self.cells.shape}, does not fit its tokens")
-        if np.any(self.cells < 0) or np.any(self.cells > 1.1):
-            raise ValueError("its cells are not between 0 and 1")
         if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
             raise ValueError("its keys receive more than there is")
         if np.any(self.link_places < -1) or np.any(self.link_places >= np.array([len(self.queries), len(self.keys)])):

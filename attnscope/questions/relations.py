@@ -11,8 +11,8 @@ import numpy as np
 from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Words
-from attnscope.report.numbers import UNDEFINED, fixed, number
-from attnscope.report.wording import RECORDINGS, corpus_line, corpus_notes, model_of, printable
+from attnscope.report.numbers import UNDEFINED, fixed, largest_first, number
+from attnscope.report.wording import RECORDINGS, corpus_line, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
 from attnscope.results.table import number as numbers
@@ -179,8 +179,7 @@ class Relations(Result):
         if not self.is_of_recordings:
             return None
         follows = (self["found"] & (self["mass"] >= LEAST_MASS)).any(0)
-        heads = self.table("heads").select(follows)
-        return [list(place) for place in zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)]
+        return [list(place) for place in self.table("heads").select(follows).places]
 
     def describe(self) -> dict[str, Any]:
         """Return all but values, with the list of heads that time words."""
@@ -194,16 +193,8 @@ class Relations(Result):
         if self.is_of_recordings and len(self.table("relations")):
             answer = _answer_on_words(self)
             blocks = [*_heads_to_paste(self), *blocks]
-        return Report(
-            model=model_of(self.run),
-            answer=answer,
-            blocks=[*blocks, _map(self)],
-            guide=_guide(self),
-            source=corpus_line(self),
-            subtitle=f"{_count_line(self)} · {corpus_line(self)}",
-            problems=corpus_notes(self),
-            notes=_notes(self),
-        )
+        subtitle = f"{_count_line(self)} · {corpus_line(self)}"
+        return report_on(self, answer, [*blocks, _map(self)], _guide(self), subtitle=subtitle, notes=_notes(self))
 
 
 # What is shown
@@ -253,7 +244,7 @@ def expressed_by(result: Relations) -> list[str]:
     accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
     told = []
     for row, verdict in enumerate(result.verdicts):
-        order = np.argsort(-accuracy[row], kind="stable")
+        order = largest_first(accuracy[row])
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
         # The verdict in words, with up to two other heads.

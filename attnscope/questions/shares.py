@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.report.blocks import Block, HeadMap, Ranking, Report
-from attnscope.report.numbers import weight
-from attnscope.report.wording import change_notes, printable, run_notes
+from attnscope.report.blocks import Block, HeadMap, Report, rank_heads
+from attnscope.report.numbers import largest_first, weight
+from attnscope.report.wording import change_notes, printable, report_on, run_notes
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Table, share
 
@@ -32,13 +32,13 @@ class Shares(Result):
     def report(self) -> Report:
         """Return the answer, the blocks and the notes."""
         heads, options = self.table("heads"), {name: printable(value) for name, value in self.options.items()}
-        order = np.argsort(-heads["share"], kind="stable").tolist()
+        order = largest_first(heads["share"])
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
-        return Report(
-            model=str(self.run.get("model", "model")),
-            answer=[f"from “{options['from']}” to “{options['to']}”: {most}"],
-            blocks=[*_blocks(self, order)],
-            guide=["share: attention weights summed over keys (--to), averaged over queries (--from)"],
+        return report_on(
+            self,
+            [f"from “{options['from']}” to “{options['to']}”: {most}"],
+            _blocks(self, order),
+            ["share: attention weights summed over keys (--to), averaged over queries (--from)"],
             source=f"“{options['text']}”",
             subtitle=f"“{options['text']}”",
             notes=[*self.options["changes"], *run_notes(self.run)],
@@ -47,7 +47,7 @@ class Shares(Result):
 
 def _blocks(shares: Shares, order: Sequence[int]) -> Iterator[Block]:
     heads = shares.table("heads")
-    yield Ranking(what="head", names=shares.head_names, table=heads, columns=["share"], order=order, most=8)
+    yield rank_heads(shares, ["share"], order, most=8)
     title = f"from “{shares.options['from']}” to “{shares.options['to']}”"
     yield HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
 

@@ -11,9 +11,9 @@ from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
-from attnscope.report.numbers import fixed, percent
+from attnscope.report.numbers import fixed, largest_first, percent
 from attnscope.report.panels import AXES, Panel, Panels
-from attnscope.report.wording import model_of, printable
+from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
@@ -145,17 +145,12 @@ class Split(Result):
         measures += "heads, nats, 0 = alike"
         if len(self.table("drops")):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
-        return Report(
-            model=model_of(self.run),
-            answer=[
-                f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
-                _compromise(self),
-            ],
-            blocks=list(_blocks(self)),
-            guide=[
-                f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats",
-                measures,
-            ],
+        rank = f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats"
+        return report_on(
+            self,
+            [f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads", _compromise(self)],
+            _blocks(self),
+            [rank, measures],
             subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
         )
 
@@ -263,8 +258,7 @@ def range_of(values: Sequence[int]) -> str:
 def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield the three largest weights of each head, one line per head."""
     for head, weights in enumerate(chosen["weights"][:MOST_LISTED]):
-        order = np.argsort(-weights, axis=None, kind="stable")[:3]
-        links = [divmod(int(flat_index), len(keys)) for flat_index in order]  # (query, key)
+        links = [divmod(place, len(keys)) for place in largest_first(weights, 3)]  # (query, key)
         yield f"head {head}: " + ", ".join(f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links)
     n_more = len(chosen["weights"]) - MOST_LISTED
     if n_more > 0:

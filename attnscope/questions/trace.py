@@ -15,7 +15,7 @@ from attnscope.errors import AttnscopeError, amount, safe
 from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Report, Special
 from attnscope.report.matrix import matrix
-from attnscope.report.wording import model_of, printable
+from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, count, text
 
@@ -139,8 +139,7 @@ class Trace(Result):
     @property
     def steps(self) -> list[dict[str, Any]]:
         """Return the steps in order: what the table says of each, and its value."""
-        header, *rows = self.table("steps").rows()
-        steps = [dict(zip(header, row, strict=True)) for row in rows]
+        steps = self.table("steps").as_dicts()
         for step in steps:
             step["axes"] = step["axes"].split()
             step["value"] = self._value(step)
@@ -211,12 +210,8 @@ class Trace(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the largest weights first, then every step."""
-        return Report(
-            model=model_of(self.run),
-            answer=[f"attention step by step; {heading_of(self)}", _answer(self)],
-            blocks=list(_blocks(self)),
-            guide=[_check_line(self)],
-        )
+        answer = [f"attention step by step; {heading_of(self)}", _answer(self)]
+        return report_on(self, answer, _blocks(self), [_check_line(self)])
 
 
 # What is said
@@ -293,9 +288,6 @@ class _Steps:
             parts += draw_title(step, number)
             parts.append(draw_numbers(step, self.trace.tokens, console))
         return parts
-
-    def draw(self, report: Report, lettering: Any) -> Any:
-        """Draw nothing: a trace has no figures."""
 
 
 def draw_section(trace: Trace, head: int) -> Text:

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnscope.errors import amount, require_choice
 from attnscope.report.blocks import Block, Ranking, Report, Trends, Words
-from attnscope.report.wording import corpus_line, label, model_of, printable
+from attnscope.report.wording import label, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Table, count, number, text
 
@@ -123,15 +123,8 @@ class Training(Result):
             label(name): f" ({meaning})" for name, meaning in zip(measures["name"], measures["meaning"], strict=True)
         }
         answer = [f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
-        return Report(
-            model=model_of(self.run),
-            answer=[question, *(answer or ["No head has a role at the last step"])],
-            blocks=blocks,
-            guide=list(_guide(self)),
-            source=corpus_line(self),
-            subtitle=line,
-            problems=list(_problems(self)),
-        )
+        answer = [question, *(answer or ["No head has a role at the last step"])]
+        return report_on(self, answer, blocks, _guide(self), subtitle=line, problems=list(_problems(self)))
 
 
 # What is shown

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import UsageError, amount
+from attnscope.errors import amount
 from attnscope.options import heads_from, option, options, seed_option
-from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words
-from attnscope.report.numbers import fixed, percent, small_number
-from attnscope.report.wording import model_of
+from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words, rank_heads
+from attnscope.report.numbers import fixed, largest_first, percent, small_number
+from attnscope.report.wording import report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
 
@@ -106,15 +106,9 @@ class HeadWeights(Result):
     )
 
     @property
-    def _composed(self) -> Composition:
-        return Composition(
-            self["composition"], self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
-        )
-
-    @property
     def expected(self) -> Floats:
-        """Return the mean share for random directions, (Q K V, sender, receiver); see `Composition`."""
-        return self._composed.expected
+        """Return the mean share for random directions, (Q K V, sender, receiver); see `expected_share`."""
+        return expected_share(self["sender_spread"], self["receiver_spread"], int(self.options["dimension"]))
 
     @property
     def excess(self) -> Floats:
@@ -125,9 +119,7 @@ class HeadWeights(Result):
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
         """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
         excess = self.excess[COMPOSITIONS.index(by)]
-        order = np.argsort(-np.nan_to_num(excess, nan=-np.inf), axis=None, kind="stable")[:most]
-        pairs = [divmod(int(place), len(excess)) for place in order]
-        return [pair for pair in pairs if np.isfinite(excess[pair])]
+        return [divmod(place, len(excess)) for place in largest_first(excess, most)]
 
     def is_outside(self, name: str) -> NDArray[np.bool_]:
         """Return whether a score, "copying" or "matching", is beyond those of all random heads, (head,)."""
@@ -141,12 +133,10 @@ class HeadWeights(Result):
         Raises:
             UsageError: There is no such head.
         """
-        heads = self.table("heads")
-        rows = {place: row for row, place in enumerate(zip(heads["layer"].tolist(), heads["head"].tolist()))}  # noqa: B905
-        for layer, head in picked:
-            if (layer, head) not in rows:
-                raise UsageError(f"there is no head L{layer}H{head} in this result", "choose other heads")
-        return replace(self, options={**self.options, "picked": [rows[head] for head in dict.fromkeys(picked)]})
+        self.require_heads(picked)
+        places = self.table("heads").places
+        rows = [places.index(place) for place in dict.fromkeys(picked)]
+        return replace(self, options={**self.options, "picked": rows})
 
     def report(self, **shown: Any) -> Report:
         """Return which heads feed which and what heads copy; of picked heads all that is known."""
@@ -154,49 +144,33 @@ class HeadWeights(Result):
         likeness = _likeness(self)
         named = ", ".join(self.head_names[row] for row in picked)
         blocks = [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
-        return Report(
-            model=model_of(self.run),
-            answer=[f"what the weights of {named} say"] if picked else list(_answer(self)),
-            blocks=blocks,
-            guide=[note for note in (*_guide(self), likeness) if note],
-            subtitle="what the weights of its heads say",
-        )
+        answer = [f"what the weights of {named} say"] if picked else _answer(self)
+        guide = filter(None, [*_guide(self), likeness])
+        return report_on(self, answer, blocks, guide, subtitle="what the weights of its heads say")
 
 
-@dataclass(frozen=True, eq=False)
-class Composition:
-    """The share that each head reads of the output of each earlier head, beside random directions.
+def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats:
+    """Return the mean share for random directions: to second order (1 - variation / 8) / sqrt(d)."""
+    expected: Floats = (1 - np.minimum(variation_of(senders, receivers, dimension), 4) / 8) / np.sqrt(dimension)
+    return expected
 
-    Attributes:
-        share: |X Y| / (|X| |Y|), (Q K V, sender, receiver), float32; NaN where the receiver is in no later layer.
-        sender_spread: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
-        receiver_spread: The same of what queries, keys and values read by, (Q K V, head).
-        dimension: Dimensions of the stream that heads can read.
+
+def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
+    """Return the variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
+
+    The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
+    variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
+
+    Args:
+        senders: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
+        receivers: The same of what queries, keys and values read by, (Q K V, head).
+        dimension: Dimensions of the stream that heads can read, d.
     """
-
-    share: NDArray[np.float32]
-    sender_spread: Floats
-    receiver_spread: Floats
-    dimension: int
-
-    @property
-    def variation(self) -> Floats:
-        """Variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
-
-        The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
-        variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
-        """
-        d = self.dimension
-        senders = np.maximum(self.sender_spread[None, :, None] - 1 / d, 0)
-        receivers = np.maximum(self.receiver_spread[:, None, :] - 1 / d, 0)
-        variation: Floats = 2 * d**2 * senders * receivers / ((d - 1) * (d + 2))
-        return variation
-
-    @property
-    def expected(self) -> Floats:
-        """Return the mean share for random directions, to second order: (1 - variation / 8) / sqrt(d)."""
-        expected: Floats = (1 - np.minimum(self.variation, 4) / 8) / np.sqrt(self.dimension)
-        return expected
+    d = dimension
+    sent = np.maximum(senders[None, :, None] - 1 / d, 0)
+    received = np.maximum(receivers[:, None, :] - 1 / d, 0)
+    variation: Floats = 2 * d**2 * sent * received / ((d - 1) * (d + 2))
+    return variation
 
 
 # What is shown of all heads
@@ -229,17 +203,12 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
     if not _likeness(weights):
         yield from _copying(weights)
     # The heads that positions alone would send to the previous token.
-    heads, names = weights.table("heads"), weights.head_names
+    heads = weights.table("heads")
     above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
     if len(above):
-        yield Ranking(
-            heading="mean weight if position alone decided where heads look, 0 to 1",
-            what="head",
-            names=names,
-            table=heads,
-            columns=["previous", "first", "same"],
-            order=above[np.argsort(-heads["previous"][above], kind="stable")][:_MOST].tolist(),
-        )
+        order = above[largest_first(heads["previous"][above], _MOST)].tolist()
+        heading = "mean weight if position alone decided where heads look, 0 to 1"
+        yield rank_heads(weights, ["previous", "first", "same"], order, heading=heading)
     yield from _figures(weights)
 
 
@@ -249,7 +218,7 @@ def _pairs(weights: HeadWeights) -> Block:
     pairs = [(row, *pair) for row, by in enumerate(COMPOSITIONS) for pair in weights.strongest(by, _MOST)]
     places = np.array(pairs, np.int64).reshape(-1, 3).T
     parts, chances = weights["composition"][tuple(places)], weights.expected[tuple(places)]
-    order = np.argsort(chances - parts, kind="stable")
+    order = largest_first(parts - chances)
     about = (number("composition", range=(0, 1)), number("chance", range=(0, 1), label="by chance"))
     return Ranking(
         heading="which heads read which: writer → reader",
@@ -257,17 +226,16 @@ def _pairs(weights: HeadWeights) -> Block:
         names=[f"{names[sender]} → {names[receiver]}" for _, sender, receiver in pairs],
         table=Table.of_arrays(about, composition=parts, chance=chances),
         columns=[Words("through its", [READS[COMPOSITIONS[row]] for row, *_ in pairs]), "composition", "chance"],
-        order=[row for row in order.tolist() if parts[row] > 0],
+        order=[row for row in order if parts[row] > 0],
     )
 
 
 def _copying(weights: HeadWeights) -> Iterator[Block]:
     """List the heads that copy what they attend to, and those that take it away."""
-    heads, names = weights.table("heads"), weights.head_names
+    heads = weights.table("heads")
     copying = heads["copying"]
     # Heads without a path to the vocabulary have no score.
-    is_known = np.isfinite(copying)
-    if not is_known.any():
+    if not np.isfinite(copying).any():
         return
     # What the first singular directions read and write.
     reads, writes = _first_tokens(weights)
@@ -276,7 +244,7 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
         Words("reads", reads, wraps=True),
         Words("writes", writes, wraps=True),
     ]
-    order = np.argsort(-np.where(is_known, copying, 0), kind="stable")
+    order = largest_first(copying)
     # Scores beyond all random heads, beside how many chance would give.
     n_outside = int(weights.is_outside("copying").sum())
     by_chance = 2 / (N_DRAWS + 1) * len(heads)
@@ -287,15 +255,8 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
         ("take away what they attend to", [row for row in order[::-1] if copying[row] < 0]),
     ):
         if rows:
-            yield Ranking(
-                heading=f"heads that {title} most",
-                what="head",
-                names=names,
-                table=heads,
-                columns=columns,
-                order=[int(row) for row in rows[:_MOST]],
-                notes=[counted] if title.startswith("copy") else [],
-            )
+            notes = [counted] if title.startswith("copy") else []
+            yield rank_heads(weights, columns, rows[:_MOST], heading=f"heads that {title} most", notes=notes)
 
 
 def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
@@ -393,9 +354,8 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
             continue
         titles.append(title)
         for by, mine, parts in zip(COMPOSITIONS, excess, composition, strict=True):
-            order = np.argsort(-np.nan_to_num(mine, nan=-np.inf), kind="stable")[:3]
-            known = [other for other in order.tolist() if np.isfinite(mine[other])]
-            columns[by].append("  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in known))
+            strongest = largest_first(mine, 3)
+            columns[by].append("  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in strongest))
     if titles:
         yield Ranking(
             heading="composition, most above chance",

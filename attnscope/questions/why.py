@@ -10,8 +10,8 @@ import numpy as np
 from attnscope.errors import amount
 from attnscope.options import heads_from, kind_option, option, options
 from attnscope.report.blocks import Grid, Ranking, Report
-from attnscope.report.numbers import fixed, number, signed, small_number, weight
-from attnscope.report.wording import model_of, printable
+from attnscope.report.numbers import fixed, largest_first, number, signed, small_number, weight
+from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
 from attnscope.results.table import number as numbers
@@ -121,13 +121,9 @@ class Why(Result):
 
     def report(self) -> Report:
         """Return the score, its strongest parts, and pairs of them."""
-        return Report(
-            model=model_of(self.run),
-            answer=[*_answer(self), _strongest_parts(self)],
-            blocks=[_parts(self), _pairs(self), _matrix(self)],
-            guide=_guide(self),
-            subtitle=_answer(self)[-1],
-        )
+        answer = _answer(self)
+        blocks = [_parts(self), _pairs(self), _matrix(self)]
+        return report_on(self, [*answer, _strongest_parts(self)], blocks, _guide(self), subtitle=answer[-1])
 
 
 def _token(why: Why, side: str) -> str:
@@ -170,14 +166,13 @@ def _parts(why: Why) -> Ranking:
     parts = why.table("parts")
     # The larger side of each part counts.
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
-    order = np.argsort(-largest, kind="stable").tolist()
     return Ranking(
         what="part (nats)",
         noun="part",
         names=parts["part"].tolist(),
         table=parts,
         columns=["query_nats", "key_nats"],
-        order=order,
+        order=largest_first(largest),
         most=8,
     )
 
@@ -187,8 +182,7 @@ def _pairs(why: Why) -> Ranking:
     names = why.table("parts")["part"].tolist()
     # Pairs are (part of the query, part of the key); the largest sums, of either sign.
     values = why["pairs"]
-    order = np.argsort(-np.abs(values), axis=None, kind="stable")[:100]
-    rows, columns = np.unravel_index(order, values.shape)
+    rows, columns = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
     pair_names = [f"{names[row]} → {names[column]}" for row, column in zip(rows, columns, strict=True)]
     column = numbers("nats", "what a part at the query times a part at the key adds", "nats", label="adds")
     table = Table.of_arrays((column,), nats=values[rows, columns])
@@ -211,8 +205,7 @@ def _matrix(why: Why) -> Grid:
     parts = why.table("parts")
     names = parts["part"].tolist()
     # The largest parts of each side, back in the order of the model.
-    rows = np.sort(np.argsort(-np.abs(parts["query_nats"]), kind="stable")[:MOST_PARTS])
-    columns = np.sort(np.argsort(-np.abs(parts["key_nats"]), kind="stable")[:MOST_PARTS])
+    rows, columns = (sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS)) for side in ("query", "key"))
     # All others fold into one row and one column; sums at the margins stay exact.
     values = _fold(_fold(why["pairs"], rows).T, columns).T
     values = np.vstack([values, values.sum(0)])

@@ -95,6 +95,12 @@ class Ranking(Block):
     noun: str = ""
 
 
+def rank_heads(result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any) -> Ranking:
+    """Return heads of a result in an order, with columns of its table of heads; `more` are further fields."""
+    heads = result.table("heads")
+    return Ranking(what="head", names=result.head_names, table=heads, columns=columns, order=order, **more)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grid(Block):
     """A matrix of numbers of either sign, (row, column), with names of rows and columns.

@@ -12,8 +12,9 @@ import numpy as np
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import INK, Drawing
 from attnscope.drawing.files import distinct
+from attnscope.drawing.inks import ink_on
 from attnscope.drawing.lettering import Lettering, lettering_for
-from attnscope.drawing.page import Page
+from attnscope.drawing.page import Number, Page
 from attnscope.drawing.style import USUAL, Style
 from attnscope.errors import AttnscopeError
 from attnscope.report.blocks import Block, Graph, Grid, HeadMap, Report, Trends
@@ -123,13 +124,14 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     if values.size > _MOST_CELLS:
         page.matrix((left, top, n_columns * cell, n_rows * row_px), values, colors, (lowest, largest))
     else:
-        numbers = dict(np.ndenumerate(values))
-        cells = page.grid_cells(
-            (left, top), (cell, row_px), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
+        corners = [(left + column * cell, top + row * row_px) for row, column in np.ndindex(n_rows, n_columns)]
+        numbers = values.ravel().tolist()
+        cells = page.draw_cells(
+            corners, (cell, row_px), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
         )
         size = paper.letters(12.0)
-        if cell >= 3.2 * size:
-            page.number_cells(list(cells.values()), [small_number(value) for value in numbers.values()], size)
+        for ((x, y, width, height), color), number in zip(cells, numbers, strict=True) if cell >= 3.2 * size else ():
+            page.numbers([Number(x + width / 2, y + height / 2, small_number(number), size, ink_on(color))])
     if block.framed is not None:
         framed = np.argwhere(block.framed[:n_rows]).tolist()
         boxes = [(left + column * cell, top + row * row_px, cell, row_px) for row, column in framed]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, Box, colormap
 from attnscope.drawing.inks import blend, hex_of, ink_on
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.page import HeadGrid, Number, Page
+from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
 from attnscope.report.numbers import UNDEFINED, even_writer, tick_texts
@@ -121,13 +122,25 @@ def scale_of(table: Table, name: str) -> Scale:
     return Scale(low, extent, baseline, bool(values.size), even_writer(table[name]))
 
 
+class HeadGrid(NamedTuple):
+    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out."""
+
+    layers: list[int]
+    heads: list[int]
+
+
 def grids_of(table: Table) -> dict[str, HeadGrid]:
     """Return the rows and columns of each kind of attention in a table of heads."""
     grids = {}
     for kind in dict.fromkeys(table["kind"].tolist()):
         mine = table.select(table["kind"] == kind)
-        grids[kind] = HeadGrid.over(zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True))
+        grids[kind] = HeadGrid(np.unique(mine["layer"]).tolist(), np.unique(mine["head"]).tolist())
     return grids
+
+
+def cells_of(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
+    """Return how many cells the kinds of attention, one below the other, have across and down."""
+    return max(len(grid.heads) for grid in grids.values()), sum(len(grid.layers) for grid in grids.values())
 
 
 @dataclass(frozen=True)
@@ -144,9 +157,15 @@ class HeadCells:
     corners: Mapping[str, tuple[float, float]]
     size: tuple[float, float]
 
-    def corner(self, kind: str, layer: int, head: int) -> tuple[float, float]:
-        """Return the upper left corner of a head's cell."""
-        return self.grids[kind].corner(layer, head, self.corners[kind], self.size)
+    def corners_of(self, table: Table) -> list[tuple[float, float]]:
+        """Return the upper left corner of the cell of each row of a table of heads."""
+        width, height = self.size
+        corners = []
+        for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
+            x, y = self.corners[kind]
+            layers, heads = self.grids[kind]
+            corners.append((x + heads.index(head) * width, y + layers.index(layer) * height))
+        return corners
 
 
 def place_kinds(
@@ -166,9 +185,28 @@ def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE
     """Name layers and heads beside their cells; and the kinds of attention where there are several."""
     for kind, grid in cells.grids.items():
         x, y = cells.corners[kind]
-        page.name_axes((x, y), grid, cells.size, size_px)
+        _name_axes(page, (x, y), grid, cells.size, size_px)
         if len(cells.grids) > 1:
             page.entitle(x - LEFT_PX, y - 48, f"{printable(kind, 40)} attention", size_px * 1.2)
+
+
+def _name_axes(
+    page: Page, corner: tuple[float, float], grid: HeadGrid, cell: tuple[float, float], size_px: float
+) -> None:
+    """Name layers at the left and heads above; every n-th where there is no room for all."""
+    # Heads above, in letters that fit their cells.
+    size = page.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
+    widest = page.lettering.width_px(f"H{grid.heads[-1]}", size)
+    step = math.ceil(math.ceil(widest * 1.25) / cell[0])
+    for column in range(0, len(grid.heads), step):
+        x = corner[0] + (column + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
+        page.write(x, corner[1] - size * 0.9, f"H{grid.heads[column]}", size, ha="center", color=FAINT)
+    # Layers at the left.
+    size = page.paper.letters(size_px)
+    step = math.ceil(math.ceil(size * 1.25) / cell[1])
+    for row in range(0, len(grid.layers), step):
+        y = corner[1] + (row + 0.5) * cell[1]
+        page.write(corner[0] - 8, y, f"L{grid.layers[row]}", size, ha="right", va="center_baseline", color=FAINT)
 
 
 def title_of(column: Column) -> str:
@@ -220,8 +258,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     paper = lettering.paper
 
     # How large cells are.
-    n_across = max(len(grid.heads) for grid in grids.values())
-    n_down = sum(len(grid.layers) for grid in grids.values())
+    n_across, n_down = cells_of(grids)
     room = paper.room_px - LEFT_PX
     cell_width = paper.whole(min(240.0, room / n_across), 24)
     tallest = max(24 if paper.fixed else 44, 1000 // n_down)
@@ -276,9 +313,8 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     # Numbers in the middle of their cells, intervals below them.
     numbers = []
     cmap = colormap(scale.cmap)
-    rows = zip(*(table[column].tolist() for column in ("kind", "layer", "head", name)), strict=True)
-    for (kind, layer, head, value), text, interval in zip(rows, texts, intervals, strict=True):
-        left, top = cells.corner(kind, layer, head)
+    corners = cells.corners_of(table)
+    for (left, top), value, text, interval in zip(corners, table[name].tolist(), texts, intervals, strict=True):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
@@ -306,8 +342,7 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     paper = lettering.paper
     # Kinds of attention share their columns and stand one below the other.
     grids = grids_of(table)
-    n_across = max(len(grid.heads) for grid in grids.values())
-    n_down = sum(len(grid.layers) for grid in grids.values())
+    n_across, n_down = cells_of(grids)
     few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
     columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
     # Cells as large as the width, and then the height, allows.
@@ -387,16 +422,10 @@ def _draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Sc
     # Only measures from 0 on have a baseline to be above.
     baseline = table.part(name, "baseline")
     fades = fades and scale.low >= 0 and bool((table[name] > baseline).any())
-    for kind, corner in cells.corners.items():
-        # The cells of one kind of attention.
-        mine = table.select(table["kind"] == kind)
-        places = list(zip(mine["layer"].tolist(), mine["head"].tolist(), strict=True))
-        values = dict(zip(places, mine[name].tolist(), strict=True))
-        drawn = page.grid_cells(corner, cells.size, values, scale.cmap, scale.share)
-        # White over the cells that are not above.
-        is_pale = fades & (mine[name] <= mine.part(name, "baseline"))
-        faded = [drawn[place] for place, pale in zip(places, is_pale.tolist(), strict=True) if pale]
-        page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
+    drawn = page.draw_cells(cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.share)
+    # White over the cells that are not above.
+    faded = [drawn[row] for row in np.flatnonzero(fades & (table[name] <= baseline))]
+    page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
 def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +168,13 @@ def spread_evenly(n: int, room: int) -> list[int]:
     return sorted({*np.linspace(0, n - 1, min(n, max(2, room))).round().astype(int).tolist()})
 
 
+def largest_first(values: Any, most: int | None = None) -> list[int]:
+    """Return the places of numbers in a flat array, the largest first, at most so many; NaN is left out."""
+    n_known = int((~np.isnan(values)).sum())
+    order: list[int] = np.argsort(-np.asarray(values), axis=None, kind="stable")[:n_known][:most].tolist()
+    return order
+
+
 def find_moving(values: Floats, most: int) -> list[int]:
     """Return the columns, (step, column), that change most between any two steps, in their order.
 
@@ -179,5 +187,4 @@ def find_moving(values: Floats, most: int) -> list[int]:
     spread = np.full(values.shape[1], -np.inf)
     some: NDArray[np.bool_] = np.any(is_known, 0)
     spread[some] = highest[some] - (lowest[some] if len(values) > 1 else 0)
-    ranked = np.argsort(-spread, kind="stable")[:most]
-    return sorted(column for column in ranked.tolist() if some[column])
+    return sorted(column for column in largest_first(spread, most) if some[column])

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.drawing import layout
+from attnscope.drawing.cells import max_pool
 from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.map_figure import Axis, MapsFigure
 from attnscope.drawing.maps import MapsPage
@@ -51,10 +52,6 @@ class Panels:
     largest_px: float = math.inf
     is_fitted: bool = False
 
-    def show(self, console: Any, *, every: bool) -> Sequence[Any]:
-        """Return nothing: the terminal has nothing of it."""
-        return []
-
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
         """Return the page."""
         # Weights run from 0 to 1 or to the largest; differences are symmetric around 0: white means no change.
@@ -85,11 +82,5 @@ class Panels:
 
 def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
     """Return the value of the largest size in each block of pool x pool, with its sign."""
-    if pool == 1:
-        return values
-    for axis in (0, 1):
-        starts = np.arange(0, values.shape[axis], pool)
-        highest = np.maximum.reduceat(values, starts, axis=axis)
-        lowest = np.minimum.reduceat(values, starts, axis=axis)
-        values = np.where(highest >= -lowest, highest, lowest)
-    return values
+    highest, deepest = max_pool(values, pool), max_pool(-values, pool)
+    return np.where(highest >= deepest, highest, -deepest)

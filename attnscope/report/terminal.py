@@ -120,8 +120,7 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
 
     Where a layer has more heads than the terminal has room for, cells have tenths of the largest number.
     """
-    places = zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)
-    values = dict(zip(places, heads[column].tolist(), strict=True))
+    values = dict(zip(heads.places, heads[column].tolist(), strict=True))
     layers = sorted({layer for layer, _ in values})
     head_indices = sorted({head for _, head in values})
     largest = max((abs(value) for value in values.values() if math.isfinite(value)), default=0.0) or 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,35 +22,6 @@ _LEAST_PT = 9.0
 
 _EVENLY = 5.0
 """Where the last step is more than so many times the middle one, the axis of steps is logarithmic."""
-
-
-@dataclass(frozen=True)
-class _Sheet:
-    """The figure, and what it is drawn with.
-
-    Attributes:
-        figure: The figure of matplotlib.
-        lettering: Its fonts and its paper.
-        size: How large letters and lines are, relative to a screen's.
-    """
-
-    figure: Any
-    lettering: Lettering
-    size: float
-
-    def write(self, x: float, down: float, text: str, points: float, color: str = FAINT, **look: Any) -> None:
-        """Write a text: x as a share of the figure's width, down in inches from its upper edge."""
-        self.figure.text(
-            x,
-            1 - down / self.figure.get_figheight(),
-            text,
-            fontsize=points * self.size,
-            va="center",
-            parse_math=False,
-            family=list(self.lettering.families),
-            color=color,
-            **look,
-        )
 
 
 @matplotlib_defaults()
@@ -81,12 +51,18 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
     # The figure with its title.
     height = head_height + -(-len(blocks) // n_across) * pitch + foot_height
     figure = Figure(figsize=(full_width, height), dpi=paper.dpi, facecolor="white")
-    sheet = _Sheet(figure, lettering, size)
+    families = list(lettering.families)
+
+    # A text down in inches from the upper edge.
+    def write(down: float, text: str, points: float, color: str = FAINT, **look: Any) -> None:
+        look |= {"va": "center", "parse_math": False, "family": families, "color": color}
+        figure.text(0.02, 1 - down / height, text, fontsize=points * size, **look)
+
     if paper.caption:
         bold = "bold" if lettering.has_bold else "normal"
         title = lettering.fit(report.model, 20, 400 if paper.is_narrow else 900)
-        sheet.write(0.02, 0.28 * size, title, 15, INK, fontweight=bold)
-        sheet.write(0.02, 0.58 * size, report.subtitle, 11)
+        write(0.28 * size, title, 15, INK, fontweight=bold)
+        write(0.58 * size, report.subtitle, 11)
 
     # The plots, and the notes below them.
     left, width = (0.16, 0.55) if paper.is_narrow else (0.06, 0.31)
@@ -94,15 +70,17 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         row, column = divmod(number, n_across)
         top = head_height + row * pitch + 0.35 * size
         box = (left + 0.5 * column, 1 - (top + plot_height) / height, width, plot_height / height)
-        _draw_plot(figure.add_axes(box), block, sheet)
+        _draw_plot(figure.add_axes(box), block, size, families)
     for number, line in enumerate(lines):
-        sheet.write(0.02, height - foot_height + (0.3 + 0.2 * number) * size, line, 9)
+        write(height - foot_height + (0.3 + 0.2 * number) * size, line, 9)
     return Drawing(figure, lettering.families)
 
 
-def _draw_plot(axes: Any, block: Trends, sheet: _Sheet) -> None:
-    """Draw the lines of one plot: grey ones below, coloured ones with their intervals above them."""
-    size = sheet.size
+def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -> None:
+    """Draw the lines of one plot: grey ones below, coloured ones with their intervals above them.
+
+    `size` is how large letters and lines are, relative to a screen's.
+    """
     chosen = find_moving(block.points[..., 0], len(_COLORS))
     for line in range(len(block.names)):
         if line not in chosen:
@@ -127,7 +105,6 @@ def _draw_plot(axes: Any, block: Trends, sheet: _Sheet) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     # Letters.
-    families = list(sheet.lettering.families)
     axes.set_title(block.y, fontsize=11 * size, loc="left", color=INK)
     axes.set_xlabel("step", fontsize=9.5 * size, color=FAINT)
     ticks = (*axes.get_xticklabels(), *axes.get_yticklabels())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.errors import amount
+from attnscope.report.blocks import Block, Report
 from attnscope.results.result import is_interrupted
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ def label(name: str) -> str:
 def model_of(run: Mapping[str, Any]) -> str:
     """Return the model's name."""
     return printable(run.get("model", "model"))
+
+
+def report_on(
+    result: Any, answer: Iterable[str], blocks: Iterable[Block], guide: Iterable[str] = (), **more: Any
+) -> Report:
+    """Return the report of a result, with its model, its texts and what is amiss with them unless `more` says others.
+
+    `more` are further fields of the report.
+    """
+    known = {"model": model_of(result.run), "source": corpus_line(result), "problems": corpus_notes(result)}
+    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **known | more)
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +115,6 @@ class Kind:
         """Return all formats that it is written in."""
         return (*self.figures, *self.data, *self.pages)
 
-    def rename(self, stem: str) -> Kind:
-        """Return the same with files of another name."""
-        return replace(self, stem=stem)
-
     def file(self, name: str) -> str:
         """Return what a file of it is called, by its format."""
         return f"{self.stem}.{ENDINGS.get(name, name)}"
@@ -133,10 +129,6 @@ class Kind:
     def view(self, which: str) -> Any:
         """Return the function that a field such as `show` names."""
         return load_named(getattr(self, which))
-
-    def load_class(self) -> Any:
-        """Return its class."""
-        return load_named(self.result)
 
 
 _MAPS: dict[str, Any] = {

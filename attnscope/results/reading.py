@@ -70,44 +70,45 @@ def read_record(path: Path, schema: str = "") -> tuple[dict[str, Any], Mapping[s
         ValueError: It is a record of another kind, no whole npz archive, or too large; other damage raises whatever
             Python's libraries do.
     """
-    arrays = read_archive(path)
-    if arrays is None:
-        with path.open("rb") as file:
-            is_json = file.read(200).lstrip().startswith(b'{"schema"')
-        raise ValueError("it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive")
+    with _open_archive(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    # NumPy's objects would run code when they are read.
+    for name, array in arrays.items():
+        if array.dtype.kind not in _KINDS:
+            raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
     described = _description(arrays["record"])
     if schema and described["schema"] != schema:
         raise ValueError(f"it holds {described['schema']!r}, not {schema!r}")
     return described, arrays
 
 
-def read_archive(path: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the arrays of an npz archive, by name; None where the file is no archive."""
-    refuse_pipe(path, "a record")
-    # Sizes first: an archive may unpack to more than the memory holds.
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            return None
-        _require_room(file, path)
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    # NumPy's objects would run code when they are read.
-    for name, array in arrays.items():
-        if array.dtype.kind not in _KINDS:
-            raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
-    return arrays
+def read_schema(path: Path) -> str:
+    """Return the schema that a record's file names, such as "attnscope.heads/1"; raises as `read_record` does."""
+    with _open_archive(path) as archive:
+        return str(_description(archive["record"])["schema"])
 
 
 def schema_of(path: Path) -> str:
-    """Return the schema that a record's file names, such as "attnscope.heads/1"; empty for what is no record."""
+    """Return the schema that a record's file names; empty for what is no record."""
     try:
-        refuse_pipe(path, "a record")
-        with reading(path, "record", ""), path.open("rb") as file:
-            _require_room(file, path)
-            with np.load(file, allow_pickle=False) as archive:
-                return str(_description(archive["record"])["schema"])
+        with reading(path, "record", ""):
+            return read_schema(path)
     except AttnscopeError:
         return ""
+
+
+@contextlib.contextmanager
+def _open_archive(path: Path) -> Iterator[Any]:
+    """Open an npz archive, sizes first: one may unpack to more than the memory holds."""
+    refuse_pipe(path, "a record")
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            file.seek(0)
+            is_json = file.read(200).lstrip().startswith(b'{"schema"')
+            raise ValueError("it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive")
+        _require_room(file, path)
+        with np.load(file, allow_pickle=False) as archive:
+            yield archive
 
 
 def _description(written: NDArray[Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results import reading
 from attnscope.results.kinds import ENDINGS, Kind, file_of, kind_of_schema, load_named
 from attnscope.results.storage import TABLES, finite, plain, write_whole
-from attnscope.results.table import PARTS, Array, Column, Floats, Table, require_values
+from attnscope.results.table import PARTS, Array, Column, Floats, Table, declared, require_values
 
 if TYPE_CHECKING:
     from attnscope.report.blocks import Report
@@ -137,21 +137,24 @@ class Result:
         Raises:
             UsageError: It has no such head.
         """
-        # Refuse heads that are not there.
-        heads = self.table("heads")
-        places = list(zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True))
-        missing = [place for place in picked if place not in places]
-        if missing:
-            layer, head = missing[0]
-            where = f"this {self.record_kind().what}"
-            raise UsageError(f"there is no head L{layer}H{head} in {where}", f"it has {amount(len(heads), 'head')}")
+        self.require_heads(picked)
         # Rows of heads, then of tables that belong to heads.
         wanted = {*picked}
-        chosen = self.select("heads", [place in wanted for place in places])
+        chosen = self.select("heads", [place in wanted for place in self.table("heads").places])
         for name, columns in self.TABLES.items():
             if columns[0].refers_to and name in chosen.tables:
                 chosen = chosen.select(name, chosen.table(name)[columns[0].name] >= 0)
         return chosen
+
+    def require_heads(self, picked: Sequence[tuple[int, int]]) -> None:
+        """Refuse heads, (layer, head), that are not in it, by a UsageError."""
+        places = self.table("heads").places
+        for layer, head in picked:
+            if (layer, head) not in places:
+                where = f"this {self.record_kind().what}"
+                raise UsageError(
+                    f"there is no head L{layer}H{head} in {where}", f"it has {amount(len(places), 'head')}"
+                )
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -193,10 +196,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Return what describes it, tables as lists of rows, and arrays as lists; NaN becomes null."""
-        tables = {}
-        for name, table in self.tables.items():
-            header, *rows = table.rows()
-            tables[name] = [dict(zip(header, row, strict=True)) for row in rows]
+        tables = {name: table.as_dicts() for name, table in self.tables.items()}
         document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite)
         return document
 
@@ -366,19 +366,8 @@ class Result:
 
     @classmethod
     def _array(cls, name: str) -> Array:
-        """Return what an array is; the ends of intervals may lie anywhere.
-
-        Raises:
-            ValueError: The question has no such array.
-        """
-        arrays = {array.name: array for array in cls.ARRAYS}
-        base = _base(name)
-        if base in arrays:
-            return arrays[base]
-        measured, _, part = base.rpartition("_")
-        if measured not in arrays or part not in PARTS:
-            raise ValueError(f"it has an array {name!r}, which it cannot have")
-        return replace(arrays[measured], range=(None, None))
+        """Return what an array is; see `declared`."""
+        return declared({array.name: array for array in cls.ARRAYS}, _base(name))
 
     # Figures, pages and notebooks
 
@@ -473,8 +462,7 @@ def load_record(path: str | Path) -> Result:
     """
     path = file_of(Path(path))
     with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
-        schema = reading.schema_of(path) or reading.read_record(path)[0]["schema"]
-        kind: type[Result] = kind_of_schema(schema).load_class()
+        kind: type[Result] = kind_of_schema(reading.read_schema(path)).view("result")
     return kind.load(path)
 
 

@@ -321,10 +321,6 @@ def _shortest(values: NDArray[np.float32]) -> list[Any]:
     return shortest
 
 
-def _same(number: float) -> float:
-    return number
-
-
 def finite(number: float) -> float | None:
     """Return the number, or None where it is NaN or infinite: JSON has neither."""
     return number if math.isfinite(number) else None
@@ -335,7 +331,7 @@ def digits(number: float) -> str:
     return repr(float(number)) if math.isfinite(number) else ""
 
 
-def plain(value: Any, number: Callable[[float], float | None] = _same) -> Any:
+def plain(value: Any, number: Callable[[float], float | None] = float) -> Any:
     """Return plain JSON values, also of NumPy's numbers and arrays; `number` says what becomes of a float."""
     # NumPy: whole numbers and booleans as they are, float32 with its shortest digits.
     if isinstance(value, np.ndarray | np.generic):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,7 +166,8 @@ class Table:
             if column.kind != "number":
                 values[column.name] = np.array(cells, DTYPES[column.kind])
                 continue
-            values[column.name] = _numbers_of(cells)
+            # Each cell is a number, an object with `value`, or None.
+            values[column.name] = np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
             # What stands beside some cell; texts have a method `count`, which is no part.
             objects = [cell for cell in cells if not isinstance(cell, str)]
             for part in PARTS:
@@ -245,9 +246,14 @@ class Table:
         }
         return cls(columns, values)
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Return (layer, head) of each row of a table of heads."""
+        return list(zip(self["layer"].tolist(), self["head"].tolist(), strict=True))
+
     def head_names(self, *, with_kind: bool = False) -> list[str]:
         """Return what the heads of a table of heads are called: L3H1, or "cross L3H1" with their kind."""
-        names = [f"L{layer}H{head}" for layer, head in zip(self["layer"].tolist(), self["head"].tolist(), strict=True)]
+        names = [f"L{layer}H{head}" for layer, head in self.places]
         if not with_kind:
             return names
         return [f"{kind} {name}" for kind, name in zip(self["kind"].tolist(), names, strict=True)]
@@ -264,6 +270,11 @@ class Table:
         """Return the rows of a file, the names of the columns first."""
         yield tuple(self.values)
         yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Return the rows, each by column."""
+        header, *rows = self.rows()
+        return [dict(zip(header, row, strict=True)) for row in rows]
 
     def to_pandas(self) -> Any:
         """Return it as a `pandas.DataFrame`.
@@ -300,22 +311,24 @@ class Table:
         for column_name, values in self.values.items():
             if values.shape != (len(self),):
                 raise ValueError(f"{name}.{column_name} has the shape {values.shape}, not {(len(self),)}")
-            column = self._column_of(name, column_name)
-            require_values(f"{name}.{column_name}", values, column, sizes)
-
-    def _column_of(self, table: str, name: str) -> Column:
-        """Return what a column is; what stands beside one, such as `effect_low`, is a number in any range."""
-        if name in self.columns:
-            return self.columns[name]
-        base, _, part = name.rpartition("_")
-        if base not in self.columns or part not in PARTS:
-            raise ValueError(f"{table}.{name} is not described")
-        return replace(self.columns[base], kind="number", range=(None, None), refers_to="")
+            require_values(f"{name}.{column_name}", values, declared(self.columns, column_name), sizes)
 
 
-def _numbers_of(cells: Sequence[Any]) -> Floats:
-    """Return the values of cells, each a number, an object with `value`, or None."""
-    return np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
+C = TypeVar("C", bound=Column)
+
+
+def declared(columns: Mapping[str, C], name: str) -> C:
+    """Return what a column or an array is; what stands beside one, such as `effect_low`, is a number in any range.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if name in columns:
+        return columns[name]
+    base, _, part = name.rpartition("_")
+    if base not in columns or part not in PARTS:
+        raise ValueError(f"it has {name!r}, which is not declared")
+    return replace(columns[base], kind="number", range=(None, None), refers_to="")
 
 
 def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:

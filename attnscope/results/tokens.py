@@ -186,24 +186,15 @@ class Tokens:
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
         """Return one token for each group of tokens, labelled with the text that the group covers."""
         # The first token of each group stands for it.
-        first = [group[0] for group in groups]
-        n_given = self.n_given if self.n_given < 0 else sum(i < self.n_given for i in first)
+        firsts = self.take(np.array([group[0] for group in groups], np.int64))
+        sizes = np.array([len(group) for group in groups])
         # A group's offsets reach from its first token to its last character.
-        offsets = [
-            (self.offsets[group[0], 0], max(self.offsets[i, 1] for i in group))
-            if len(group) > 1
-            else self.offsets[group[0]]
-            for group in groups
-        ]
+        stops = np.array([max(self.offsets[i, 1] for i in group) for group in groups], np.int32)
         return replace(
-            self,
-            ids=np.array([self.ids[g[0]] if len(g) == 1 else -1 for g in groups], np.int64),
+            firsts,
+            ids=np.where(sizes == 1, firsts.ids, -1),
             labels=tuple(self.labels[g[0]] if self.special[g[0]] else self._surface(g) for g in groups),
-            offsets=np.array(offsets, np.int32).reshape(-1, 2),
-            special=self.special[first],
-            words=None if self.words is None else self.words[first],
-            segments=self.segments[first],
-            n_given=n_given,
+            offsets=np.stack([firsts.offsets[:, 0], stops], 1),
         )
 
     def _surface(self, group: Sequence[int]) -> str:
