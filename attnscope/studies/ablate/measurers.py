@@ -7,7 +7,6 @@ the loss by one backward pass. A text may come in several rows; it counts when a
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +30,7 @@ from attnscope.studies.ablate.reading import ReadBatch, Reader, Row, require_rer
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.run import STEP, Measurer, Part, Room, Run, run
+from attnscope.studies.run import STEP, Measurer, Part, Run, run
 from attnscope.studies.workers import Workers
 
 Head = tuple[str, int, int]
@@ -47,6 +46,12 @@ BLOCK = 32
 
 DONORS = 8
 """Texts whose outputs take the place of a head's, one after the other."""
+
+Measured = tuple[Floats, Mapping[int, BrokenPlace]]
+"""Numbers of each row, (row, …), and the rows on which something else is not finite."""
+
+HeadOutputs = Mapping[Place, Tensor]
+"""Outputs of heads on one row, (head, token, d) by place."""
 
 QUANTITIES = ("l2", "loss", "kl")
 """The quantities that are measured without heads."""
@@ -65,32 +70,34 @@ class TextPart(Part):
     sums: RunningSums
     whole: RunningSums = field(default_factory=RunningSums)
     n_predictions: int = 0
-    _rows: defaultdict[int, list[tuple[Row, Floats]]] = field(default_factory=lambda: defaultdict(list))
+    _rows: dict[int, list[tuple[Row, Floats]]] = field(default_factory=dict)
 
-    def add_rows(self, batch: Sequence[Row], numbers: Floats, broken: Mapping[int, BrokenPlace]) -> None:
-        """Add numbers of rows, (row, …), and which rows are broken; a text with any that is not finite is left out."""
-        for number, row in enumerate(batch):
-            is_finite = np.isfinite(numbers[number]).all()
-            if number in broken or not is_finite:
-                self.broken.setdefault(row.text, broken.get(number, ("", None)))
-            rows = self._rows[row.text]
-            rows.append((row, numbers[number]))
-            # A text counts as soon as all of its rows are there.
-            if self._is_whole(row.text):
-                self.n_texts += 1
-                self.n_tokens += sum(each.n_tokens for each, _ in rows)
+    def add_row(self, row: Row, numbers: Floats, broken_at: BrokenPlace | None) -> None:
+        """Add the numbers of a row, (…,), and where one is not finite: its text is left out."""
+        if broken_at is None and not np.isfinite(numbers).all():
+            broken_at = ("", None)
+        if broken_at is not None:
+            self.broken.setdefault(row.text, broken_at)
+        rows = self._rows.setdefault(row.text, [])
+        rows.append((row, numbers))
+        # A text counts as soon as all of its rows are there.
+        if self._is_whole(row.text):
+            self.n_texts += 1
+            self.n_tokens += sum(each.n_tokens for each, _ in rows)
 
     def _is_whole(self, text: int) -> bool:
         rows = self._rows[text]
-        return len(rows) == rows[0][0].n_rows and text not in self.broken
+        first, _ = rows[0]
+        return len(rows) == first.n_rows and text not in self.broken
 
     def whole_texts(self) -> tuple[Floats, Floats]:
         """Return the sums over the rows of each whole text, (text, …), and its predictions, (text,), in their order."""
-        # Sums in the order of the corpus, whichever batch came first.
-        texts = filter(self._is_whole, sorted(self._rows))
-        rows_by_text = [self._rows[text] for text in texts]
-        sums = [sum(numbers for _, numbers in rows) for rows in rows_by_text]
-        n_predictions = [sum(len(row.positions) for row, _ in rows) for rows in rows_by_text]
+        sums = []
+        n_predictions = []
+        for text in filter(self._is_whole, sorted(self._rows)):
+            rows, numbers = zip(*self._rows[text], strict=True)
+            sums.append(sum(numbers))
+            n_predictions.append(sum(len(row.positions) for row in rows))
         return np.array(sums), np.array(n_predictions, dtype=np.float64)
 
 
@@ -119,9 +126,11 @@ class RowMeasurer(Measurer[TextPart]):
         """Cut a block into batches of rows."""
         return self._reader.batches(block)
 
-    def add(self, part: TextPart, batch: Sequence[Row], result: tuple[Floats, Mapping[int, BrokenPlace]]) -> None:
+    def add(self, part: TextPart, batch: Sequence[Row], result: Measured) -> None:
         """Add rows to their texts."""
-        part.add_rows(batch, *result)
+        numbers, broken = result
+        for number, row in enumerate(batch):
+            part.add_row(row, numbers[number], broken.get(number))
 
     def finish(self, part: TextPart) -> TextPart:
         """Add up the whole texts of the block, in their order."""
@@ -160,14 +169,18 @@ def _measure(
 ) -> Run[TextPart]:
     """Go over the texts once, with a measurer that takes these arguments."""
     # In this process all passes share what a reader has seen.
-    reader: Any = passes.reader if passes.workers is None else passes.reader.arguments
+    reader: Any = passes.reader
+    workers = None
+    if passes.workers is not None:
+        reader = passes.reader.arguments
+        workers = (passes.workers,)
     return run(
         partial(measurer, reader=reader, shape=shape, **arguments),
         (passes.reader.model,),
         passes.texts,
         TextPart(sums=RunningSums(shape)),
         block=BLOCK,
-        workers=None if passes.workers is None else (passes.workers,),
+        workers=workers,
         report=report,
         step=step,
     )
@@ -188,7 +201,7 @@ def _require_end(going: Run[TextPart]) -> Run[TextPart]:
 class MeanOutputs(RowMeasurer):
     """Add up the outputs of heads over all real queries."""
 
-    def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
+    def measure(self, batch: Sequence[Row]) -> Measured:
         """Return sums of the outputs of all places, and how many queries are in them, (row, 2, place · head · d)."""
         read = self._reader.read(batch)
         # Sums and counts of each attention, in the order in which the model computes them.
@@ -198,11 +211,14 @@ class MeanOutputs(RowMeasurer):
             output = attend(call)
             real = read.queries[call.kind].to(output.device)
             outputs = output.masked_fill(~real[:, None, :, None], 0.0)
-            of_rows = outputs.sum(2, dtype=sum_dtype(outputs.device)).flatten(1)  # (row, head · d)
+            # (row, head, query, d) -> (row, head · d)
+            dtype = sum_dtype(outputs.device)
+            of_rows = outputs.sum(2, dtype=dtype).flatten(1)
             # Fused kernels may give numbers where there are none.
             of_rows[~are_numbers(call)] = torch.nan
-            n_queries = real.sum(1, keepdim=True).to(of_rows).expand_as(of_rows)
-            sums.append(torch.stack([of_rows, n_queries], 1).cpu())
+            n_queries = real.sum(1, keepdim=True).to(of_rows)
+            both = torch.stack([of_rows, n_queries.expand_as(of_rows)], 1)
+            sums.append(both.cpu())
             return output
 
         with torch.no_grad():
@@ -214,43 +230,46 @@ class MeanOutputs(RowMeasurer):
         part.sums.add(numbers[:, 0], numbers[:, 1])
 
 
-def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> tuple[Run[TextPart], dict[Place, Tensor]]:
+def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> tuple[Run[TextPart], HeadOutputs]:
     """Return the pass over all texts, and the mean outputs of the heads of each place, (head, d), float64.
 
     Means over some texts are none: what ends the pass before is raised.
     """
     sizes = [n_heads * width for n_heads, width in shapes.values()]
-    going = _require_end(_measure(passes, MeanOutputs, (sum(sizes),), report))
-    means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio())).split(sizes)  # type: ignore[no-untyped-call]
+    shape = (sum(sizes),)
+    going = _require_end(_measure(passes, MeanOutputs, shape, report))
     # One vector for all heads of all places: cut it by place.
+    means = np.nan_to_num(going.done.sums.ratio())
     by_place = {}
-    for place, mean in zip(shapes, means, strict=True):
-        by_place[place] = mean.view(shapes[place])
+    for place, size in zip(shapes, sizes, strict=True):
+        mean, means = np.split(means, [size])
+        by_place[place] = torch.from_numpy(mean).view(shapes[place])
     return going, by_place
 
 
-def outputs_of(passes: Passes) -> Iterator[tuple[int, Mapping[Place, Tensor]]]:
+def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
-    model = passes.reader.model
-
-    def read_outputs(rows: Sequence[Row]) -> dict[Place, Tensor]:
-        activations = Activations()
-        with torch.no_grad():
-            model.outputs(passes.reader.read(rows).batch, activations, logits=False)
-        return activations.outputs
-
+    reader = passes.reader
     for text in distinct(passes.texts, Copies()):
-        rows = list(chain.from_iterable(passes.reader.batches(Block(0, (text,)))))
-        if rows:
-            # One text cannot be halved: where it does not fit, `each` says so.
-            ((_, outputs),) = Room().each(rows[:1], read_outputs)
-            yield text.index, {place: output[0] for place, output in outputs.items()}
+        batches = reader.batches(Block(0, (text,)))
+        row = next(chain.from_iterable(batches), None)
+        if row is None:
+            continue
+        activations = Activations()
+        read = reader.read([row])
+        with torch.no_grad():
+            reader.model.outputs(read.batch, activations, logits=False)
+        yield text.index, {place: output[0] for place, output in activations.outputs.items()}
 
 
-def shapes_of(outputs: Iterable[tuple[int, Mapping[Place, Tensor]]]) -> Shapes:
+def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
     """Return the shapes of heads' outputs, as the first of `outputs_of` shows them."""
     _, first = next(iter(outputs))
-    return {place: (len(output), output.shape[-1]) for place, output in first.items()}
+    shapes = {}
+    for place, output in first.items():
+        n_heads, _, width = output.shape
+        shapes[place] = (n_heads, width)
+    return shapes
 
 
 # What changes without heads
@@ -279,7 +298,7 @@ class StandIns(NamedTuple):
     """
 
     means: Mapping[Place, Tensor] = {}
-    donors: Sequence[tuple[int, Mapping[Place, Tensor]]] = ()
+    donors: Sequence[tuple[int, HeadOutputs]] = ()
 
     def values(self, cut: Cut, place: Place, head: int, read: ReadBatch) -> Tensor:
         """Return the output that replaces a head's; it broadcasts to (row, 1, query, d)."""
@@ -301,34 +320,47 @@ class StandIns(NamedTuple):
 class Cutting(RowMeasurer):
     """Take cuts out of texts, several in one forward pass, as further rows of the batch; see `measure_cuts`."""
 
-    def __init__(self, *place: Any, cuts: Sequence[Cut], stand_ins: StandIns, **more: Any) -> None:
-        super().__init__(*place, **more)
+    def __init__(
+        self,
+        *arguments: Any,
+        cuts: Sequence[Cut],
+        stand_ins: StandIns,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
         self._cuts = cuts
         self._stand_ins = stand_ins
 
-    def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
+    def measure(self, batch: Sequence[Row]) -> Measured:
         """Run the model whole, and without each cut.
 
         Returns:
             Squared norms of hidden states, losses and KL divergence, (row, 1 + cut, 3): first those of the whole model,
             then of the changes by cuts, with the losses that are left. And rows where it computes no number.
         """
-        numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
+        shape = (1 + len(self._cuts), len(batch), len(QUANTITIES))
+        numbers = np.zeros(shape)
         with torch.no_grad():
             # Run the whole model once.
             read = self._reader.read(batch)
-            rerun = self._model.rerun(read.batch, logits=bool(len(read.rows)))
-            whole = rerun.whole.hidden.to(torch.promote_types(rerun.whole.hidden.dtype, torch.float32))
+            has_any = len(read.rows) > 0
+            rerun = self._model.rerun(read.batch, logits=has_any)
+            hidden = rerun.whole.hidden
+            dtype = torch.promote_types(hidden.dtype, torch.float32)
+            whole = hidden.to(dtype)
             whole_logs = read.log_probabilities(rerun.whole.logits, 1)
             numbers[0] = _by_row(read, whole[None], whole_logs, whole_logs)[0]
             # Take out as many cuts per pass as fit, as repetitions of the batch: one where memory ran out before.
             pass_tokens = PASS_TOKENS if self.room.tokens is None else self.room.tokens
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first, chosen in rerun.plan(places, pass_tokens):  # type: ignore[arg-type]  # the model's kinds
-                outputs = rerun.again(self._without(chosen, read), first, len(chosen))
-                change = outputs.hidden.to(whole.dtype).view(len(chosen), *whole.shape) - whole
+                without = self._without(chosen, read)
+                outputs = rerun.again(without, first, len(chosen))
+                left = outputs.hidden.to(dtype)
+                change = left.view(len(chosen), *whole.shape) - whole
                 left_logs = read.log_probabilities(outputs.logits, len(chosen))
-                numbers[1 + np.array(chosen)] = _by_row(read, change, left_logs, whole_logs)
+                rows = 1 + np.array(chosen)
+                numbers[rows] = _by_row(read, change, left_logs, whole_logs)
         # Padding is no hidden state, and what is computed there need not be a number.
         logs: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_numbers.items():
@@ -345,24 +377,30 @@ class Cutting(RowMeasurer):
             for kind, layer, head in cut.heads:
                 place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
                 values = self._stand_ins.values(cut, place, head, read)
-                patches.setdefault(place, []).append(Patch("z", (head,), values, rows))
+                patch = Patch("z", (head,), values, rows)
+                patches.setdefault(place, []).append(patch)
         return Patched(patches)
 
     def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
         """Add the changes by cuts, and the loss of the whole model."""
         whole, cuts = numbers[:, :1], numbers[:, 1:]
-        # Mean over texts: norms per text, losses and KL per prediction.
+        # Mean over texts: norms per text, losses and KL per prediction. (text, cut, 3)
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
         rise = cuts[..., 1] - whole[..., 1]
         values = np.stack([l2, rise, cuts[..., 2]], -1)
-        counts = np.stack([np.ones_like(n_predictions), n_predictions, n_predictions], -1)  # (text, 3)
-        part.sums.add(values, counts[:, None])
+        # (text, 1, 3)
+        counts = np.ones((len(numbers), 1, len(QUANTITIES)))
+        counts[..., 1:] = n_predictions[:, None, None]
+        part.sums.add(values, counts)
         part.whole.add(whole[:, 0, 1], n_predictions)
         part.n_predictions = int(n_predictions.sum())
 
 
 def measure_cuts(
-    passes: Passes, cuts: Sequence[Cut], stand_ins: StandIns, report: Report | None = None
+    passes: Passes,
+    cuts: Sequence[Cut],
+    stand_ins: StandIns,
+    report: Report | None = None,
 ) -> Run[TextPart]:
     """Take cuts out of every text, one at a time, and add up what changes.
 
@@ -372,10 +410,23 @@ def measure_cuts(
     """
     shape = (len(cuts), len(QUANTITIES))
     step = "taking heads out of a later text"
-    return _measure(passes, Cutting, shape, report, step, cuts=tuple(cuts), stand_ins=stand_ins)
+    return _measure(
+        passes,
+        Cutting,
+        shape,
+        report,
+        step,
+        cuts=tuple(cuts),
+        stand_ins=stand_ins,
+    )
 
 
-def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Tensor | None) -> Floats:
+def _by_row(
+    read: ReadBatch,
+    states: Tensor,
+    logs: Tensor | None,
+    whole_logs: Tensor | None,
+) -> Floats:
     """Return squared norms of states, losses and KL divergence from the whole model, (time, row, 3).
 
     Args:
@@ -384,7 +435,8 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
         logs: Log probabilities of predictions, (time, prediction, vocabulary); None = there are none.
         whole_logs: Those of the whole model, (1, prediction, vocabulary).
     """
-    numbers = np.zeros((*states.shape[:2], len(QUANTITIES)))
+    n_times, n_rows = states.shape[:2]
+    numbers = np.zeros((n_times, n_rows, len(QUANTITIES)))
     # Norms over real tokens: (time, row).
     squares = states.square().sum(-1) * read.queries["decoder"]
     numbers[..., 0] = to_numpy(squares.sum(-1))
@@ -394,7 +446,8 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
         terms = whole_logs.exp() * (whole_logs - logs)
         kl = terms.sum(-1).clamp_(min=0)
         for column, values in ((1, losses), (2, kl)):
-            sums = values.new_zeros(numbers.shape[:2]).index_add_(-1, read.rows, values)
+            sums = values.new_zeros(n_times, n_rows)
+            sums.index_add_(-1, read.rows, values)
             numbers[..., column] = to_numpy(sums)
     return numbers
 
@@ -405,7 +458,7 @@ def _by_row(read: ReadBatch, states: Tensor, logs: Tensor | None, whole_logs: Te
 class Slopes(RowMeasurer):
     """Compute dL/dxi of each head, the derivative of the loss by a factor on the head's output."""
 
-    def measure(self, batch: Sequence[Row]) -> tuple[Floats, Mapping[int, BrokenPlace]]:
+    def measure(self, batch: Sequence[Row]) -> Measured:
         """Return the derivatives of the loss of each row, (row, head)."""
         read = self._reader.read(batch)
         if not len(read.rows):
@@ -431,7 +484,8 @@ class Slopes(RowMeasurer):
         """Add the sizes of derivatives; texts without predictions have none."""
         has_any = n_predictions > 0
         if has_any.any():
-            part.sums.add(np.abs(numbers[has_any]) / n_predictions[has_any, None], 1.0)
+            slopes = np.abs(numbers[has_any])
+            part.sums.add(slopes / n_predictions[has_any, None], 1.0)
 
 
 def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = None) -> Run[TextPart]:

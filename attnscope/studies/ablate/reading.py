@@ -92,7 +92,8 @@ class ReadBatch:
             return None
         by_time = logits.view(times, -1, *logits.shape[1:])  # (time, row, token, vocabulary)
         chosen = by_time[:, self.rows, self.positions]
-        return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(-1)
+        dtype = torch.promote_types(chosen.dtype, torch.float32)
+        return chosen.to(dtype).log_softmax(-1)
 
     def losses(self, logs: Tensor, whole: Tensor) -> Tensor:
         """Return the negative log-likelihood of the right answer of each prediction, (..., prediction), in nats.
@@ -101,7 +102,8 @@ class ReadBatch:
             logs: Log probabilities, (..., prediction, vocabulary).
             whole: Those of the whole model, (prediction, vocabulary).
         """
-        answers = self.answers.where(self.answers != OWN_CLASS, whole.argmax(-1))
+        is_named = self.answers != OWN_CLASS
+        answers = self.answers.where(is_named, whole.argmax(-1))
         index = answers.expand(logs.shape[:-1])[..., None]
         return -logs.gather(-1, index)[..., 0]
 
@@ -125,7 +127,13 @@ class Reader:
     """
 
     def __init__(
-        self, model: Model, loss: Loss | None, *, seed: int = 0, target: str | None = None, answer: str | None = None
+        self,
+        model: Model,
+        loss: Loss | None,
+        *,
+        seed: int = 0,
+        target: str | None = None,
+        answer: str | None = None,
     ) -> None:
         self.arguments = {"loss": loss, "seed": seed, "target": target, "answer": answer}
         self.model = model
@@ -163,7 +171,8 @@ class Reader:
     def _row(self, chunk: Chunk) -> Row | None:
         """Return a chunk as a row; None if there is nothing to read in it, or to hide."""
         # Only tokens that no earlier chunk had are predicted.
-        tokens, ids = chunk.tokens, chunk.tokens.ids
+        tokens = chunk.tokens
+        ids = tokens.ids
         ordinary = np.flatnonzero(~tokens.special)
         fresh = ordinary[~chunk.repeated[ordinary]]
         target = None
@@ -174,7 +183,8 @@ class Reader:
             target = self._target(tokens)
         # Find the predictions; in a decoder, the logits at one token predict the next.
         if self._loss == "target" and target is not None:
-            positions = np.flatnonzero(~np.isin(target.ids[1:], list(self._special)))
+            is_special = np.isin(target.ids[1:], list(self._special))
+            positions = np.flatnonzero(~is_special)
             answers = target.ids[positions + 1]
         elif self._loss == "causal":
             answers = ids[fresh[fresh > 0]]
@@ -201,20 +211,23 @@ class Reader:
 
     def _target(self, tokens: Tokens) -> Tokens:
         """Return the tokens that the decoder beside an encoder reads; keep greedy answers, as they are slow."""
-        # A target that was given is the same beside each text.
         writer = self.model.writer
         assert writer is not None  # of an encoder-decoder
-        key = tokens.ids.tobytes() if self._given is None else b""
-        if key not in self._targets:
-            target = writer.greedy_target(tokens) if self._given is None else writer.encode_target(self._given)
-            limit = self.model.info.max_tokens or len(target)
-            self._targets[key] = target.take(np.arange(min(len(target), limit)))
-        return self._targets[key]
+        key = tokens.ids.tobytes()
+        target = self._targets.get(key)
+        if self._given is not None:
+            target = writer.encode_target(self._given)
+        elif target is None:
+            target = self._targets[key] = writer.greedy_target(tokens)
+        # The decoder reads no more than it has positions for.
+        positions = np.arange(len(target))
+        return target.take(positions[: self.model.info.max_tokens])
 
     def read(self, rows: Sequence[Row]) -> ReadBatch:
         """Pad rows to a batch, on the model's device."""
+        texts = [row.tokens for row in rows]
         targets = [row.target for row in rows if row.target is not None]
-        batch = batch_of([row.tokens for row in rows], targets).to(self.model.info.device)
+        batch = batch_of(texts, targets).to(self.model.info.device)
 
         def find_real(ids: Tensor, mask: Tensor | None) -> Tensor:
             return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -226,7 +239,8 @@ class Reader:
         numbers = np.repeat(np.arange(len(rows)), n_predictions)
         positions = np.concatenate([row.positions for row in rows])
         answers = np.concatenate([row.answers for row in rows])
-        predictions = torch.from_numpy(np.stack([numbers, positions, answers])).to(batch.ids.device)
+        stacked = np.stack([numbers, positions, answers])
+        predictions = torch.from_numpy(stacked).to(batch.ids.device)
         queries: dict[Kind, Tensor] = {"encoder": real, "decoder": decoded, "cross": decoded}
         return ReadBatch(batch, [row.text for row in rows], queries, *predictions)
 

@@ -47,7 +47,11 @@ _NOT_COPIED = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *
 
 @with_plain_torch
 def prune(
-    spec: str, texts: Any, options: AblateOptions, loading: LoadOptions | None = None, report: Report | None = None
+    spec: str,
+    texts: Any,
+    options: AblateOptions,
+    loading: LoadOptions | None = None,
+    report: Report | None = None,
 ) -> Ablation:
     """Write a model without some heads into a folder, whole or not at all; return the changes without them.
 
@@ -87,9 +91,9 @@ def prune(
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     table = effect.table("heads")
-    for row in range(len(table)):
-        place: Any = table["kind"][row].item(), table["layer"][row].item()
-        heads.setdefault(place, []).append(table["head"][row].item())
+    columns = [table[name].tolist() for name in ("kind", "layer", "head")]
+    for kind, layer, head in zip(*columns, strict=True):
+        heads.setdefault((kind, layer), []).append(head)
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
     slices = model.head_slices(heads)
@@ -97,7 +101,8 @@ def prune(
     try:
         with TemporaryDirectory(dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True) as beside:
             part = Path(beside) / out.name
-            shutil.copytree(source.folder, part, ignore=shutil.ignore_patterns(*_NOT_COPIED.split()))
+            ignored = shutil.ignore_patterns(*_NOT_COPIED.split())
+            shutil.copytree(source.folder, part, ignore=ignored)
             _write_weights(files, part, slices)
             difference = _compare(model, heads, loading.load(str(part)))
             note = f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by "
@@ -157,20 +162,24 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
-    batch = Batch(torch.from_numpy(example_tokens(model.tokenizer).ids)[None], target_ids=target)
-    nothing = torch.zeros(())
-    without = Patched({place: [Patch("z", tuple(numbers), nothing)] for place, numbers in heads.items()})
+    ids = torch.from_numpy(example_tokens(model.tokenizer).ids)[None]
+    batch = Batch(ids, target_ids=target)
+    patches = {}
+    for place, numbers in heads.items():
+        patches[place] = [Patch("z", tuple(numbers), torch.zeros(()))]
     with torch.no_grad():
-        gated = require_rerunnable(model).outputs(batch, without)
+        gated = require_rerunnable(model).outputs(batch, Patched(patches))
         reloaded = require_rerunnable(written).outputs(batch, attend)
     # Compare hidden states and logits, relative to the largest number.
     differences = []
     for first, second in ((gated.hidden, reloaded.hidden), (gated.logits, reloaded.logits)):
         if first is not None and second is not None:
-            largest = max(float(first.abs().max()), 1e-30)
-            differences.append(float((first - second).abs().max()) / largest)
+            largest = first.abs().max().clamp(min=1e-30)
+            change = (first - second).abs().max()
+            differences.append(float(change / largest))
     difference = float(np.max(differences))  # NaN where any is
-    allowed = 64 * torch.finfo(gated.hidden.dtype).eps * sum(model.info.n_layers) ** 0.5
+    epsilon = torch.finfo(gated.hidden.dtype).eps
+    allowed = 64 * epsilon * sum(model.info.n_layers) ** 0.5
     if not difference <= allowed:
         raise AttnscopeError(
             f"what was written differs from the model without these heads by {difference:.2g}, rounding is "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ from attnscope.studies.workers import Workers
 
 Floats = NDArray[np.float64]
 
-NEVER_NEGATIVE = ("l2", "kl", "importance")
-"""Quantities whose intervals do not reach below 0; a loss may fall."""
+LOWEST = (0.0, -np.inf, 0.0)
+"""How low intervals of `QUANTITIES` reach: a loss may fall, norms and divergences cannot."""
 
 
 @with_plain_torch
@@ -83,11 +83,18 @@ def ablate(
     options = options or AblateOptions()
     loss = None if options.loss == "none" else require_rerunnable(model).loss
     _require(model, options, loss)
-    reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
+    reader = Reader(
+        model,
+        loss,
+        seed=options.seed,
+        target=options.target,
+        answer=options.answer,
+    )
     passes = Passes(reader, texts_of(corpus, model), workers)
     # The outputs of heads on the first text tell their shapes; on several they are donors.
     is_resampled = "resample" in options.modes
-    outputs = list(islice(outputs_of(passes), DONORS + 1 if is_resampled else 1))
+    n_outputs = DONORS + 1 if is_resampled else 1
+    outputs = list(islice(outputs_of(passes), n_outputs))
     if not outputs:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
     if is_resampled and len(outputs) < 2:
@@ -101,42 +108,51 @@ def ablate(
         sets.append(tuple(heads))
     cuts: list[Cut] = []
     for mode in options.modes:
-        for donor in range(DONORS) if mode == "resample" else [-1]:
+        donor_numbers = range(DONORS) if mode == "resample" else [-1]
+        for donor in donor_numbers:
             cuts += [Cut(each, mode, donor) for each in sets]
 
     # Go over the texts: for means if they are needed, then for all cuts.
-    n_passes = ("mean" in options.modes) + bool(cuts) + options.importance
+    is_mean = "mean" in options.modes
+    n_passes = is_mean + bool(cuts) + options.importance
     reports = iter([scale_report(report, number, n_passes) for number in range(n_passes)])
-    stand_ins = StandIns(donors=outputs if is_resampled else ())
+    donors = outputs if is_resampled else []
+    stand_ins = StandIns(donors=donors)
     before: Run[TextPart] | None = None
-    if "mean" in options.modes:
+    if is_mean:
         before, means = measure_means(passes, shapes, next(reports))
-        stand_ins = stand_ins._replace(means=means)
+        stand_ins = StandIns(means, donors)
     # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
     result = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
-    result.done.left_out.require_some_left(result.done.n_texts, model.info)
+    done = result.done
+    done.left_out.require_some_left(done.n_texts, model.info)
     # What is amiss with the pass for means is told once.
     if before is not None:
         result.notes += [note for note in before.notes if note not in result.notes]
         result.lost += [problem for problem in before.lost if problem not in result.lost]
 
     # The tables, and what the result says of itself.
-    table, together = _effects(result.done, options.modes, loss, heads, len(sets))
+    table, together = _effects(done, options.modes, loss, heads, len(sets))
     whole = []
     if loss:
-        whole.append({"quantity": "loss", "value": _estimate("kl", _parts(result.done.whole))})
-    tables = {"heads": table, "whole": Table.of(Ablation.TABLES["whole"], whole)}
+        whole.append({"quantity": "loss", "value": _estimate(_parts(done.whole, 0.0))})
+    tables = {
+        "heads": table,
+        "whole": Table.of(Ablation.TABLES["whole"], whole),
+    }
     if len(sets) > len(heads):
         tables["together"] = Table.of(Ablation.TABLES["together"], together)
     about = result.about(model.info, _notes(model, options))
     about |= {"seed": options.seed, "kinds": list(model.info.kinds)}
-    facts = {**result.corpus(passes.texts, model.info), "n_predictions": result.done.n_predictions}
+    facts = result.corpus(passes.texts, model.info)
+    facts["n_predictions"] = done.n_predictions
     del facts["n_chunked"]  # chunks are not counted here
     ablation = Ablation(about, facts, _describe(options, loss, table), tables)
     if not options.importance:
         return ablation
     # A failure loses nothing of the effects.
-    return add_step(ablation, "importance", partial(_add_importance, passes, shapes, heads, next(reports)))
+    add = partial(_add_importance, passes, shapes, heads, next(reports))
+    return add_step(ablation, "importance", add)
 
 
 def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
@@ -163,26 +179,36 @@ def _choose_heads(model: Model, options: AblateOptions, shapes: Shapes) -> list[
     """Return the heads that were chosen, by kind, layer, head."""
     kinds = model.info.kinds
     chosen = options.choice.within(model.info)
-    heads: list[Head] = []
-    for (kind, layer), (n_heads, _) in shapes.items():
-        if options.kind in (None, kind) and layer in chosen.layers:
-            heads += [(kind, layer, head) for head in chosen.heads if head < n_heads]
-    if chosen.picked is not None:
-        heads = [head for head in heads if head[1:] in chosen.picked]
+    places = chosen.picked or set(product(chosen.layers, chosen.heads))
+    heads = []
+    for head in _every_head(shapes):
+        if options.kind in (None, head[0]) and head[1:] in places:
+            heads.append(head)
     if len(heads) < len(chosen.picked or [0]):
         raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
     return sorted(heads, key=lambda head: (kinds.index(head[0]), *head[1:]))
 
 
+def _every_head(shapes: Shapes) -> list[Head]:
+    """Return all heads of the model, in the order in which it computes them."""
+    heads: list[Head] = []
+    for place, (n_heads, _) in shapes.items():
+        heads += [(*place, head) for head in range(n_heads)]
+    return heads
+
+
 def _add_importance(
-    passes: Passes, shapes: Shapes, heads: Sequence[Head], report: Report | None, ablation: Ablation
+    passes: Passes,
+    shapes: Shapes,
+    heads: Sequence[Head],
+    report: Report | None,
+    ablation: Ablation,
 ) -> Ablation:
     """Return the result with the importance of each head."""
-    parts = _parts(measure_importance(passes, shapes, report).done.sums)  # (head of the model, 4)
+    going = measure_importance(passes, shapes, report)
+    parts = _parts(going.done.sums, 0.0)  # (head of the model, 4)
     # Its rows are all heads of the model; choose those of the table.
-    every: list[Head] = []
-    for (kind, layer), (n_heads, _) in shapes.items():
-        every += [(kind, layer, head) for head in range(n_heads)]
+    every = _every_head(shapes)
     rows = [every.index(head) for head in heads]
     table = _with_quantity(ablation.table("heads"), "importance", parts[rows])
     return replace(ablation, tables={**ablation.tables, "heads": table})
@@ -192,7 +218,11 @@ def _add_importance(
 
 
 def _effects(
-    done: TextPart, modes: Sequence[str], loss: Loss | None, heads: Sequence[Head], n_sets: int
+    done: TextPart,
+    modes: Sequence[str],
+    loss: Loss | None,
+    heads: Sequence[Head],
+    n_sets: int,
 ) -> tuple[Table, list[dict[str, Any]]]:
     """Return the table of heads, and the rows of the effects of the last set of heads, which are all of them."""
     kinds, layers, numbers = zip(*heads, strict=True)
@@ -205,36 +235,40 @@ def _effects(
         of_mode, parts = np.split(parts, [n_donors * n_sets])
         by_donor = of_mode.reshape(n_donors, n_sets, len(QUANTITIES), 4)
         effects = by_donor.mean(0)
+        effects[..., 1] = np.maximum(effects[..., 1], LOWEST)
         for number, quantity in enumerate(QUANTITIES if loss else QUANTITIES[:1]):
             name = f"{mode}_{quantity}"
             table = _with_quantity(table, name, effects[: len(heads), number])
-            together.append({"quantity": name, "value": _estimate(name, effects[-1, number])})
+            together.append({"quantity": name, "value": _estimate(effects[-1, number])})
             if mode == "resample" and quantity != "kl":
                 spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
                 table = table.with_column(quantity_column(f"{name}_spread"), spread)
     return table, together
 
 
-def _parts(sums: RunningSums) -> Floats:
-    """Return values, the ends of their intervals, and counts, (..., 4)."""
+def _parts(sums: RunningSums, lowest: float = -np.inf) -> Floats:
+    """Return values, the ends of their intervals, none of them below the lowest, and counts, (..., 4)."""
     low, high = sums.interval()
+    low = np.maximum(low, lowest)
     return np.stack([sums.ratio(), low, high, sums.total("c")], -1)
 
 
-def _estimate(name: str, parts: Floats) -> Estimate:
-    """Return a value of a quantity with its interval, which begins at 0 or above where the quantity is never below."""
+def _estimate(parts: Floats) -> Estimate:
+    """Return a value of a quantity with its interval, (4,)."""
     value, low, high, count = parts
-    return Estimate(value, _bound(name, low), high, count=count)
+    return Estimate(value, low, high, count=count)
 
 
 def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
     """Return a table of heads with a further quantity, (head, 4)."""
     value, low, high, count = parts.T
-    return heads.with_column(quantity_column(name), value, low=_bound(name, low), high=high, count=count)
-
-
-def _bound(name: str, low: Any) -> Any:
-    return np.maximum(low, 0) if name.endswith(NEVER_NEGATIVE) else low
+    return heads.with_column(
+        quantity_column(name),
+        value,
+        low=low,
+        high=high,
+        count=count,
+    )
 
 
 # What the result says of itself
@@ -259,9 +293,12 @@ def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[s
         "class": class_name,
         "token_class": f"{class_name}, of each token",
     }
+    mean_over = None
+    if "mean" in options.modes:
+        mean_over = "all real tokens of all texts, whatever their position"
     return {
         "modes": list(options.modes),
-        "mean_over": "all real tokens of all texts, whatever their position" if "mean" in options.modes else None,
+        "mean_over": mean_over,
         "loss": loss,
         "predicted": predictions.get(loss),
         "target": options.target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -46,7 +47,11 @@ class ReadPair:
         return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
 
 
-def read_pairs(model: Model, pairs: Iterable[Pair], answer: str | None = None) -> tuple[list[ReadPair], list[Problem]]:
+def read_pairs(
+    model: Model,
+    pairs: Iterable[Pair],
+    answer: str | None = None,
+) -> tuple[list[ReadPair], list[Problem]]:
     """Return the pairs that can be patched, and the problems of the others.
 
     Args:
@@ -91,8 +96,10 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     if model.loss == "token_class":
         raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
     if model.labels:
-        is_number = target.isdecimal() and target not in model.labels and int(target) < len(model.labels)
-        return 0, int(target) if is_number else model.label_number(target)
+        numbers = map(str, range(len(model.labels)))
+        if target not in model.labels and target in numbers:
+            return 0, int(target)
+        return 0, model.label_number(target)
     try:
         position = reader.predicting(tokens)
         return position, reader.token(target, text, tokens, position)
@@ -141,7 +148,8 @@ class _Reader:
         return ReadPair(pair, clean, corrupt, position, right, wrong)
 
     def _require_known(self, ids: list[int]) -> None:
-        self._model.static_embeddings(torch.tensor([ids], device=self._model.info.device))
+        batch = torch.tensor([ids], device=self._model.info.device)
+        self._model.static_embeddings(batch)
 
     def predicting(self, tokens: Tokens) -> int:
         """Return the last token of a text, or its mask."""
@@ -152,13 +160,19 @@ class _Reader:
             raise AttnscopeError(f"it has {len(masks)} mask tokens, where it needs one")
         return int(masks[0])
 
-    def _answers(self, pair: Pair, side: Literal["right", "wrong"], clean: Tokens, position: int) -> tuple[int, ...]:
+    def _answers(
+        self,
+        pair: Pair,
+        side: Literal["right", "wrong"],
+        clean: Tokens,
+        position: int,
+    ) -> tuple[int, ...]:
         """Return the numbers of the right or of the wrong answers, each once."""
         # A class that is right in all pairs is right against all others.
         if self._answer is not None:
-            classes = set(range(len(self._model.labels)))
-            rights = {self._answer}
-            return tuple(sorted(rights if side == "right" else classes - rights))
+            classes = range(len(self._model.labels))
+            is_right = side == "right"
+            return tuple(number for number in classes if (number == self._answer) == is_right)
         answers = pair.right if side == "right" else pair.wrong
         if not answers:
             raise AttnscopeError(f"it has no field {side!r}")
@@ -201,10 +215,13 @@ class _Reader:
 def _spellings(answer: str, before: str) -> tuple[str, ...]:
     """Return an answer as it may be written after a text: a word gets a space, digits go on after digits."""
     spaced = f" {answer}"
-    if not before or before[-1].isspace() or not answer[0].isalnum():
-        return answer, spaced
-    goes_on = before[-1].isdigit() and answer[0].isdigit()
-    return (answer, spaced) if goes_on else (spaced, answer)
+    last = before[-1:]
+    first = answer[0]
+    is_word = last.strip() and first.isalnum()
+    goes_on = last.isdigit() and first.isdigit()
+    if is_word and not goes_on:
+        return spaced, answer
+    return answer, spaced
 
 
 def spell_answer(model: Model, number: int) -> str:
@@ -239,7 +256,8 @@ class PairBatch:
     @property
     def first_difference(self) -> int:
         """Return the first token in which the texts of any pair differ."""
-        return int((self.clean.ids != self.corrupt.ids).any(0).int().argmax())
+        differs = (self.clean.ids != self.corrupt.ids).any(0)
+        return int(differs.int().argmax())
 
     def difference(self, logits: Tensor) -> Tensor:
         """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
@@ -281,12 +299,15 @@ def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -
 def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> PairBatch:
     """Return pairs of one length and answer position as a batch."""
     device = model.info.device
-    is_causal = model.loss == "causal"
     pairs = [read[number] for number in numbers]
-    asked: set[int] = set()
-    for pair in pairs:
-        asked.update(pair.right, pair.wrong)
-    answers = sorted(asked)
+    first = pairs[0]
+    # Logits are needed from the token on that holds the answers; models that do not continue a text give all.
+    last = None
+    row = first.position
+    if model.loss == "causal":
+        last = len(first.clean) - row
+        row = 0
+    answers = sorted({*chain.from_iterable(pair.right + pair.wrong for pair in pairs)})
     # Which of them are right, and which are wrong, (pair, answer).
     right = np.stack([np.isin(answers, pair.right) for pair in pairs])
     wrong = np.stack([np.isin(answers, pair.wrong) for pair in pairs])
@@ -294,8 +315,8 @@ def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> Pai
         numbers=np.array(numbers),
         clean=batch_of([pair.clean for pair in pairs]).to(device),
         corrupt=batch_of([pair.corrupt for pair in pairs]).to(device),
-        last=len(pairs[0].clean) - pairs[0].position if is_causal else None,
-        row=0 if is_causal else pairs[0].position,
+        last=last,
+        row=row,
         asked=torch.tensor(answers, device=device),
         right=torch.from_numpy(right).to(device),
         wrong=torch.from_numpy(wrong).to(device),

@@ -36,7 +36,8 @@ class Unit:
     @property
     def heads(self) -> range:
         """Return the query heads."""
-        return range(self.number * self.group, (self.number + 1) * self.group)
+        first = self.number * self.group
+        return range(first, first + self.group)
 
     @property
     def name(self) -> str:
@@ -102,10 +103,12 @@ class PairRuns:
         if type(head) is nn.Linear:
             self._heads = [head]
         n_layers = max(self._model.info.n_layers)
-        allowed = 64 * torch.finfo(logits.dtype).eps * n_layers**0.5 * float(logits.abs().max())
+        epsilon = torch.finfo(logits.dtype).eps
+        allowed = 64 * epsilon * n_layers**0.5 * logits.abs().max().cpu()
         try:
             difference = self._difference(self._again(attend).logits)[0]
-            is_same = bool(((difference - self._base).abs() <= allowed).all())
+            change = (difference - self._base).abs()
+            is_same = bool((change <= allowed).all())
         except Exception:  # a model may fail in any way where part of it is set aside
             is_same = False
         if is_same:
@@ -130,8 +133,9 @@ class PairRuns:
         units = []
         for place, call in self.source.calls.items():
             # Query heads of a group have their keys and values together.
-            group = call.n_heads // call.n_kv_heads if by in ("key", "value") else 1
-            units += [Unit(place, number, group) for number in range(call.n_heads // group)]
+            n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
+            group = call.n_heads // n_units
+            units += [Unit(place, number, group) for number in range(n_units)]
         return units
 
     def effects(self, changes: Sequence[Change], source: Activations | None = None) -> Tensor:
@@ -142,7 +146,8 @@ class PairRuns:
         source = source or self.source
         n_pairs = len(self._changed.ids)
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
-        for first, numbers in self._rerun.plan([[change.unit.place] for change in changes], PASS_TOKENS):
+        places = [[change.unit.place] for change in changes]
+        for first, numbers in self._rerun.plan(places, PASS_TOKENS):
             # Each change has a repetition of the pairs of its own. (change * pair, …)
             patches: dict[Place, list[Patch]] = {}
             for row, number in enumerate(numbers):
@@ -190,11 +195,16 @@ class PairRuns:
             assert outputs.logits is not None  # the model has answers
             target = self._batch.difference(outputs.logits).sum()
             tensors = leaves.tensors
-            slopes = torch.autograd.grad(target, list(tensors.values()), materialize_grads=True)
+            slopes = torch.autograd.grad(
+                target,
+                list(tensors.values()),
+                materialize_grads=True,
+            )
         # First order: the slope times the change of the values. (pair, head, token)
         estimates = {}
         for (place, base), slope in zip(tensors.items(), slopes, strict=True):
-            source = self.source.values(by, place, range(base.shape[1]))
+            heads = range(base.shape[1])
+            source = self.source.values(by, place, heads)
             change = attribute(slope, base.detach(), source)
             estimates[place] = self._sign * change.cpu().double()
         return estimates

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,9 @@ from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report, UnknownWords
 from attnscope.studies.patch.pairs import PairBatch, ReadPair, batches_of, read_pairs, spell_answer
 from attnscope.studies.patch.runs import Change, PairRuns, Unit
+
+READS: tuple[By, ...] = ("query", "key", "value")
+"""By what a head may read what earlier ones wrote."""
 
 Measured = dict[str, NDArray[Any]]
 """What was measured of some pairs, by name, each (pair, …); `number` has their numbers among all pairs, ascending."""
@@ -107,22 +111,21 @@ class _Study:
         self._n_tokens = lengths[0]
         # Which heads there are shows in the first run.
         self._units: list[Unit] = []
-        self._readers: dict[By, list[Unit]] = {}
+        self._reads: list[Change] = []
         self._tried: list[int] = []
 
     def run(self) -> Patching:
         """Run all that the options ask for."""
         # Measure all pairs, with `attribution` the heads with the largest estimates once more.
         options = self._options
-        measured, complete = self._each_batch("patching", list(range(len(self._read))), self._measure)
+        numbers = list(range(len(self._read)))
+        measured, complete = self._each_batch("patching", numbers, self._measure)
         if complete and options.attribution:
-            # A pair on which the model computes no number must not rank heads.
-            estimates = measured["estimated"]
-            self._tried = _largest(estimates[np.isfinite(estimates).all(1)], options.attribution)
-            exact, complete = self._each_batch("exact", measured["number"].tolist(), self._measure_effects)
+            self._tried = _largest(measured["estimated"], options.attribution)
+            numbers = measured["number"].tolist()
+            exact, complete = self._each_batch("exact", numbers, self._measure_effects)
             is_exact = np.isin(measured["number"], exact["number"])
             measured = _select(measured, is_exact) | exact
-        measured = self._leave_out_broken(measured)
         for name, unknown in (("effects", np.nan), ("positions", 0.0)):
             if name in measured:
                 measured[name] = self._of_all_units(measured[name], unknown)
@@ -138,7 +141,7 @@ class _Study:
         # Heads that share a key/value head have one effect.
         rows: list[int] = []
         for row, unit in enumerate(self._units):
-            rows += [row] * len(unit.heads)
+            rows += [row] * unit.group
         tables = {
             "heads": self._heads(averages, total, rows),
             "whole": _whole(averages, total),
@@ -146,14 +149,21 @@ class _Study:
         }
         if complete and options.paths:
             paths = self._paths(_largest(measured["effects"], options.paths))
-            by_path, is_whole = self._each_batch("paths", numbers, lambda runs, _: _measure_paths(runs, paths))
+            measure = partial(_measure_paths, paths)
+            by_path, is_whole = self._each_batch("paths", numbers, measure)
             if is_whole:
-                tables["paths"] = _table_of_paths(paths, average(by_path["effects"], of_pair), total)
-        arrays: dict[str, NDArray[Any]] = {"by_pair": measured["effects"].T[rows].astype(np.float32)}
+                effects = average(by_path["effects"], of_pair)
+                tables["paths"] = _table_of_paths(paths, effects, total)
+        by_pair = measured["effects"].T[rows]
+        arrays: Measured = {"by_pair": by_pair.astype(np.float32)}
         if options.positions:
-            tables["positions"] = Table.of_arrays(Patching.TABLES["positions"], token=pairs[0].clean.labels)
-            by_position, _ = _means("position_effects", averages["positions"])
-            arrays |= {name: values[rows] for name, values in by_position.items()}
+            tables["positions"] = Table.of_arrays(
+                Patching.TABLES["positions"],
+                token=pairs[0].clean.labels,
+            )
+            by_position = _columns("position_effects", *pair_means(averages["positions"]))
+            for name, values in by_position.items():
+                arrays[name] = values[rows]
         described = {
             "by": options.by,
             "direction": options.direction,
@@ -161,12 +171,16 @@ class _Study:
             "exact": options.attribution or None,
             "rank_agreement": _rank_agreement(measured),
         }
-        run = run_of(self._model.info, self._notes(len(pairs), total))
+        notes = self._notes(len(pairs), total)
+        run = run_of(self._model.info, notes)
         run["kinds"] = list(self._model.info.kinds)
         return Patching(run, self._corpus(pairs, complete), described, tables, arrays)
 
     def _each_batch(
-        self, step: str, numbers: list[int], measure: Callable[[PairRuns, PairBatch], Measured]
+        self,
+        step: str,
+        numbers: list[int],
+        measure: Callable[[PairRuns, PairBatch], Measured],
     ) -> tuple[Measured, bool]:
         """Measure pairs batch by batch; return what was measured, and False if it was interrupted after the first."""
         parts: list[Measured] = []
@@ -192,7 +206,7 @@ class _Study:
         for name in parts[0]:
             joined[name] = np.concatenate([part[name] for part in parts])
         order = np.argsort(joined["number"])
-        return _select(joined, order), complete
+        return self._leave_out_broken(_select(joined, order)), complete
 
     def _measure(self, runs: PairRuns, batch: PairBatch) -> Measured:
         """Measure every head on a batch; with `attribution` estimate all, and leave it at that if some are exact."""
@@ -226,21 +240,21 @@ class _Study:
         for unit, token in product(units, tokens):
             changes.append(Change(unit, by, slice(token, token + 1)))
         # (change, pair) -> (pair, head, position)
-        by_position = runs.effects(changes).T.numpy()
-        by_position = by_position.reshape(-1, len(units), len(tokens))
-        earlier = ((0, 0), (0, 0), (first, 0))
-        return {
-            "effects": effects,
-            "positions": np.pad(by_position, earlier),
-        }
+        by_change = runs.effects(changes).T.numpy()
+        n_pairs, n_units = effects.shape
+        positions = np.zeros((n_pairs, n_units, self._n_tokens))
+        positions[..., first:] = by_change.reshape(n_pairs, n_units, -1)
+        return {"effects": effects, "positions": positions}
 
     def _choose_units(self, runs: PairRuns) -> None:
         """Choose the heads that the options name, with those that are patched together with them."""
-        wanted = {*(self._chosen.picked or product(self._chosen.layers, self._chosen.heads))}
+        chosen = self._chosen
+        wanted = {*(chosen.picked or product(chosen.layers, chosen.heads))}
         for unit in runs.units(self._options.by):
             if wanted.intersection(product(unit.place[1:], unit.heads)):
                 self._units.append(unit)
-        self._readers = {by: runs.units(by) for by in ("query", "key", "value")}
+        for by in READS:
+            self._reads += [Change(unit, by) for unit in runs.units(by)]
         if not self._units:
             raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
         if not self._options.attribution:
@@ -261,9 +275,9 @@ class _Study:
 
     def _of_all_units(self, values: Floats, unknown: float) -> Floats:
         """Return values of the heads that were tried, (pair, head, …), for all, (pair, unit, …)."""
-        shape = (len(values), len(self._units), *values.shape[2:])
+        n_pairs, _, *others = values.shape
         # (pair, unit, …)
-        every = np.full(shape, unknown)
+        every = np.full((n_pairs, len(self._units), *others), unknown)
         every[:, self._tried] = values
         return every
 
@@ -274,14 +288,13 @@ class _Study:
         for sender in senders:
             kind, layer = sender.place
             paths.append(HeadPath(sender))
-            later = [unit for unit in senders if unit.place[0] == kind and unit.place[1] > layer]
-            for unit, (by, readers) in product(later, self._readers.items()):
+            for unit, read in product(senders, self._reads):
                 # Several heads may read one key/value head.
-                for reader in readers:
-                    path = HeadPath(sender, Change(reader, by))
-                    reads = reader.place == unit.place and unit.number in reader.heads
-                    if reads and path not in paths:
-                        paths.append(path)
+                path = HeadPath(sender, read)
+                is_later = unit.place[0] == kind and unit.place[1] > layer
+                is_read = read.unit.place == unit.place and unit.number in read.unit.heads
+                if is_later and is_read and path not in paths:
+                    paths.append(path)
         return paths
 
     # From effects to tables
@@ -294,7 +307,7 @@ class _Study:
         values["effect_q"] = values.pop("q")
         if "estimated" in averages:
             columns.append(ATTRIBUTION)
-            values |= _means("attribution", averages["estimated"])[0]
+            values |= _columns("attribution", *pair_means(averages["estimated"]))
         units = [self._units[row] for row in rows]
         return Table.of_arrays(
             columns,
@@ -309,12 +322,14 @@ class _Study:
         rows = []
         for number, read in enumerate(pairs):
             # The texts, the answers as they are spelled, and what the model makes of them.
-            row = {name: getattr(read.pair, name) for name in ("source", "line", "clean", "corrupt")}
+            row = {
+                **asdict(read.pair),
+                "clean_difference": measured["clean"][number],
+                "corrupt_difference": measured["corrupt"][number],
+            }
             for side in ("right", "wrong"):
                 answers = [spell_answer(self._model, answer) for answer in getattr(read, side)]
                 row[side] = ", ".join(answers)
-            for run in ("clean", "corrupt"):
-                row[f"{run}_difference"] = measured[run][number]
             rows.append(row)
         return Table.of(Patching.TABLES["pairs"], rows)
 
@@ -340,7 +355,9 @@ class _Study:
         return notes
 
     def _corpus(self, pairs: Sequence[ReadPair], complete: bool) -> dict[str, Any]:
-        texts = [tokens for pair in pairs for tokens in (pair.clean, pair.corrupt)]
+        texts = []
+        for pair in pairs:
+            texts += [pair.clean, pair.corrupt]
         return {
             "of": "pairs",
             "sources": list(self._pairs.sources),
@@ -358,7 +375,7 @@ def _select(measured: Measured, rows: NDArray[Any]) -> Measured:
     return {name: values[rows] for name, values in measured.items()}
 
 
-def _measure_paths(runs: PairRuns, paths: Sequence[HeadPath]) -> Measured:
+def _measure_paths(paths: Sequence[HeadPath], runs: PairRuns, _: PairBatch) -> Measured:
     """Measure paths on a batch, (pair, path)."""
     effects = []
     for sender in dict.fromkeys(path.sender for path in paths):
@@ -382,9 +399,13 @@ def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -
 
 def _whole(averages: Measured, total: Floats) -> Table:
     """Return the mean logit differences of both runs, and the total effect."""
-    columns, _ = _means("value", np.stack([averages["clean"], averages["corrupt"], total], 1))
-    quantities = ["clean", "corrupt", "total"]
-    return Table.of_arrays(Patching.TABLES["whole"], quantity=quantities, value_count=[len(total)] * 3, **columns)
+    values = np.stack([averages["clean"], averages["corrupt"], total], 1)
+    return Table.of_arrays(
+        Patching.TABLES["whole"],
+        quantity=["clean", "corrupt", "total"],
+        value_count=[len(total)] * 3,
+        **_columns("value", *pair_means(values)),
+    )
 
 
 def _rank_agreement(measured: Measured) -> float | None:
@@ -393,8 +414,9 @@ def _rank_agreement(measured: Measured) -> float | None:
     if "estimated" not in measured or tried.sum() < 3:
         return None
     # Means over pairs, (unit,) each.
-    means = [measured[name][:, tried].mean(0) for name in ("effects", "estimated")]
-    return float(spearmanr(*means).statistic)
+    effects = measured["effects"][:, tried].mean(0)
+    estimates = measured["estimated"][:, tried].mean(0)
+    return float(spearmanr(effects, estimates).statistic)
 
 
 # Means over observations
@@ -407,27 +429,34 @@ def observations_of(pairs: Sequence[ReadPair]) -> NDArray[np.int64]:
     one observation.
     """
     numbers: dict[frozenset[bytes], int] = {}
-    return np.array([numbers.setdefault(frozenset(pair.ids), len(numbers)) for pair in pairs])
+    for pair in pairs:
+        numbers.setdefault(frozenset(pair.ids), len(numbers))
+    return np.array([numbers[frozenset(pair.ids)] for pair in pairs])
 
 
 def average(values: NDArray[Any], of_pair: NDArray[np.int64]) -> Floats:
     """Return the means over the pairs of each observation, (observation, …), of (pair, …)."""
-    return np.stack([values[of_pair == number].mean(0) for number in range(of_pair.max() + 1)])
+    numbers = np.unique(of_pair)
+    return np.stack([values[of_pair == number].mean(0) for number in numbers])
 
 
-def _means(name: str, values: Floats) -> tuple[dict[str, Floats], Floats]:
-    """Return the columns of means over observations, (observation, …), with intervals; and p-values of being 0."""
-    mean, low, high, p = pair_means(values)
-    return {name: mean, f"{name}_low": low, f"{name}_high": high}, p
+def _columns(name: str, mean: Floats, low: Floats, high: Floats, *_: Floats) -> dict[str, Floats]:
+    """Return means and the ends of their intervals as the columns of a quantity."""
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def _effects_and_shares(effects: Floats, total: Floats) -> dict[str, Floats]:
     """Return the columns of effects, (observation, quantity), and of their shares of the total, (observation,)."""
-    columns, p = _means("effect", effects)
+    mean, low, high, p = pair_means(effects)
     shares = shares_of_total(effects, total[:, None])
-    columns |= dict(zip(("share", "share_low", "share_high"), shares, strict=True))
-    counts = np.where(np.isfinite(columns["effect"]), float(len(total)), 0.0)
-    return columns | {"effect_count": counts, "share_count": counts, "q": benjamini_hochberg(p)}
+    counts = np.isfinite(mean) * float(len(total))
+    return {
+        **_columns("effect", mean, low, high),
+        **_columns("share", *shares),
+        "effect_count": counts,
+        "share_count": counts,
+        "q": benjamini_hochberg(p),
+    }
 
 
 def _why_no_shares(total: Floats) -> str:
@@ -436,7 +465,8 @@ def _why_no_shares(total: Floats) -> str:
     if n < 2:
         return "Effects have no shares of the total effect: one pair does not tell how sure it is."
     with np.errstate(divide="ignore", invalid="ignore"):
-        strength = float(np.abs(total.mean()) / (total.std(ddof=1) / np.sqrt(n)))
+        error = total.std(ddof=1) / np.sqrt(n)
+        strength = float(np.abs(total.mean()) / error)
     weakest = weakest_total(n)
     if strength >= weakest:
         return ""
@@ -448,8 +478,6 @@ def _why_no_shares(total: Floats) -> str:
 
 def _largest(values: Floats, n: int | None) -> list[int]:
     """Return the columns with the n largest means over pairs, (pair, unit), in their order; unknown ones come last."""
-    if not len(values):
-        return []
-    sizes = np.nan_to_num(np.abs(values.mean(0)), nan=-1)
-    order: list[int] = np.argsort(-sizes, kind="stable")[:n].tolist()
-    return sorted(order)
+    # NumPy's sorting puts NaN last.
+    order = np.argsort(-np.abs(values.mean(0)), kind="stable")
+    return sorted(order[:n].tolist())

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,6 @@ _FAR = 2**40
 
 Floats = NDArray[np.float64]
 
-_CHOOSING, _SCORING = 0, 1
-
 
 # Simple rules
 
@@ -95,8 +93,11 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     first = np.array([link.source[0] for link in links], np.int64)
     last = np.array([link.source[-1] for link in links], np.int64)
     # The words that look stand in the target, if there is one.
-    looking = text.text if text.target is None else text.target
-    spans = text.words if text.target is None else text.target_words
+    looking = text.text
+    spans = text.words
+    if text.target is not None:
+        looking = text.target
+        spans = text.target_words
     alike = _places_by_spelling(text)
     nowhere = np.array([-_FAR, _FAR])
 
@@ -109,23 +110,27 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     share = (first + last + 1) / 2 / len(spans)
     along = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
-        looked_at[:, FIRST_DIAGONAL : FIRST_DIAGONAL + len(ALONG)] = along[:, None] + ALONG
+        looked_at[:, FIRST_DIAGONAL:_SAME] = along[:, None] + ALONG
     for row in range(len(links)):
-        spelled = looking[spans[first[row]][0] : spans[last[row]][1]].casefold()
+        start, _ = spans[first[row]]
+        _, stop = spans[last[row]]
+        spelled = looking[start:stop].casefold()
         places = alike.get(spelled, nowhere)
         if text.target is None:
             looked_at[row, _BEFORE] = places[places < first[row]][-1]
             looked_at[row, _AFTER] = places[places > last[row]][0]
         else:
-            looked_at[row, _SAME] = places[np.abs(places - along[row]).argmin()]
+            distances = np.abs(places - along[row])
+            looked_at[row, _SAME] = places[distances.argmin()]
 
     # Whether it is one of the targets of the link: links and words as one number each.
     n_targets = [len(link.targets) for link in links]
     link_of_target = np.repeat(np.arange(len(links)), n_targets)
-    targets = np.array([target for link in links for target in link.targets], np.int64)
+    targets = np.array(list(chain.from_iterable(link.targets for link in links)), np.int64)
+    right_words = link_of_target * n_words + targets
     is_word = (looked_at >= 0) & (looked_at < n_words)
     asked = np.arange(len(links))[:, None] * n_words + looked_at
-    is_right: NDArray[np.bool_] = is_word & np.isin(asked, link_of_target * n_words + targets)
+    is_right: NDArray[np.bool_] = is_word & np.isin(asked, right_words)
     if text.target is not None:
         # From a target to its text: whether any right word is at the place of the source.
         is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
@@ -135,10 +140,11 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
 
 def _places_by_spelling(text: AnnotatedText) -> dict[str, NDArray[np.int64]]:
     """Return the numbers of the words of each spelling, case aside, ascending, between two that are far away."""
-    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    numbers: defaultdict[str, list[int]] = defaultdict(lambda: [-_FAR])
     for number in range(len(text.words)):
-        numbers[text.word(number).casefold()].append(number)
-    return {spelled: np.array([-_FAR, *places, _FAR]) for spelled, places in numbers.items()}
+        spelled = text.word(number).casefold()
+        numbers[spelled].append(number)
+    return {spelled: np.array([*places, _FAR]) for spelled, places in numbers.items()}
 
 
 # Halves
@@ -161,7 +167,9 @@ class Lots:
 
         The source is what the text shares with others, such as a document; None = it stands alone.
         """
-        number = self._n_sources if source is None else self._numbers.setdefault(source, self._n_sources)
+        number = self._n_sources
+        if source is not None:
+            number = self._numbers.setdefault(source, number)
         is_first = number == self._n_sources
         self._n_sources += is_first
         self._n_texts += 1
@@ -171,8 +179,8 @@ class Lots:
 def _half(number: int) -> int:
     """Return 0 or 1: a coin for every two that falls the same way each time."""
     pair, second = divmod(number, 2)
-    coin = hashlib.blake2b(str(pair).encode(), digest_size=1).digest()[0]
-    return (coin + second) % 2
+    digest = hashlib.blake2b(str(pair).encode(), digest_size=1).digest()
+    return (digest[0] + second) % 2
 
 
 # Sums
@@ -223,17 +231,20 @@ class LinkPart(Part):
         """
         # One row per cell: rules, then hits, then mass. (cell, rule + head + head)
         rules = np.array([cell.rules for cell in cells])
-        rows = np.concatenate([rules, values.reshape(len(cells), -1)], 1)
+        n_links = np.array([cell.n for cell in cells])
+        of_heads = values.reshape(len(cells), -1)
+        rows = np.concatenate([rules, of_heads], 1)
         is_there = ~np.isnan(rows)
-        counts = is_there * np.array([[cell.n] for cell in cells])
+        counts = is_there * n_links[:, None]
+        # A head that there is not has a sum and a count of 0.
+        rows = np.where(is_there, rows, 0.0)
+        # The rows of each relation and half go to sums of their own.
         rows_of: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
         n_sources: Counter[tuple[str, int]] = Counter()
         for number, cell in enumerate(cells):
             rows_of[cell.relation, *cell.halves].append(number)
             n_sources[cell.relation, cell.halves[0]] += cell.is_first
         self.n_sources = dict(n_sources)
-        # A head that there is not has a sum and a count of 0.
-        rows = np.where(is_there, rows, 0.0)
         for key, numbers in rows_of.items():
             self.sums[key] = RunningSums(rows.shape[1:])
             self.sums[key].add(rows[numbers], counts[numbers])
@@ -251,41 +262,53 @@ class Half:
     """
 
     def __init__(self, sums: Sequence[RunningSums]) -> None:
-        moments = np.stack([each.moments for each in sums], 1)  # (moment, relation, rule + head + head)
-        n_heads = (moments.shape[-1] - len(RULES)) // 2
-        parts = np.split(moments, [len(RULES), len(RULES) + n_heads], axis=-1)
-        self.rules, self.hits, self.mass = (RunningSums.of_moments(part, 0) for part in parts)
+        # (moment, relation, rule + head + head)
+        moments = np.stack([each.moments for each in sums], 1)
+        rules, by_head = np.split(moments, [len(RULES)], -1)
+        hits, mass = np.split(by_head, 2, -1)
+        self.rules = RunningSums.of_moments(rules, 0)
+        self.hits = RunningSums.of_moments(hits, 0)
+        self.mass = RunningSums.of_moments(mass, 0)
         self.n_texts = np.array([each.n_texts for each in sums])
-        self.n_links = self.rules.total("c")[:, 0].astype(np.int64)
+        n_links = self.rules.total("c")[:, 0]
+        self.n_links = n_links.astype(np.int64)
 
 
 def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]:
     """Return what a head of a relation is chosen on, what it is scored on, and what was dealt: sources or texts."""
-    mine = sorted((halves, sums) for (name, *halves), sums in part.sums.items() if name == relation)
-    nothing = RunningSums(mine[0][1].shape)
-
-    def sums_of(axis: int, half: int) -> RunningSums:
-        return reduce(RunningSums.merge, [sums for halves, sums in mine if halves[axis] == half], nothing)
-
+    # The sums of both halves by sources, and of both by texts.
+    nothing = RunningSums(next(iter(part.sums.values())).shape)
+    by_sources = [nothing, nothing]
+    by_texts = [nothing, nothing]
+    for key in sorted(part.sums):
+        name, source_half, text_half = key
+        if name == relation:
+            by_sources[source_half] = by_sources[source_half].merge(part.sums[key])
+            by_texts[text_half] = by_texts[text_half].merge(part.sums[key])
     # Deal by sources; fall back to texts where sources are too few.
-    chosen_on, scored_on = sums_of(0, _CHOOSING), sums_of(0, _SCORING)
+    chosen_on, scored_on = by_sources
     n_sources = _count_sources(part, relation)
     are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
     suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
     if are_alone or suffice:
         return chosen_on, scored_on, "sources"
-    return sums_of(1, _CHOOSING), sums_of(1, _SCORING), "texts"
+    chosen_on, scored_on = by_texts
+    return chosen_on, scored_on, "texts"
 
 
 def _count_sources(part: LinkPart, relation: str) -> list[int]:
     """Return how many sources each half has, where sources are dealt."""
-    return [part.n_sources.get((relation, half), 0) for half in (_CHOOSING, _SCORING)]
+    return [part.n_sources.get((relation, half), 0) for half in range(2)]
 
 
 # Verdicts
 
 
-def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
+def judge(
+    part: LinkPart,
+    kind: str,
+    shape: tuple[int, int],
+) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
     """Return the tables and arrays of `Relations` with the evidence, the most frequent relations first.
 
     Args:
@@ -299,12 +322,14 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
         n_links[name] += int(sums.total("c")[0])
     names = sorted(n_links, key=lambda name: (-n_links[name], name))
     if not names:
-        empty = {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
-        return {}, empty
+        nothing = {}
+        for array in Relations.ARRAYS:
+            nothing[array.name] = np.zeros((0, 0), DTYPES[array.kind])
+        return {}, nothing
     halves = [halve(part, name) for name in names]
-    chosen_sums, scored_sums, dealt = zip(*halves, strict=True)
-    chosen = Half(chosen_sums)
-    scored = Half(scored_sums)
+    chosen_on, scored_on, dealt = zip(*halves, strict=True)
+    chosen = Half(chosen_on)
+    scored = Half(scored_on)
 
     # The best simple rule of the scored half: (relation,).
     rule_hits = scored.rules.total("s")
@@ -321,16 +346,22 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
 
     # The numbers of heads: (relation, head).
     low, high = scored.hits.share_interval(hits=True)
+    p_values = _p_values(scored, baseline)
+    p_values[no_verdict != ""] = np.nan
     by_head = {
         "choice": chosen.hits.ratio(),
         "accuracy": scored.hits.ratio(),
         "accuracy_low": low,
         "accuracy_high": high,
         "mass": scored.mass.ratio(),
-        "p": np.where(no_verdict[:, None] == "", _p_values(scored, baseline), np.nan),
+        "p": p_values,
     }
-    is_there = (chosen.hits.total("c") + scored.hits.total("c")).any(0)
-    grids: dict[str, NDArray[Any]] = {name: values[:, is_there] for name, values in by_head.items()}
+    # The heads that there are.
+    counts = chosen.hits.total("c") + scored.hits.total("c")
+    is_there = counts.any(0)
+    grids: dict[str, NDArray[Any]] = {}
+    for name, values in by_head.items():
+        grids[name] = values[:, is_there]
     # Decide: well above the best rule, and significant over heads x relations.
     grids["q"] = benjamini_hochberg(grids["p"])
     with np.errstate(invalid="ignore"):
@@ -339,6 +370,7 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
 
     # The tables: relations, the heads that there are, and what was left out.
     choice = np.nan_to_num(grids["choice"], nan=-1.0)
+    best = np.where(choice.max(1) >= 0, choice.argmax(1), -1)
     layers, heads = np.nonzero(is_there.reshape(shape))
     left_out = []
     for row, name in enumerate(names):
@@ -356,11 +388,16 @@ def judge(part: LinkPart, kind: str, shape: tuple[int, int]) -> tuple[dict[str, 
             rule=rule,
             baseline=baseline,
             no_verdict=no_verdict,
-            best=np.where(choice.max(1) >= 0, choice.argmax(1), -1),
+            best=best,
             n_sources=[sum(_count_sources(part, name)) for name in names],
             halves=dealt,
         ),
-        "heads": Table.of_arrays(HEADS, kind=[kind] * len(heads), layer=layers, head=heads),
+        "heads": Table.of_arrays(
+            HEADS,
+            kind=[kind] * len(heads),
+            layer=layers,
+            head=heads,
+        ),
         "left_out": Table.of(Relations.TABLES["left_out"], left_out),
     }
     return tables, grids
@@ -372,5 +409,6 @@ def _p_values(scored: Half, baseline: Floats) -> Floats:
     over_texts = scored.hits.p_above(baseline[:, None])
     hits = np.floor(scored.hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):
-        over_links = bdtrc(np.maximum(hits, 1) - 1, scored.n_links[:, None], baseline[:, None])
-    return np.maximum(over_texts, np.where(hits < 1, 1.0, over_links))
+        over_links = bdtrc(hits - 1, scored.n_links[:, None], baseline[:, None])
+    p_values: Floats = np.maximum(over_texts, over_links)
+    return p_values

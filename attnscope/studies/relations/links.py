@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from attnscope.annotated import AnnotatedText
 from attnscope.annotated.alignment import Placed, place_links
 from attnscope.core.attention.probes import Weights, probe_by_kind
 from attnscope.core.attention.seam import Kind
-from attnscope.core.relations import LinkFacts, links_of_weights
+from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
 from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
@@ -27,6 +26,9 @@ from attnscope.studies.heads.measuring import decoder_start
 from attnscope.studies.inputs.texts import batch_of, pad_rows
 from attnscope.studies.relations.evidence import Cell, Floats, LinkPart, Lots, right_rules
 from attnscope.studies.run import Measurer
+
+Reasons = Counter[tuple[str, str]]
+"""How many links cannot be measured, by relation and reason."""
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -90,7 +92,7 @@ class LinkBlock:
     """
 
     texts: tuple[LinkText, ...]
-    unmeasured: Mapping[tuple[str, str], int]
+    unmeasured: Reasons
     n_copies: int = 0
 
 
@@ -111,18 +113,20 @@ class Linker:
 
     def block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
         """Return texts as a block."""
-        unmeasured: Counter[tuple[str, str]] = Counter()
+        unmeasured: Reasons = Counter()
         linked = []
-        n_distinct = -len(self._seen)
+        n_copies = len(self._seen)
         for number, text in enumerate(texts):
             wanted = tuple(link for link in text.links if self._is_wanted(link.relation))
             placed, left_out = self._place(replace(text, links=wanted), number)
             unmeasured += left_out
             pieces = tuple(self._deal(text, part) for part in placed)
             n_tokens = sum(len(part.chunk) for part in placed)
-            linked.append(LinkText(number, text.source, text.line, 1 + text.n_merged, n_tokens, pieces))
-        n_distinct += len(self._seen)
-        return LinkBlock(tuple(linked), unmeasured, sum(text.n_texts for text in linked) - n_distinct)
+            n_texts = 1 + text.n_merged
+            n_copies += n_texts
+            linked.append(LinkText(number, text.source, text.line, n_texts, n_tokens, pieces))
+        # Texts that are no copies have been seen since.
+        return LinkBlock(tuple(linked), unmeasured, n_copies - len(self._seen))
 
     def _is_wanted(self, relation: str) -> bool:
         """Return whether a relation is studied: by its whole name, or by a label in it."""
@@ -132,7 +136,7 @@ class Linker:
         names = {relation, *relation.split("→")} - {"parent"}
         return not names.isdisjoint(only)
 
-    def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Counter[tuple[str, str]]]:
+    def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Reasons]:
         """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
         is_across = self._kind == "cross"
         limit = self._model.info.max_tokens
@@ -142,7 +146,8 @@ class Linker:
             assert self._model.writer is not None
             target = self._model.writer.encode_target(text.target)
         # Copies count once; pairs of text and target must stay whole.
-        key = hash((fold(text.text), fold(text.target or "")))
+        folded = (fold(text.text), fold(text.target or ""))
+        key = hash(folded)
         reason = ""
         if key in self._seen:
             reason = COPY
@@ -154,8 +159,15 @@ class Linker:
         if reason:
             return [], Counter((link.relation, reason) for link in text.links)
         # Long texts are cut into chunks.
-        parts = chunks(tokens, number, limit=limit, chunk=self._options.chunk, stride=self._options.stride)
-        placed, left_out = place_links(text, parts, tokens, causal=self._kind == "decoder", target=target)
+        parts = chunks(
+            tokens,
+            number,
+            limit=limit,
+            chunk=self._options.chunk,
+            stride=self._options.stride,
+        )
+        is_causal = self._kind == "decoder"
+        placed, left_out = place_links(text, parts, tokens, causal=is_causal, target=target)
         if target is None:
             placed = [replace(part, target=self._start) for part in placed]
         return placed, left_out
@@ -172,7 +184,8 @@ class Linker:
         cells = []
         for relation, n_links in Counter(relation_of.tolist()).items():
             rules = is_right[relation_of == relation].sum(0)
-            cells.append(Cell(relation, *self._lots[relation].deal(source), n_links, rules))
+            halves, is_first = self._lots[relation].deal(source)
+            cells.append(Cell(relation, halves, is_first, n_links, rules))
         return Piece(**vars(part), cells=tuple(cells))
 
 
@@ -189,7 +202,6 @@ class MeasuredPart(LinkPart):
 
     heard: tuple[Any, ...] = ()
     _texts: tuple[LinkText, ...] = ()
-    _whole: list[LinkText] = field(default_factory=list)
     _hits: dict[Piece, Floats] = field(default_factory=dict)
 
     def add_hits(self, piece: Piece, hits: Floats, broken_at: Place | None) -> None:
@@ -199,21 +211,27 @@ class MeasuredPart(LinkPart):
         if broken_at is not None:
             self.broken.setdefault(text.index, broken_at)
         # A text counts as soon as all of its chunks are there.
-        if text.index not in self.broken and all(each in self._hits for each in text.pieces):
-            self._whole.append(text)
+        if self._is_whole(text):
             self.n_texts += text.n_texts
             self.n_tokens += text.n_tokens
             self.n_chunked += piece.chunk.n_chunks > 1
 
+    def _is_whole(self, text: LinkText) -> bool:
+        return text.index not in self.broken and self._hits.keys() >= {*text.pieces}
+
     def add_up(self) -> None:
         """Add up the whole texts of the block, in their order; each chunk counts as a text."""
-        texts = sorted(self._whole, key=attrgetter("index"))
-        pieces = list(chain.from_iterable(text.pieces for text in texts))
-        if pieces:
-            cells = list(chain.from_iterable(piece.cells for piece in pieces))
-            self.add_cells(cells, np.concatenate([self._hits[piece] for piece in pieces]))
-        # Texts without any link that can be measured are studied too.
-        self.n_texts += sum(text.n_texts for text in self._texts if not text.pieces)
+        cells: list[Cell] = []
+        hits = []
+        for text in filter(self._is_whole, self._texts):
+            for piece in text.pieces:
+                cells += piece.cells
+                hits.append(self._hits[piece])
+            # Texts without any link that can be measured are studied too.
+            if not text.pieces:
+                self.n_texts += text.n_texts
+        if hits:
+            self.add_cells(cells, np.concatenate(hits))
 
 
 class LinkMeasurer(Measurer[MeasuredPart]):
@@ -226,7 +244,11 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def start(self, block: LinkBlock) -> MeasuredPart:
         """Return sums of nothing yet."""
-        return MeasuredPart(_texts=block.texts, unmeasured=dict(block.unmeasured), n_copies=block.n_copies)
+        return MeasuredPart(
+            _texts=block.texts,
+            unmeasured=block.unmeasured,
+            n_copies=block.n_copies,
+        )
 
     def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
         """Cut a block into batches, the longest chunks first."""
@@ -235,21 +257,20 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def measure(self, batch: Sequence[Piece]) -> Any:
         """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
-        import torch
-
-        from attnscope.core.relations import keep_links
-
         # Models outside the seam give dense weights alone, on the processor.
         info = self._model.info
         is_dense = info.path == "eager"
         facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
+        texts = [piece.tokens for piece in batch]
         targets = [piece.target for piece in batch if piece.target is not None]
-        inputs = batch_of([piece.tokens for piece in batch], targets).to(info.device)
+        inputs = batch_of(texts, targets).to(info.device)
         with torch.no_grad():
             if is_dense:
                 dense = Weights()
                 self._model.run(inputs, dense)
-                by_layer = {layer: links_of_weights(maps, facts) for layer, maps in dense.maps[self._kind].items()}
+                by_layer = {}
+                for layer, weights in dense.maps[self._kind].items():
+                    by_layer[layer] = links_of_weights(weights, facts)
             else:
                 links = keep_links(facts)
                 self._model.run(inputs, probe_by_kind({self._kind: links}))
@@ -273,7 +294,8 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         sums = {}
         for layer, of_layer in by_layer.items():
             numbers = of_layer.cpu().double().numpy()
-            values[:, :, layer, : numbers.shape[1]] = numbers.swapaxes(1, 2)
+            n_heads = numbers.shape[1]
+            values[:, :, layer, :n_heads] = numbers.swapaxes(1, 2)
             sums[layer] = np.add.reduceat(numbers, first_cells)  # (piece, head, 2)
         return np.split(values, first_cells[1:]), broken_rows({self._kind: sums})
 
@@ -301,11 +323,15 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     for number, chunk in enumerate(chunks):
         for link in chunk.links:
             targets += [(len(link_row), unit) for unit in link.targets]
-            link_row.append(rows.setdefault((number, link.tokens), len(rows)))
-            link_cell.append(cells.setdefault((number, link.link.relation), len(cells)))
+            row_key = (number, link.tokens)
+            link_row.append(rows.setdefault(row_key, len(rows)))
+            cell_key = (number, link.link.relation)
+            link_cell.append(cells.setdefault(cell_key, len(cells)))
 
     # The tokens of each row, in its order.
-    pieces = [(row, token) for (_, tokens), row in rows.items() for token in tokens]
+    pieces: list[tuple[int, int]] = []
+    for (_, tokens), row in rows.items():
+        pieces += [(row, token) for token in tokens]
 
     def tensor(numbers: Sequence[Any]) -> Any:
         return torch.tensor(numbers, dtype=torch.int64, device=device)

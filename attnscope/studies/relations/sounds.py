@@ -67,6 +67,7 @@ from attnscope.studies.relations.links import (
     LinkText,
     MeasuredPart,
     Piece,
+    Reasons,
     facts_of,
     shape_of,
 )
@@ -97,9 +98,15 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     corpus = _lines(files)
     blocks = _recordings(model, corpus)
     going = run_blocks(
-        SoundMeasurer, (model,), blocks, MeasuredPart(), report=report, share=lambda _: share_read(corpus)
+        SoundMeasurer,
+        (model,),
+        blocks,
+        MeasuredPart(),
+        report=report,
+        share=lambda _: share_read(corpus),
     )
-    result = conclude(model, "cross", going, corpus, {"unit": None, "of": RECORDINGS}, THRESHOLDS)
+    facts = {"unit": None, "of": RECORDINGS}
+    result = conclude(model, "cross", going, corpus, facts, THRESHOLDS)
     if going.complete and not result.tables:
         why = name_problems(corpus.problems)
         raise AttnscopeError(f"there is no recording with word times{why}", "give JSON lines with audio and words")
@@ -109,10 +116,12 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
 
     # How well the heads that follow the words time them.
     try:
-        times = _time_words(going.done, shape_of(model, "cross"), len(result.alignment_heads), report)
+        shape = shape_of(model, "cross")
+        times = _time_words(going.done, shape, len(result.alignment_heads), report)
     except KeyboardInterrupt:
         return replace(result, corpus={**result.corpus, "complete": False})
-    counts = {"n_recordings": len(heard), "n_words": sum(len(each.rows) for each in heard)}
+    n_words = sum(len(each.rows) for each in heard)
+    counts = {"n_recordings": len(heard), "n_words": n_words}
     tables = {**result.tables, "word_times": times}
     return replace(result, tables=tables, options={**THRESHOLDS, "word_times": counts})
 
@@ -141,7 +150,7 @@ def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
     """
     try:
         entry = json.loads(text.text or "")
-        words = tuple((str(word["word"]), float(word["start"]), float(word["end"])) for word in entry["words"])
+        words = tuple(map(_read_word, entry["words"]))
         audio = str(Path(text.source).parent / entry["audio"])
     except (ValueError, KeyError, TypeError):
         raise AttnscopeError('not {"audio": …, "words": [{"word", "start", "end"}, …]}') from None
@@ -152,6 +161,10 @@ def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
         raise AttnscopeError("its words are none, or not one after the other in time")
     document = entry.get("document")
     return read_recording(audio), words, None if document is None else str(document)
+
+
+def _read_word(entry: Any) -> tuple[str, float, float]:
+    return str(entry["word"]), float(entry["start"]), float(entry["end"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +213,8 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             corpus.problems.append(Problem(text.source, text.line, error.message))
             continue
         # A recording with the same sound and words counts once.
-        digest = hashlib.blake2b(recording.samples.tobytes(), digest_size=16).hexdigest()
+        samples = recording.samples.tobytes()
+        digest = hashlib.blake2b(samples, digest_size=16).hexdigest()
         if (digest, words) in seen:
             yield LinkBlock((), {}, n_copies=1)
             continue
@@ -211,7 +225,8 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
         reading = read(model, Speech(recording, " ".join(spelled)))
         if reading.target is None or reading.sound is None:
             raise AttnscopeError(f"{model.info.name} has no decoder, so there is no cross-attention to measure")
-        frame_s, n_frames = reading.sound.seconds_per_frame, len(reading.sound.envelope)
+        frame_s = reading.sound.seconds_per_frame
+        n_frames = len(reading.sound.envelope)
         written = np.flatnonzero(~reading.target.special)
         first_row = max(int(written[0]) - 1, 0)
         rows = np.arange(first_row, int(written[-1]) + 1)
@@ -222,10 +237,12 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             yield LinkBlock((), unmeasured)
             continue
         rule_hits = _count_rule_hits(links, len(words), n_frames)
-        cell = Cell(NAME, *lots.deal(document or digest), len(links), rule_hits)
+        halves, is_first = lots.deal(document or digest)
+        cell = Cell(NAME, halves, is_first, len(links), rule_hits)
         # Every path begins with the recording, so the first word is not timed.
         later = [link for link in links if link.link.source[0] > 0]
         starts_s = np.array([words[link.link.source[0]][1] for link in later])
+        timing = Timing(halves, [link.tokens[0] for link in later], starts_s, frame_s)
         piece = SoundPiece(
             chunk=Chunk(0, 0, 1, reading.target),
             unit_of_token=np.arange(n_frames),
@@ -233,7 +250,7 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             cells=(cell,),
             reading=reading,
             rows=rows,
-            timing=Timing(cell.halves, [link.tokens[0] for link in later], starts_s, frame_s),
+            timing=timing,
         )
         linked = LinkText(0, text.source, text.line, 1, len(links), (piece,))
         yield LinkBlock((linked,), unmeasured)
@@ -242,12 +259,17 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
 def _frames_of(start_s: float, end_s: float, frame_s: float) -> range:
     """Return the frames in which a word is spoken, at least one."""
     first = int(start_s / frame_s + 1e-6)
-    return range(first, max(first + 1, math.ceil(end_s / frame_s - 1e-6)))
+    stop = math.ceil(end_s / frame_s - 1e-6)
+    return range(first, max(first + 1, stop))
 
 
 def _place_words(
-    spelled: Sequence[str], frames: Sequence[range], target: Tokens, first_row: int, n_frames: int
-) -> tuple[list[PlacedLink], Counter[tuple[str, str]]]:
+    spelled: Sequence[str],
+    frames: Sequence[range],
+    target: Tokens,
+    first_row: int,
+    n_frames: int,
+) -> tuple[list[PlacedLink], Reasons]:
     """Link each word from the rows that write it, counted from the first row, to the frames in which it is spoken.
 
     Returns:
@@ -261,7 +283,7 @@ def _place_words(
         start += len(word) + 1
     units = WordUnits(spans, target)
     links = []
-    unmeasured: Counter[tuple[str, str]] = Counter()
+    unmeasured: Reasons = Counter()
     for number, (tokens, spoken) in enumerate(zip(units.pieces, frames, strict=True)):
         if not tokens or spoken.stop > n_frames + 1:
             unmeasured[NAME, CUT] += 1
@@ -279,8 +301,9 @@ def _count_rule_hits(links: Sequence[PlacedLink], n_words: int, n_frames: int) -
     """Return for how many words each simple rule is right, (rule,): the diagonals alone look at frames."""
     hits = np.zeros(len(RULES), np.int64)
     for link in links:
+        (word,) = link.link.source
         for rule, step in enumerate(ALONG, FIRST_DIAGONAL):
-            frame = int((link.link.source[0] + step + 0.5) / n_words * n_frames)
+            frame = int((word + step + 0.5) / n_words * n_frames)
             hits[rule] += frame in link.targets
     return hits
 
@@ -310,7 +333,8 @@ class SoundMeasurer(LinkMeasurer):
         weights = dict(sorted(probe.maps["cross"].items()))
         facts = facts_of(batch, "cross", "cpu")
         sums = {layer: links_of_weights(of_layer, facts) for layer, of_layer in weights.items()}
-        levels = level_weights(torch.cat(list(weights.values()), 1)[0].numpy())
+        of_heads = torch.cat(list(weights.values()), 1)[0]
+        levels = level_weights(of_heads.numpy())
         return *self.hits_of_pieces(batch, sums), levels.astype(np.float32)
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
@@ -340,8 +364,9 @@ def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report
     chosen_on, scored_on, dealt = halve(part, NAME)
     ranked = []
     for half in (Half([scored_on]), Half([chosen_on])):
-        is_weak = half.mass.ratio()[0] < LEAST_MASS
-        ranked.append(np.lexsort((-half.hits.ratio()[0], is_weak)))
+        (accuracy,) = half.hits.ratio()
+        (mass,) = half.mass.ratio()
+        ranked.append(np.lexsort((-accuracy, mass < LEAST_MASS)))
     axis = ("sources", "texts").index(dealt)
     n_layers, n_per_layer = shape
     upper = np.arange(n_layers // 2 * n_per_layer, n_layers * n_per_layer)
@@ -354,12 +379,14 @@ def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report
         best = ranked[each.halves[axis]]
         lists = [*(best[:size] for size in sizes), upper]
         # The path collects what the heads of a list listen to, in their mean. (list, row, frame)
-        costs = np.stack([-each.levels[heads].mean(0, dtype=np.float64) for heads in lists])
-        starts_s = cheapest_paths(costs)[:, each.rows] * each.frame_s
+        levels = np.stack([each.levels[heads].mean(0, dtype=np.float64) for heads in lists])
+        frames = cheapest_paths(-levels)[:, each.rows]
+        starts_s = frames * each.frame_s
         errors_s[number] = np.abs(starts_s - each.starts_s).mean(1)
         n_words += len(each.rows)
         if report is not None:
-            report(Progress(number + 1, n_words, (number + 1) / len(part.heard), "word times"))
+            n_timed = number + 1
+            report(Progress(n_timed, n_words, n_timed / len(part.heard), "word times"))
 
     # Medians over recordings, and the change against the upper half of the layers.
     median, median_low, median_high = _median_interval(errors_s)

@@ -84,8 +84,14 @@ def relations(
         share=lambda _: share_read(corpus),
     )
     facts = {"unit": getattr(corpus, "unit", None)}
-    asked = {"only": options.only, "chunk": options.chunk, "stride": options.stride, **THRESHOLDS}
-    result = conclude(model, kind, going, corpus, facts, asked, _notes(going.done))
+    asked = {
+        "only": options.only,
+        "chunk": options.chunk,
+        "stride": options.stride,
+        **THRESHOLDS,
+    }
+    notes = _notes(going.done)
+    result = conclude(model, kind, going, corpus, facts, asked, notes)
     if going.complete and not going.lost and not result.tables:
         raise AttnscopeError(*_explain_nothing(going.done, options))
     return result
@@ -200,10 +206,13 @@ def _note_mixed_halves(tables: dict[str, Table]) -> list[str]:
     if not tables:
         return []
     table = tables["relations"]
-    mixed = table["relation"][(table["halves"] == "texts") & (table["no_verdict"] == "")].tolist()
+    is_mixed = (table["halves"] == "texts") & (table["no_verdict"] == "")
+    mixed = table["relation"][is_mixed].tolist()
     if not mixed:
         return []
-    named = ", ".join(mixed[:3]) + (" …" if len(mixed) > 3 else "")
+    named = ", ".join(mixed[:3])
+    if len(mixed) > 3:
+        named += " …"
     return [
         f"Too few sources to keep each in one half (for {amount(len(mixed), 'relation')}: {named}): "
         "texts or chunks of one source are in both halves, and the result holds for these sources alone."
