@@ -216,7 +216,7 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
         samples = recording.samples.tobytes()
         digest = hashlib.blake2b(samples, digest_size=16).hexdigest()
         if (digest, words) in seen:
-            yield LinkBlock((), {}, n_copies=1)
+            yield LinkBlock((), Counter(), n_copies=1)
             continue
         seen.add((digest, words))
 
