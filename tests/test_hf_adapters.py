@@ -13,7 +13,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models import load, resolve
 from attnscope.models.files import file_sha256
-from attnscope.models.hf import adapters
+from attnscope.models.hf import parts
 from attnscope.models.model import Batch
 from tests.test_hf_files import SIZES, llama, saved
 
@@ -93,7 +93,7 @@ def test_an_adapter_beside_its_base_is_applied_or_refused_never_left_out(tuned, 
     for path in lora.glob("adapter_*"):
         shutil.copy(path, beside)
     torch.testing.assert_close(maps(load(str(beside)), IDS), expected, rtol=0, atol=2e-5)
-    monkeypatch.setattr(adapters.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(parts.importlib.util, "find_spec", lambda name: None)
     for spec in (beside, lora):
         with pytest.raises(AttnscopeError, match="needs the package peft") as caught:
             load(str(spec))

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 import attnscope
 from attnscope.core.attention.probes import Weights
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf import assembling, check, verdicts
+from attnscope.models.hf import assembling, check, survey
 from attnscope.models.hf import model as hf_model
 from attnscope.models.hf.model import HuggingFaceModel
 from tests.conftest import edited, write_tiny, write_tokenizer
@@ -153,14 +153,14 @@ def test_another_model_is_compared(change, tiny_bert, compared):
 def test_other_code_of_ours_or_another_version_compares(tiny_bert, tmp_path, compared, monkeypatch):
     for name in ("a", "b"):
         for folder in ("core/attention", "models/hf"):
-            shutil.copytree(verdicts.PACKAGE / folder, tmp_path / name / folder, ignore=lambda *_: ["__pycache__"])
+            shutil.copytree(survey.PACKAGE / folder, tmp_path / name / folder, ignore=lambda *_: ["__pycache__"])
     source = tmp_path / "b/core/attention/seam.py"
     source.write_bytes(source.read_bytes() + b"\n")
     for name, n in (("a", 1), ("a", 0), ("b", 1), ("b", 0), ("a", 0)):
-        monkeypatch.setattr(verdicts, "PACKAGE", tmp_path / name)
+        monkeypatch.setattr(survey, "PACKAGE", tmp_path / name)
         load(tiny_bert)
         assert compared.pop_all() == n
-    monkeypatch.setattr(verdicts, "versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr(survey, "versions", lambda: {"torch": "0.1"})
     load(tiny_bert)
     assert compared.pop_all() == 1
 

@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.adapters import unwrap
 from attnscope.models.hf.check import survey_attention
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
@@ -25,13 +24,13 @@ from attnscope.models.hf.parts import (
     silence,
     takes_recordings,
     text_tower,
+    unwrap,
     wordless,
 )
 from attnscope.models.hf.senses.cross_readers import cross_reader, stands_alone
 from attnscope.models.hf.senses.eyes_and_ears import hides_patches
-from attnscope.models.hf.survey import Survey
+from attnscope.models.hf.survey import Memory, Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
-from attnscope.models.hf.verdicts import Memory
 from attnscope.models.turns import share_lock
 
 

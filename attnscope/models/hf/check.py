@@ -11,7 +11,7 @@ layers and weights must agree within rounding. Four judgements make that strict:
    to the model's own error against float64.
 
 A model that does not pass all of its attention through the seam takes the eager path: it is shown by the weights that
-it gives out. One that neither path shows truly is refused. A wrong picture is worse than none. `hf.verdicts` remembers
+it gives out. One that neither path shows truly is refused. A wrong picture is worse than none. `hf.survey` remembers
 how a check ended.
 """
 
@@ -89,14 +89,9 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
 def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[Any, Sequence[Seen]]:
     """Run a model on one text through the seam; raise Unclear where it attends in a way that the seam refuses."""
     try:
-        output, seen = _with_hidden_states(padded, alone, lambda: rehearse(model, alone.inputs))
+        return _with_hidden_states(padded, alone, lambda: rehearse(model, alone.inputs))
     except AttnscopeError as error:
         raise Unclear(_shorten(error)) from error
-    if hidden_states(output) is None:
-        raise Unclear("it returns no hidden states")
-    if not seen:
-        raise Unclear("its attention does not pass transformers' attention interface")
-    return output, seen
 
 
 def _with_hidden_states(padded: Example, alone: Example, run: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -206,10 +201,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
         if isinstance(error, Unclear) or is_out_of_memory(error):
             raise
         return  # it takes no text of this length, whatever its configuration says
-    if with_maps:
-        ours = _outcome(survey, *rehearse(model, example.inputs))
-    else:
-        ours = _states(perform(model, example.inputs, survey.plan, attend))
+    ours = _at_seam(model, survey, example.inputs, with_maps=with_maps)
     compare(model, survey, example, ours, theirs)
 
 
@@ -284,7 +276,7 @@ def compare(
         theirs = _by_eager(model, survey, example, with_maps=with_maps)
     allowed = tolerance(model, survey.n_calls)
     try:
-        _require_equal(example, ours, theirs, allowed)
+        require_equal(example, ours, theirs, allowed)
         return []
     except RoundingError:
         # If seam and eager agree in float64, the model's own rounding may explain the difference.
@@ -292,7 +284,7 @@ def compare(
         error = max(_differences(example, theirs, exact).values(), default=0.0)
         if not _TIMES * error > allowed:
             raise
-    _require_equal(example, ours, theirs, _TIMES * error)
+    require_equal(example, ours, theirs, _TIMES * error)
     if error <= _NOTED:
         return []
     wider = "float64" if model.dtype == torch.float32 else "float32"
@@ -300,7 +292,7 @@ def compare(
     return [f"{moved}: another device or batch may show others. --dtype {wider} rounds less."]
 
 
-def _require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
+def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
     """Raise a RoundingError where two outcomes differ by more than is allowed."""
     for name, difference in _differences(example, ours, theirs).items():
         part = "hidden states" if name in STATES else f"weights of {name}"
@@ -355,12 +347,9 @@ def _exact_outcome(model: PreTrainedModel, survey: Survey, example: Example, *, 
         # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
-            eager_output, maps = run_eager(twin, inputs, survey.layers, weights=with_maps)
-            output, seen = rehearse(twin, inputs)
-        exact = _states(eager_output) | _name_maps(survey, model.config, maps)
-        # Of longer texts hidden states alone are compared.
-        ours = _outcome(survey, output, seen) if with_maps else _states(output)
-        _require_equal(example, ours, exact, tolerance(twin, survey.n_calls))
+            exact = _at_eager(twin, survey, inputs, with_maps=with_maps)
+            ours = _at_seam(twin, survey, inputs, with_maps=with_maps)
+        require_equal(example, ours, exact, tolerance(twin, survey.n_calls))
     except Exception:  # a model may fail in any way in another precision
         return {}
     return exact
@@ -406,10 +395,23 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
 def _by_eager(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
     try:
-        output, maps = run_eager(model, example.inputs, survey.layers, weights=with_maps)
+        return _at_eager(model, survey, example.inputs, with_maps=with_maps)
+    except Unclear:
+        raise
     except Exception:  # a model may fail in any way
         return _states(run_unchanged(model, example.inputs))
+
+
+def _at_eager(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool) -> Outcome:
+    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
     return _states(output) | _name_maps(survey, model.config, maps)
+
+
+def _at_seam(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool) -> Outcome:
+    """Return the outcome of a model through the seam; of longer texts hidden states alone, which need no maps."""
+    if with_maps:
+        return _outcome(survey, *rehearse(model, inputs))
+    return _states(perform(model, inputs, {}, attend, beside=True))
 
 
 def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
@@ -466,7 +468,7 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     compare(model, survey, alone, _states(output), _states(own))
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     try:
-        _require_equal(alone, _last_text(both, single), single, tolerance(model, survey.n_calls))
+        require_equal(alone, _last_text(both, single), single, tolerance(model, survey.n_calls))
     except RoundingError:
         notes.append(PADDING_MATTERS)
     return replace(survey, notes=(*notes, *survey.notes))

@@ -15,7 +15,6 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import Example
-from attnscope.models.hf.parts import hidden_states
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.hf.survey import KINDS, Survey, Unclear
 
@@ -90,8 +89,6 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps
         Unclear: These are not the softmax weights of all of its attention.
     """
     output, maps = run_eager(model, example.inputs)
-    if hidden_states(output) is None:
-        raise Unclear("it returns no hidden states")
     for kind, of_kind in maps.items():
         if not of_kind:
             raise Unclear(f"it gives out no {kind} attention of its own")

@@ -80,8 +80,7 @@ def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Examp
     else:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded = Example({name: both, **_beside(model, both)})
-        alone = Example({name: both[1:], **_beside(model, both[1:])})
+        padded, alone = (Example({name: values, **_beside(model, values)}) for values in (both, both[1:]))
         # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
         n_positions = getattr(config, "max_source_positions", 0)
         patch_size = getattr(config, "patch_size", None)
@@ -97,19 +96,29 @@ def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Examp
         target_padded, target_alone = _text_examples(model, "decoder_", target_lengths, generator)
         if padded.batch_size == 1:
             target_padded = target_alone
-        padded = Example({**padded.inputs, **target_padded.inputs}, padded.real, target_padded.real)
-        alone = Example({**alone.inputs, **target_alone.inputs}, alone.real, target_alone.real)
+        padded = _with_target(padded, target_padded)
+        alone = _with_target(alone, target_alone)
     for example in (padded, alone):
         example.inputs.update(standing_arguments(model))
     return padded, alone
+
+
+def _with_target(source: Example, target: Example) -> Example:
+    return Example({**source.inputs, **target.inputs}, source.real, target.real)
+
+
+def _settings(config: Any) -> list[tuple[str, Any]]:
+    """Return the settings of a configuration, by name, those of its language model first."""
+    return [*vars(config.get_text_config()).items(), *vars(config).items()]
 
 
 def _text_examples(
     model: PreTrainedModel, prefix: str, lengths: tuple[int, int], generator: torch.Generator
 ) -> tuple[Example, Example]:
     # Token numbers without a meaning of their own.
-    settings = [*vars(model.config.get_text_config()).items(), *vars(model.config).items()]
-    special = {v for name, v in settings if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    special = {
+        v for name, v in _settings(model.config) if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)
+    }
     plain = [number for number in range(min(vocab_size(model), 1000)) if number not in special] or [0]
 
     # Two rows, (2, token), of which the second is padded.
@@ -194,7 +203,7 @@ _ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio
 
 def reaches(config: Any) -> list[int]:
     """Return the windows, chunks and blocks that a configuration names, in tokens, sorted."""
-    settings = [*vars(config.get_text_config()).items(), *vars(config).items()]
+    settings = _settings(config)
     for name, value in list(settings):
         if isinstance(value, dict) and "rope" in name:
             settings += value.items()

@@ -1,7 +1,7 @@
 """Heads on top of a Hugging Face model for a task: which class has one, what it predicts, and how it is run."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import transformers
 from torch import Tensor, nn
@@ -19,38 +19,25 @@ CLASS_LOSSES = ("class", "token_class")
 """The targets of classifiers."""
 
 
-class _Task(NamedTuple):
-    """A task: the class of transformers that has it by model type, the one to load, and the target of its head."""
-
-    classes: Mapping[str, Any]
-    auto: Any
-    loss: Loss | None = None
-
-
-_TASKS = (
-    _Task(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM, "causal"),
+_TASKS: dict[Any, Loss | None] = {
+    transformers.AutoModelForCausalLM: "causal",
     # Of text alone: the language model's head.
-    _Task(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, transformers.AutoModelForImageTextToText, "causal"),
-    _Task(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForSeq2SeqLM, "target"),
-    _Task(modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, transformers.AutoModelForSpeechSeq2Seq),
-    _Task(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM, "masked"),
-    _Task(modeling_auto.MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES, transformers.AutoModelForObjectDetection),
-    _Task(
-        modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        transformers.AutoModelForSequenceClassification,
-        "class",
-    ),
-    _Task(
-        modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-        transformers.AutoModelForTokenClassification,
-        "token_class",
-    ),
-    _Task(
-        modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        transformers.AutoModelForImageClassification,
-        "class",
-    ),
-)
+    transformers.AutoModelForImageTextToText: "causal",
+    transformers.AutoModelForSeq2SeqLM: "target",
+    transformers.AutoModelForSpeechSeq2Seq: None,
+    transformers.AutoModelForMaskedLM: "masked",
+    transformers.AutoModelForObjectDetection: None,
+    transformers.AutoModelForSequenceClassification: "class",
+    transformers.AutoModelForTokenClassification: "token_class",
+    transformers.AutoModelForImageClassification: "class",
+}
+"""For each class of transformers that loads models with a head, the target of that head."""
+
+
+def _class_names(auto: Any) -> Mapping[str, Any]:
+    """Return the names of the classes that an auto class loads, by model type."""
+    names: Mapping[str, Any] = auto._model_mapping._model_mapping
+    return names
 
 
 def class_to_load(config: Any, *, is_gguf: bool) -> Any:
@@ -60,15 +47,14 @@ def class_to_load(config: Any, *, is_gguf: bool) -> Any:
     load another or none; else AutoModel.
     """
     names = set(config.architectures or ())
-    for task in _TASKS:
+    for auto, loss in _TASKS.items():
         # Of these the base model is shown, without the classifier.
-        if task.loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
+        if loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
             continue
         # GGUF files name no class; they hold language models.
-        if task.classes.get(config.model_type) in names or (
-            is_gguf and not names and config.model_type in task.classes
-        ):
-            return task.auto
+        name = _class_names(auto).get(config.model_type)
+        if name in names or (is_gguf and not names and name is not None):
+            return auto
     for name in config.architectures or ():
         named = getattr(transformers, name, None)
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
@@ -94,11 +80,11 @@ def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
         "token_class": classifies,
     }
     name = type(model).__name__
-    for task in _TASKS:
-        if task.loss is None or not suits[task.loss] or name not in task.classes.values():
+    for auto, loss in _TASKS.items():
+        if loss is None or not suits[loss] or name not in _class_names(auto).values():
             continue
-        if task.loss in CLASS_LOSSES or output_embeddings(model) is not None:
-            return task.loss
+        if loss in CLASS_LOSSES or output_embeddings(model) is not None:
+            return loss
     return None
 
 

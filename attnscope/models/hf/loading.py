@@ -24,17 +24,19 @@ from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.catalog import ADAPTER, Source, verify
 from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
-from attnscope.models.hf.adapters import Adapter, merge, require_peft
 from attnscope.models.hf.assembling import assemble, processor_kind
 from attnscope.models.hf.heads import class_to_load, output_embeddings
 from attnscope.models.hf.model import HuggingFaceModel, RawModel
 from attnscope.models.hf.parts import (
+    Adapter,
     base_of,
     load_errors,
+    merge,
     notes_on_quantisation,
     picture_tower,
     quantisation,
     reads_words,
+    require_peft,
     silence,
     text_tower,
     wordless,
@@ -122,19 +124,8 @@ def _check_finite(model: nn.Module, name: str) -> None:
 # What makes its input ---------------------------------------------------------------------------------------------
 
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "source.spm",
-    "tekken.json",
-    "*.tiktoken",
-    "*.gguf",
+    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json"),
+    *("*.model", "source.spm", "*.tiktoken", "*.gguf"),
 )
 
 

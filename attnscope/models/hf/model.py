@@ -5,7 +5,6 @@ it is run for beside texts, a photo, a recording or writing, the senses know.
 """
 
 import copy
-import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Gate, Place, Weights
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
-from attnscope.models.hf.adapters import Adapter
-from attnscope.models.hf.check import check_beyond, survey_attention, takes_light_masks
+from attnscope.models.hf.check import check_beyond, require_equal, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
-from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
+from attnscope.models.hf.examples import Example, count_tokens, examples, mixes_lengths
 from attnscope.models.hf.heads import (
     CLASS_LOSSES,
     describe_head,
@@ -33,6 +31,7 @@ from attnscope.models.hf.heads import (
     run_with_logits,
 )
 from attnscope.models.hf.parts import (
+    Adapter,
     accepts,
     causal_types,
     hidden_states,
@@ -55,11 +54,11 @@ from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.eyes_and_ears import HuggingFaceEars, HuggingFaceEyes
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
 from attnscope.models.hf.senses.writing import HuggingFaceWriter
-from attnscope.models.hf.survey import Survey
+from attnscope.models.hf.survey import Memory, Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
-from attnscope.models.hf.verdicts import Memory
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_length, require_numbers, require_seam
+from attnscope.models.inside.projections import OutputWatch
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
 from attnscope.models.turns import take_turn
@@ -172,12 +171,11 @@ class HuggingFaceModel(Model):
         """
         if not self.at_seam or (self._memory is not None and self._memory.resumes):
             return self.at_seam
-        plan = self.survey.plan
         example = examples(self.base)[1].inputs
         batch = Batch(example["input_ids"], target_ids=example.get("decoder_input_ids"))
         with torch.no_grad():
-            rerun = self._rerun(batch, self.loss is not None, blocks_of(self.base, plan))
-            resumes = can_resume(rerun, plan, self.base)
+            rerun = self._rerun(batch, self.loss is not None, blocks_of(self.base, self.survey.plan))
+            resumes = can_resume(rerun, self.base)
         # A failure may be for want of memory.
         if resumes and self._memory is not None:
             self._memory.remember_resumes()
@@ -209,12 +207,11 @@ class HuggingFaceModel(Model):
             require(call.query.shape[2], call.key.shape[2])
             return probe(call)
 
-        if self.at_seam:
-            return self.outputs_of_inputs(inputs, watch, logits=False).hidden
-        hidden = self.outputs_of_inputs(inputs, probe, logits=False).hidden
-        for by_layer in probe.maps.values() if isinstance(probe, Weights) else ():
-            for weights in by_layer.values():
-                require(*weights.shape[2:])
+        hidden = self.outputs_of_inputs(inputs, watch if self.at_seam else probe, logits=False).hidden
+        if isinstance(probe, Weights) and not self.at_seam:
+            for by_layer in probe.maps.values():
+                for weights in by_layer.values():
+                    require(*weights.shape[2:])
         return hidden
 
     def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
@@ -410,33 +407,25 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
     )
 
 
-def can_resume(rerun: Rerun, plan: Plan, base: PreTrainedModel) -> bool:
+def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
     """Return whether a rerun of one text from each block on is what a whole forward with the same change gives.
 
     Tried with the first head of each attention taken out, on the text twice over.
     """
-    n_heads: dict[Place, int] = {}
-
-    def observe(call: AttentionCall) -> Tensor:
-        n_heads[call.kind, call.layer] = call.n_heads
-        return attend(call)
-
+    watch = OutputWatch()
     try:
-        rerun.again(observe)
-        allowed = tolerance(base, len(n_heads))
-        for place in itertools.chain(*plan.values()):
+        rerun.again(watch)
+        allowed = tolerance(base, len(watch.calls))
+        for place, call in watch.calls.items():
             # The first copy is as it is, of the second a head is taken out: (copy, head).
-            factors = torch.ones(2, n_heads[place])
+            factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
             gate = Gate({place: factors})
             short = rerun.again(gate, rerun.block([place]), 2)
             long = rerun.again(gate, 0, 2)
             for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
-                if ours is None or theirs is None:
-                    continue
-                size = max(float(theirs.abs().max()), 1e-30)
-                if ours.shape != theirs.shape or not float((ours - theirs).abs().max()) <= allowed * size:
-                    return False
+                if ours is not None and theirs is not None:
+                    require_equal(Example({}), {"hidden": ours}, {"hidden": theirs}, allowed)
     except Exception:  # a model may fail in any way where part of it is set aside
         return False
     return True

@@ -20,7 +20,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -233,6 +233,9 @@ def attention_function(
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     # A query, key or value with a batch of 1 is shared by all texts.
     batch = max(query.shape[0], key.shape[0], value.shape[0])
+    if light is None:
+        # A single query is a decoder that goes on from cached keys: it sees them all.
+        light = Light(is_causal and attention_mask is None and query.shape[2] > 1, None)
     call = AttentionCall(
         layer=layer,
         kind=kind,
@@ -241,15 +244,13 @@ def attention_function(
         value=value.expand(batch, -1, -1, -1),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         mask=_join(mask, more_mask, torch.logical_and),
-        # A single query is a decoder that goes on from cached keys: it sees them all.
-        is_causal=is_causal and attention_mask is None and query.shape[2] > 1,
+        is_causal=light.is_causal,
+        window=light.window,
         bias=_join(bias, more_bias, torch.add),
         softcap=softcap or None,
         sinks=None if s_aux is None else s_aux.reshape(-1),
         dropout_p=dropout if run is None else 0.0,
     )
-    if light is not None:
-        call = replace(call, is_causal=light.is_causal, window=light.window)
     # (batch, head, query, d_value) -> (batch, query, head, d_value), as transformers expects it.
     output = attend(call) if run is None else run(module, call, others.get("sliding_window"))
     return output.transpose(1, 2).contiguous(), None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, attend
+from attnscope.core.attention.seam import AttentionCall
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
@@ -102,7 +102,6 @@ def _trace(
     """Run a model on a small input; return the features that each head depends on, and the output projections."""
     results: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
-    seen: dict[Place, list[_Head]] = {}
     outputs = OutputWatch()
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -112,17 +111,10 @@ def _trace(
         # A copy, for some models write into what a projection gave them.
         return results[module].clone()
 
-    def observe(call: AttentionCall) -> Tensor:
-        output = attend(call).detach()
-        place = (call.kind, call.layer)
-        if place in heads:
-            seen[place] = _dependencies(call, results)
-            outputs.expect(place, output)
-        return output
-
     inputs = {**examples(base)[1].inputs, **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), after):
-        perform(base, inputs, survey.plan, observe)
+        perform(base, inputs, survey.plan, outputs)
+        seen = {place: _dependencies(outputs.calls[place], results) for place in heads}
     # A module that runs twice, or serves two layers, has no rows that belong to one head.
     used = set(outputs.modules.values())
     for head in itertools.chain(*seen.values()):

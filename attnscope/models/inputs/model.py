@@ -15,8 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.devices import device_of, name_dtype
-from attnscope.models.hf.adapters import unwrap
-from attnscope.models.hf.parts import silence
+from attnscope.models.hf.parts import silence, unwrap
 from attnscope.models.info import ModelInfo
 from attnscope.models.inputs.caught import CaughtModule, SeenCall
 from attnscope.models.model import Batch, Model, Tokenizer
