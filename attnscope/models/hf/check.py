@@ -455,6 +455,8 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
             f"its own code says {type(error).__name__}: {_shorten(error)}",
             OWN_INPUTS,
         ) from error
+    if hidden_states(own) is None:
+        raise _refusal(model, reason, "it returns no hidden states")
     try:
         output, seen = _look_at_weights(model, alone)
         survey = read_survey(model.config, alone, output, seen)
