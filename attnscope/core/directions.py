@@ -6,9 +6,9 @@ K, U and V are linear in a few columns X that describe types (such as their stat
 further score of its own per type, which a second ridge draws to 0: words that are frequent in the fitted rows may
 differ from their embedding.
 
-Each block is fitted in turn by a Newton step on the types' sums. With r = B - p and curvature p (an upper bound of
-p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over its entries. A pair starts from the
-largest singular value of the whitened mean of r x_q x_kᵀ.
+Each block is fitted in turn by a Newton step on the types' sums. With B the attention, r = B - p
+and curvature p (an upper bound of p(1 - p), so that steps do not overshoot), the gradient of a type is Σ r over its
+entries. A pair starts from the largest singular value of the whitened mean of r x_q x_kᵀ.
 
 Source: ours. The step is iteratively reweighted least squares (McCullagh & Nelder 1989, section 2.5); pairs are reduced
 rank regression (Anderson 1951).
@@ -29,24 +29,27 @@ DIMENSIONS = 96
 """Principal components of the embeddings that X keeps."""
 
 RIDGES = {"keys": 0.5, "pairs": 3.0, "types": 8.0}
-"""Weights of the ridges, in rows."""
+"""Weights of the ridges: each weighs as much as this many rows."""
 
 N_PAIRS = 2
 ROUNDS = 4
 PAIR_ROUNDS = 2
 
 KEY_CUTS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.96)
-"""Shares of the fitted entries below which the levels of keys begin."""
+"""Quantiles at which the levels of keys begin: shares of the fitted entries that have a lower score."""
 
 PAIR_CUTS = (0.6, 0.8, 0.9, 0.96)
 """The same of the queries of a pair."""
 
 KEY_RANK = 6
 PAIR_RANK = 7
-"""How simple columns are: known classes that explain as much come first."""
+"""Of features that explain as much, the one of the smallest rank is taken: known classes have smaller ones."""
 
 GRADES = 16
-_AT_ONCE = 2**21
+"""Values of levels are rounded to so many."""
+
+_NUMBERS_AT_ONCE = 2**21
+"""Most numbers of an array (entry, head)."""
 
 _SAME = 1e-5
 """Share of the range of scores by which rounding may move one."""
@@ -79,13 +82,13 @@ def find_columns(part: Rows, offsets: NDArray[np.int32], x: Singles) -> tuple[tu
     """Fit columns to each head that tell which tokens it looks for: keys, and both ends of each pair.
 
     Args:
-        part: The rows to fit; their types are known.
+        part: The rows to fit; their types are known. An entry is a key of a row, `size` counts them all.
         offsets: (entry of the whole sample,): how far each key is behind its query, in tokens.
         x: (type, column): see `describe_types`.
     """
     if not part.size:
         return ((),) * part.n_heads
-    at_once = max(1, _AT_ONCE // part.size)
+    at_once = max(1, _NUMBERS_AT_ONCE // part.size)
     # Some heads at a time, so that arrays of (entry, head) stay small.
     columns: list[tuple[Column, ...]] = []
     for start in range(0, part.n_heads, at_once):
@@ -113,11 +116,12 @@ class _Fit:
         self._by_bucket = _sums_by(self._buckets, len(OFFSET_EDGES) + 1)
         self._by_row = _sums_by(part.row_of, n_rows)
         # Attention B times the weight of its row, (entry, head). The scores start from 0: uniform attention.
-        self._lam = 1.0 / max(1, n_rows)
+        self._mean_weight = 1.0 / max(1, n_rows)
         self._row_weights = part.weights[list(heads)].T.astype(np.float32)
         attention = np.stack([part.scaled(head) for head in heads], 1).astype(np.float32)
         self._weighted = attention * self._spread(self._row_weights)
         self._scores = np.zeros_like(self._weighted)
+        # K: coefficients of the columns, (head, column), and scores of the types' own, (type, head).
         self._linear = np.zeros((len(heads), x.shape[1]), np.float32)
         self._own = np.zeros((len(self._types), len(heads)), np.float32)
 
@@ -143,9 +147,9 @@ class _Fit:
                 u = self._all @ left[head]
                 v = self._all @ right[head]
                 for sign in (1, -1):
-                    queries, query_values = quantise(np.maximum(sign * u, 0), n_queries, PAIR_CUTS)
+                    query_levels, query_values = quantise(np.maximum(sign * u, 0), n_queries, PAIR_CUTS)
                     levels, values = quantise(sign * v, n_keys, KEY_CUTS)
-                    of_head.append(Column(PAIR_RANK, values, levels, query_values, queries))
+                    of_head.append(Column(PAIR_RANK, values, levels, query_values, query_levels))
             columns.append(tuple(of_head))
         return columns
 
@@ -163,15 +167,16 @@ class _Fit:
 
     def _fit_offsets(self) -> None:
         r, p = self._errors()
-        step = np.clip((self._by_bucket @ r) / (self._by_bucket @ p + self._lam), -2, 2)
+        step = np.clip((self._by_bucket @ r) / (self._by_bucket @ p + self._mean_weight), -2, 2)
         self._scores += np.take(step, self._buckets, axis=0)
 
     def _fit_keys(self) -> None:
         r, p = self._errors()
         g = self._by_key @ r
         h = self._by_key @ p
-        # Types' own scores are eliminated: with a ridge l they leave h l / (h + l) of the curvature to the columns.
-        lam = RIDGES["types"] * self._lam
+        # Types' own scores are eliminated: with a ridge l they leave the share l / (h + l) of the curvature h, and of
+        # the gradient where they are 0, g + h own, to the columns.
+        lam = RIDGES["types"] * self._mean_weight
         rest = lam / (h + lam)
         linear = self._ridge(self._linear, (g + h * self._own) * rest, h * rest, RIDGES["keys"])
         moved = self._x @ (linear - self._linear).T
@@ -183,7 +188,7 @@ class _Fit:
 
     def _ridge(self, current: Singles, g: Singles, h: Singles, rows: float) -> Singles:
         """Return coefficients, (head, column), after a Newton step from the gradient and curvature of types."""
-        lam = rows * self._lam
+        lam = rows * self._mean_weight
         # One Newton step per head: a system of as many unknowns as columns.
         ridged = np.empty_like(current)
         for head, coefficients in enumerate(current):
@@ -194,7 +199,7 @@ class _Fit:
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
         """Fit one more pair, (head, column) of either side; the other blocks are fitted again beside it."""
-        # Scores of the pair are u(query) v(key), (entry, head).
+        # Scores of the pair are u(query) v(key), (entry, head): `of_queries` times `of_keys`.
         left, right = self._start_pair()
         of_queries = self._of_queries(left)
         of_keys = self._of_keys(right)
@@ -210,7 +215,9 @@ class _Fit:
             of_keys = moved
             # The queries' side: within a row the curvature is that of a covariance.
             r, p = self._errors()
-            gradients, means, squares = (self._by_row @ a for a in (r * of_keys, p * of_keys, p * of_keys**2))
+            gradients = self._by_row @ (r * of_keys)
+            means = self._by_row @ (p * of_keys)
+            squares = self._by_row @ (p * of_keys**2)
             spread = squares - means**2 / np.maximum(self._row_weights, 1e-30)
             left = self._ridge(left, self._by_query @ gradients, self._by_query @ spread, RIDGES["pairs"])
             moved = self._of_queries(left)

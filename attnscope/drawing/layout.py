@@ -69,7 +69,17 @@ class Paper:
         visible = inches * inch_px
         width = math.ceil(visible) + 2 * _CROP_PX
         label_px = CAPTION_PX * (label_points or points) / points
-        return cls(width, True, CAPTION_PX, label_px, inch_px, dpi, caption, (width - visible) / 2, font)
+        return cls(
+            width_px=width,
+            fixed=True,
+            least_px=CAPTION_PX,
+            label_px=label_px,
+            inch_px=inch_px,
+            dpi=dpi,
+            caption=caption,
+            crop_px=(width - visible) / 2,
+            font=font,
+        )
 
     @property
     def is_screen(self) -> bool:
@@ -78,7 +88,7 @@ class Paper:
 
     @property
     def most_px(self) -> float:
-        """Return the largest height of a figure that could be split; on paper of fixed width, that of a page's text."""
+        """Return the largest height of a figure: on paper of fixed width a page's with its crop, else no limit."""
         return TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
@@ -214,8 +224,10 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
     if not paper.fixed:
         panel = (max(1, math.floor(panel[0] + 1e-4)), max(1, math.floor(panel[1] + 1e-4)))
     needed = _needed_width(wanted, columns, panel[0], around)
-    usual = MIN_WIDTH_PX if needed >= _MOSTLY_EMPTY * MIN_WIDTH_PX else wanted.least_width_px
-    width = paper.width_for(wanted.least_width_px if wanted.n == 1 else usual, needed)
+    least_width = wanted.least_width_px
+    if wanted.n > 1 and needed >= _MOSTLY_EMPTY * MIN_WIDTH_PX:
+        least_width = MIN_WIDTH_PX
+    width = paper.width_for(least_width, needed)
     zoom = min(2.5, max(1.0, width / MIN_WIDTH_PX))
     # Space that is left goes between the panels, not to one side.
     spare = max(0, math.floor(width - needed)) // columns
@@ -232,19 +244,21 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
         x, y, pitch_x, pitch_y = round(x), round(y), math.ceil(pitch_x), math.ceil(pitch_y)
     corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
     bottom = math.ceil(top + rows * pitch_y + wanted.foot_px)
-    square = (cell, wanted.row_px or cell)
-    return Places(width, zoom, columns, square, panel, pitch_x, around, corners, bottom)
+    cell_size = (cell, wanted.row_px or cell)
+    return Places(width, zoom, columns, cell_size, panel, pitch_x, around, corners, bottom)
 
 
 def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
     """Return the largest width of a cell at which panels fit the width of the page and their own limits."""
     n_rows, n_columns = wanted.shape
     rows = math.ceil(wanted.n / columns)
+    # Panels of free columns fit one page of paper, with 100 px to spare.
     tallest = wanted.most_px if wanted.columns else min(wanted.most_px, paper.most_px - wanted.top_px - 100)
 
     def fits(cell: float) -> bool:
         around = _room_around(wanted, cell, columns, paper)
         height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below) + wanted.foot_px
+        # Narrower cells make no row of given height lower.
         is_low = bool(wanted.row_px) or height <= tallest
         return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
 
@@ -333,15 +347,17 @@ def nice_ticks(top: float) -> tuple[float, ...]:
 
 def ticks_between(low: float, high: float) -> tuple[float, ...]:
     """Return round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
+    # Steps of the whole scale, from 0; of two signs, from 0 to the upper end.
     steps = nice_ticks(high - max(low, 0.0))
     if low < 0:
         return (*(-tick for tick in reversed(steps[1:])), *steps)
     if len(steps) == 1:
         return (low,)
+    # Begin at the first multiple of a step within the scale.
     first = math.ceil(low / steps[1] - 1e-9) * steps[1]
     return tuple(round(first + step, 12) for step in steps if first + step <= high * 1.0001)
 
 
 def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
     """Return upper left corners, (x, y), of boxes in rows; `pitch` is their distance across and down."""
-    return [(corner[0] + at % columns * pitch[0], corner[1] + at // columns * pitch[1]) for at in range(n)]
+    return [(corner[0] + box % columns * pitch[0], corner[1] + box // columns * pitch[1]) for box in range(n)]

@@ -19,14 +19,14 @@ from attnscope.text import is_blank, require_text
 MOST_WRITTEN = 64
 """Tokens that a model writes at most where no transcript is given."""
 
-ANSWER = 20
+DEFAULT_ANSWER = 20
 """Tokens that a model writes at most about a picture where nothing else is said."""
 
 WHOLE_CHARACTERS = 2**20
 """A text of so many characters is tokenised whole, so that it is known how many tokens it has."""
 
-_CHARACTERS = 16
-"""Of a longer text, how many characters for each token that the model takes are tried first. English has 4 to 5."""
+_CHARACTERS_PER_TOKEN = 16
+"""A longer text is first cut to this many characters for each token of the model's limit. English has 4 to 5."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -120,6 +120,9 @@ Given = Prompt | Photo | Speech | View
 class Reading(SensoryInput):
     """Hold the input of a model: of a text, or as it sees or hears. `inputs` is empty where it reads a text.
 
+    From `SensoryInput` it has `inputs`, `tokens`, `notes`; `picture`, `pictures` or `sound`; and `axes`: queries and
+    keys by kind of attention, where words attend to patches by cross-attention.
+
     Attributes:
         text: What a record of it is called.
         target: What its decoder reads, if it has an encoder too.
@@ -131,7 +134,8 @@ class Reading(SensoryInput):
     @classmethod
     def of(cls, seen: SensoryInput, text: str, *notes: str, **more: Any) -> Reading:
         """Return what a model sees or hears under a name, with notes that come after its own."""
-        return cls(**{**vars(seen), "notes": (*seen.notes, *notes), **more}, text=text)
+        fields = vars(seen) | {"notes": (*seen.notes, *notes)} | more
+        return cls(**fields, text=text)
 
     def batch(self, device: str) -> Batch:
         """Return it as a batch of one text, ids (1, token), on a device."""
@@ -143,7 +147,9 @@ class Reading(SensoryInput):
     def after_pictures(self) -> int:
         """Return the first token after all that stand for patches: no earlier one is a word that sees them all."""
         if self.axes:
-            return next(iter(self.axes.values())).first
+            to_pictures = next(iter(self.axes.values()))
+            return to_pictures.first
+        # Patches stand among the tokens; `cells` has their positions.
         return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
 
     def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
@@ -211,7 +217,7 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
 
 
 def position_of(name: str | int, tokens: Tokens, option: str) -> int:
-    """Return the position of the one token that is named, by its number or as an option does; refuse none and several.
+    """Return the position of the one token that is named: by its number, a word, or a place such as @3.
 
     Raises:
         AttnscopeError: The name means no token, or several.
@@ -313,7 +319,7 @@ def _view(model: Model, view: View) -> Reading:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
         )
-    seen = model.viewer.view(view.photos, "", view.generate or ANSWER)
+    seen = model.viewer.view(view.photos, "", view.generate or DEFAULT_ANSWER)
     text = _ordinary_text(seen.tokens)
     if not text:
         raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
@@ -323,6 +329,7 @@ def _view(model: Model, view: View) -> Reading:
 def _hear(model: Model, speech: Speech) -> Reading:
     """Read frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
     if model.ears is None:
+        # A model that is its own eyes reads pictures; else it has a tower beside it for them.
         takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
@@ -341,8 +348,9 @@ def _hear(model: Model, speech: Speech) -> Reading:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
+    notes = [note] if note else []
     inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
-    return Reading.of(heard, target.text, *filter(None, [note]), inputs=inputs, target=target)
+    return Reading.of(heard, target.text, *notes, inputs=inputs, target=target)
 
 
 def _ordinary_text(tokens: Tokens) -> str:
@@ -381,7 +389,7 @@ def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> s
     if limit is None or len(text) <= WHOLE_CHARACTERS:
         return text
     # Twice as much each time, until there are tokens enough.
-    n_characters = _CHARACTERS * limit
+    n_characters = _CHARACTERS_PER_TOKEN * limit
     while n_characters < len(text):
         end = max(text.rfind(blank, 0, n_characters) for blank in " \n\t")
         if end > 0 and len(encode(text[:end])) >= 2 * limit:
@@ -410,6 +418,7 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
         raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
     # Of a pair, the longer text is cut first: the shorter one keeps up to half of the room.
     first, second = (ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1))
+    # The second also gets what the first does not fill.
     n_second = max(min(len(second), room // 2), room - len(first))
     kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
     # Say what is left out.

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnscope.choice import Choice
 from attnscope.core.alignment import align_tokens
-from attnscope.core.attention import rollout as core
+from attnscope.core.attention import rollout as rollouts
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
@@ -52,7 +52,7 @@ def rollout(
     # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN; they are none to average.
     with np.errstate(invalid="ignore"):
         mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
-    followed = Rollout.of_layers(record, mean, core.rollout(core.mix_residual(mean, residual)), residual)
+    followed = Rollout.of_layers(record, mean, rollouts.rollout(rollouts.mix_residual(mean, residual)), residual)
     require_query(followed, query)
     return followed
 
@@ -89,7 +89,7 @@ def relevance(
         raise AttnscopeError(
             f"{len(reading.tokens)} tokens are too many for gradients of all weights", f"give at most {_MOST_GRADED}"
         )
-    position, number = read_target(model, reading.text, reading.tokens, target)
+    position, target_index = read_target(model, reading.text, reading.tokens, target)
     record = outline(model.info, reading, Choice().within(model.info))
     # Run the model with the weights of every layer as leaves, (text, head, query, key).
     probe = Leaves("pattern")
@@ -99,21 +99,24 @@ def relevance(
         else:
             outputs = model.outputs(reading.batch(model.info.device), probe)
     assert outputs.logits is not None  # it has a head
-    kind = next(iter(probe.tensors))[0]
+    # Leaves by (kind, layer): those of the first kind that ran, layer by layer.
+    kind, _ = next(iter(probe.tensors))
     layers = [probe.tensors[place] for place in sorted(probe.tensors) if place[0] == kind]
     _require_all_layers(model, record.maps[0].n_layers, len(layers))
-    gradients = torch.autograd.grad(outputs.logits[0, position, number].float(), layers)
+    gradients = torch.autograd.grad(outputs.logits[0, position, target_index].float(), layers)
     # (head, query, key) of each layer → (layer, query, key).
     means = []
     for weights, gradient in zip(layers, gradients, strict=True):
-        means.append(core.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy()))
-    added = core.relevance(np.stack(means)) - np.eye(len(reading.tokens))
-    # The token whose row the head reads.
+        means.append(rollouts.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy()))
+    # What attention adds to each token's own relevance, which is the identity.
+    added = rollouts.relevance(np.stack(means)) - np.eye(len(reading.tokens))
+    # The token whose row the head reads: a classifier on a decoder reads the last one.
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
-    shares = core.row_shares(np.stack(means))
-    relevant = Rollout.of_layers(record, shares, core.row_shares(added), 0.0, target, answer_token)
+    shares = rollouts.row_shares(np.stack(means))
+    through = rollouts.row_shares(added)
+    relevant = Rollout.of_layers(record, shares, through, residual=0.0, target=target, answer_token=answer_token)
     require_query(relevant, query)
     return relevant
 
@@ -129,8 +132,8 @@ def _given(text: str | None, image: Any) -> Given:
 def _whole_maps(model: Model, given: Given) -> Heatmap:
     """Return the maps of all layers and heads of the model's first stack."""
     model = reader_of(model, given)
-    is_double = isinstance(given, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}
-    if isinstance(given, Prompt) and is_double:
+    has_two_stacks = isinstance(given, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}
+    if isinstance(given, Prompt) and has_two_stacks:
         # What a decoder reads changes nothing in the encoder, so it may read the same.
         text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, given.text)
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
@@ -138,7 +141,7 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
     else:
         reading = read(model, given)
     record = outline(model.info, reading, Choice().within(model.info))
-    if is_double:
+    if has_two_stacks:
         record = replace(record, maps=record.maps[:1])
     record = run_model(model, record, reading)
     _require_all_layers(model, record.maps[0].n_layers, len(record.maps[0].layers))
@@ -159,8 +162,8 @@ def _require_all_layers(model: Model, n_layers: int, n_found: int) -> None:
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     """Return the record with when each word of its transcript is spoken, in `record.sound.words`.
 
-    A token is spoken from when the path of dynamic time warping (`core.alignment`) comes to what the model
-    attends to as it writes that token: the row of the token before it. The path begins with the recording, so the first
+    A token begins where the path of dynamic time warping (`core.alignment`) comes to its row. That is the row of the
+    token before it: what the model attends to as it writes the token. The path begins with the recording, so the first
     word does. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are right
     only if the heads follow the words.
 

@@ -38,8 +38,10 @@ LEAST_FAR = 32
 """A link is far where query and key are more than a cell apart, and at least this many tokens."""
 
 N_LINKS = 10
+"""Links that are kept of each head."""
 
-_SIZES = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads")
+_SHARED = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads")
+"""Fields that a pooled map has of the whole one."""
 
 
 # The record without weights
@@ -67,24 +69,25 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
     notes = list(reading.notes)
     maps: list[AttentionMap] = []
     for kind in kinds:
-        number = info.kinds.index(kind)
-        known: Sequence[int] = range(info.n_layers[number])
+        kind_index = info.kinds.index(kind)
+        known: Sequence[int] = range(info.n_layers[kind_index])
         if kind in reading.axes:
             known = reading.axes[kind].layers
         # Its chosen layers and heads.
         layers = tuple(layer for layer in chosen.layers if layer in known)
-        heads = tuple(head for head in chosen.heads if head < info.n_heads[number])
+        heads = tuple(head for head in chosen.heads if head < info.n_heads[kind_index])
         if not (layers and heads):
             if kind == kinds[0] == "cross":
                 raise AttnscopeError(
                     f"{info.name} has no cross-attention in the layers and heads that are chosen",
-                    f"it has layers {spans(known)} of {info.n_heads[number]} heads",
+                    f"it has layers {spans(known)} of {info.n_heads[kind_index]} heads",
                 )
             continue
         # The tokens at both sides, of which a part may be kept.
         queries, keys = reading.queries_and_keys(kind)
         rows = slice(reading.after_pictures, len(queries))
         columns = slice(0, n_heard or len(keys))
+        # Without --rows the queries stay those after the pictures.
         if cut:
             cut_rows, columns = cut.within(len(queries), len(keys))
             if cut.rows is not None:
@@ -106,9 +109,9 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
                 weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
                 queries=queries.take(np.arange(rows.start, rows.stop)),
                 keys=keys.take(np.arange(columns.start, columns.stop)),
-                n_layers=info.n_layers[number],
-                n_heads=info.n_heads[number],
-                n_kv_heads=info.n_kv_heads[number],
+                n_layers=info.n_layers[kind_index],
+                n_heads=info.n_heads[kind_index],
+                n_kv_heads=info.n_kv_heads[kind_index],
                 part=part,
             )
         )
@@ -133,8 +136,8 @@ def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[
         model: The model.
         record: What `outline` made.
         reading: What the model reads.
-        full_width: Gets what one head over the full width of each layer would attend to, kind → layer → (query, key),
-            where the model tells; None = that is not wanted.
+        full_width: A dict to fill with what a single head over all of d_model would attend to in each layer, kind →
+            layer → (query, key); layers where it is not defined are missing. None = not wanted.
 
     Raises:
         AttnscopeError: Weights are NaN, or do not fit into memory.
@@ -152,7 +155,7 @@ def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[
 
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
-        # Each kind has queries and keys of its own.
+        # Keep only the part that is shown, for each kind, as kinds differ in queries and keys.
         probes = {m.kind: _part_of(m) for m in record.maps}
         run_probe(model, reading, probe_by_kind(probes))
     else:
@@ -166,7 +169,7 @@ def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[
     maps = []
     for m, kind in zip(record.maps, kinds, strict=True):
         weights = probes[kind].maps.get(kind, {})
-        by_layer = {layer: heads_of_text[0].numpy() for layer, heads_of_text in weights.items()}
+        by_layer = {layer: batch[0].numpy() for layer, batch in weights.items()}
         maps.append(_fill(m, by_layer, probes[kind].heads, model.info))
     return replace(record, maps=tuple(maps))
 
@@ -240,7 +243,7 @@ def _lay_heads(
     Raises:
         AttnscopeError: A number is NaN.
     """
-    # (layer, head, ...), of numbers that say that there is none.
+    # (layer, head, ...), filled with what stands for a head that is not there.
     shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
     laid: NDArray[Any] = np.full(shape, np.nan, np.float32)
     if np.issubdtype(numbers[0].dtype, np.integer):
@@ -301,7 +304,8 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
 
     # One pass, with a grid for each kind of attention.
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
-    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), *_layers_and_heads(whole.maps), tuple(grids))
+    layers_to_probe, heads = _layers_and_heads(whole.maps)
+    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), layers_to_probe, heads, tuple(grids))
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []
@@ -314,11 +318,11 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
             numbers = [getattr(by_layer[layer], name)[0].numpy() for layer in layers]
             arrays[name] = _lay_heads(m, layers, numbers, probe.heads, model.info)
         grid = grids[kind]
-        sizes = {name: getattr(m, name) for name in _SIZES}
+        shared = {name: getattr(m, name) for name in _SHARED}
         far = -1 if grid.far is None else grid.far
         maps.append(
             PooledMap(
-                **sizes,
+                **shared,
                 **arrays,
                 layers=layers,
                 query_cell=grid.query_cell,

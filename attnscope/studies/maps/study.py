@@ -90,14 +90,15 @@ def look(
     reading = group_words(reading, words)
     # Long texts are pooled, unless an option needs exact maps.
     cells = options.pooled
-    can_pool = isinstance(given, Prompt) and model.info.path == "seam" and options.of_exact_maps == MapOptions()
+    needs_exact = options.of_exact_maps != MapOptions()
+    can_pool = isinstance(given, Prompt) and model.info.path == "seam" and not needs_exact
     if cells is None and can_pool and max(len(reading.tokens), len(reading.target or ())) > POOLED_OVER:
         cells = CELLS
     if cells:
         return pool_maps(model, reading, chosen, cells)
     # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
-    record = replace(record, top=options.cut.top)
+    record = replace(record, top=options.cut.top)  # weights of each query that are written; 0 = all
     if options.times:
         record = time_words(record, followed)
     return apply_changes(record, options)
@@ -109,13 +110,16 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
     The same figures have the same name.
     """
     # How it is drawn, and which part.
-    marks: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
+    drawn_as: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
     names = ("colours", "smooth", "layout", *SIZES)
-    marks |= {name: getattr(style, name) for name in names if getattr(style, name) != getattr(Style, name)}
+    for name in names:
+        value = getattr(style, name)
+        if value != getattr(Style, name):  # the default
+            drawn_as[name] = value
     if isinstance(record, PooledHeatmap):
-        marks["cells"] = list(record.maps[0].cells.shape[2:])
+        drawn_as["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
-        marks["part"] = list(record.maps[0].part)
+        drawn_as["part"] = list(record.maps[0].part)
     # What is drawn.
     pictures = [hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]
     parts = [
@@ -127,10 +131,10 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
         getattr(record, "changes", None),
         record.maps[0].keys.pair,
         *pictures,
-        sorted(marks.items()),
+        sorted(drawn_as.items()),
     ]
-    mark = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
-    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{mark}")
+    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{digest}")
 
 
 @with_plain_torch
@@ -290,7 +294,7 @@ def sound_heatmap(
         Speech(read_recording(audio), text),
         MapOptions(choice=choice_from(layers, heads, pick), times=times),
     )
-    # Only words are drawn over the spectrogram.
+    # The spectrogram is drawn under timed words alone; else it is not kept.
     if times or record.sound is None:
         return record
     return replace(record, sound=replace(record.sound, spectrogram=None))
@@ -345,14 +349,17 @@ def _look(kind: type[R], model: Model, given: Given, options: MapOptions, words:
     return record
 
 
-def apply_changes(record: Heatmap, tokens: Tokens) -> Heatmap:
-    """Return the record as it is shown: special tokens hidden but for a query's, without sinks, by words, as means."""
-    if tokens.hide_special:
-        record = record.hide_special(keep=tokens.query)
-    if tokens.without_sinks:
+def apply_changes(record: Heatmap, changes: Tokens) -> Heatmap:
+    """Return the record as it is shown.
+
+    Special tokens are hidden but for a query's; then without sinks, by words, and as means over heads, layers or both.
+    """
+    if changes.hide_special:
+        record = record.hide_special(keep=changes.query)
+    if changes.without_sinks:
         record = record.without_sinks()
-    if tokens.words:
+    if changes.words:
         record = record.merge_words()
-    if tokens.mean:
-        record = record.average(tokens.mean)
+    if changes.mean:
+        record = record.average(changes.mean)
     return record
