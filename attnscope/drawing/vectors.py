@@ -32,7 +32,9 @@ def cells_as_rectangles(
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    boxes, colours = [np.empty((0, 4))], [np.empty(0, np.uint32)]
+    # Empty arrays come first, so that no maps make no patch.
+    boxes = [np.empty((0, 4))]
+    colours = [np.empty(0, np.uint32)]
     for (x, y, width, height), pixels in maps:
         # Four bytes of colour as one number: (row, column).
         codes = np.ascontiguousarray(pixels).view(np.uint32)[:, :, 0]
@@ -40,20 +42,23 @@ def cells_as_rectangles(
         # Runs of one colour in a row begin where it changes.
         begins = np.ones(codes.shape, bool)
         begins[:, 1:] = codes[:, 1:] != codes[:, :-1]
-        at = np.flatnonzero(begins)
-        row, column = np.divmod(at, columns)
-        long = np.diff(at, append=codes.size)
+        starts = np.flatnonzero(begins)
+        row, column = np.divmod(starts, columns)
+        lengths = np.diff(starts, append=codes.size)
         # A box per run, (run, 4), in pixels of the page.
-        wide, tall = width / columns, height / rows
-        boxes.append(np.stack([x + column * wide, y + row * tall, long * wide, np.full(len(at), tall)], 1))
-        colours.append(codes.ravel()[at])
+        cell_width = width / columns
+        cell_height = height / rows
+        heights = np.full(len(starts), cell_height)
+        boxes.append(np.stack([x + column * cell_width, y + row * cell_height, lengths * cell_width, heights], 1))
+        colours.append(codes.ravel()[starts])
     # A patch per colour; a seam of the same colour hides gaps between rectangles.
-    boxes_of_all, codes = np.concatenate(boxes), np.concatenate(colours)
+    all_boxes = np.concatenate(boxes)
+    all_colours = np.concatenate(colours)
     outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    for code in np.unique(codes):
+    for code in np.unique(all_colours):
         red, green, blue, alpha = (code.reshape(1).view(np.uint8) / 255).tolist()
         if alpha:
-            corners = vertices_of(boxes_of_all[codes == code])
+            corners = vertices_of(all_boxes[all_colours == code])
             path = Path(corners.reshape(-1, 2), np.tile(outline, len(corners)))
             yield PathPatch(path, facecolor=(red, green, blue, alpha), edgecolor=(red, green, blue), linewidth=_SEAM_PT)
 
@@ -99,7 +104,8 @@ def _subset(path: str, characters: frozenset[str]) -> str:
 
     # Kerning and marks stay; the time of the run goes, so that bytes are the same.
     options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
-    options.recalc_timestamp, options.drop_tables = False, [*options.drop_tables, "FFTM"]
+    options.recalc_timestamp = False
+    options.drop_tables = [*options.drop_tables, "FFTM"]  # FontForge's times
     options.font_number = 0  # of a collection
     content = io.BytesIO()
     with subset.load_font(path, options) as font:

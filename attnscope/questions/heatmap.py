@@ -102,7 +102,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def usual_scale(self) -> Any:
-        """Weight 1; of pictures and sound each head's largest."""
+        """Return what is drawn darkest: weight 1; of pictures and sound each head's largest."""
         return "fixed" if self.is_of_text else "head"
 
     # Changes
@@ -112,6 +112,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
         The first token of a decoder is one where its text is words, begins in this map, and has its sinks still.
         """
+        # Without a kind only special tokens count; a part that begins later does not have the first token.
         first_query, first_key = attention.first
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         return attention.queries.sinks("" if first_query else kind), attention.keys.sinks("" if first_key else kind)
@@ -124,7 +125,8 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: It is a part of a map, or its word pieces are merged.
         """
-        if {"hide_special", "without_sinks"} & {*self.changes} or not any(self.sinks(m)[1].any() for m in self.maps):
+        has_sinks = any(keys.any() for _, keys in map(self.sinks, self.maps))
+        if {"hide_special", "without_sinks"} & {*self.changes} or not has_sinks:
             return self
         if "words" in self.changes or self.pictures or any(m.part is not None for m in self.maps):
             raise AttnscopeError("sinks are left out of whole maps of tokens, not of a part or of words")
@@ -183,7 +185,7 @@ class Heatmap(MapsResult[AttentionMap]):
         for attention in self.maps:
             rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
             word_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
-            part = attention.part
+            part = attention.part  # (first query, first key, queries of the whole, keys of the whole)
             if attention is self.maps[0]:
                 pictures = tuple(picture.move(word_of) for picture in self.pictures)
             if self.pictures and part is not None and attention.kind != "cross":
@@ -192,8 +194,9 @@ class Heatmap(MapsResult[AttentionMap]):
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
             weights = merge_weights(attention.weights, [g[0] for g in rows], [g[0] for g in columns])
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
+        # The queries of cross-attention are the words of the next map, which were counted there.
         if len(maps) > 1 and maps[0].kind == "cross" and maps[0].part is not None and maps[1].part is not None:
-            whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))  # its queries are these
+            whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))
             maps[0] = replace(maps[0], part=whole)
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
 
@@ -217,15 +220,16 @@ class Heatmap(MapsResult[AttentionMap]):
             return self
         shown = [(attention, self.chosen(attention)) for attention in self.maps]
         maps = tuple(average(attention, heads, over) for attention, heads in shown if heads)
-        # What the mean is of, in words.
+        # What the mean is of, in words: by the heads of the first map, or of the last if that shows none.
         heads = shown[0][1] or shown[-1][1]
-        said = f"{MEAN_OF}{amount(len(heads), 'head')}"
-        layers, numbers = (spans(sorted({*side})) for side in zip(*heads, strict=True))
+        layers = spans(sorted({layer for layer, _ in heads}))
+        numbers = spans(sorted({head for _, head in heads}))
+        change = f"{MEAN_OF}{amount(len(heads), 'head')}"
         if over == "heads":
-            said = f"{MEAN_OF}heads {numbers} in each layer"
+            change = f"{MEAN_OF}heads {numbers} in each layer"
         elif over == "layers":
-            said = f"{MEAN_OF}layers {layers} for each head"
-        return replace(self, maps=maps, picked=None, changes=(*self.changes, said))
+            change = f"{MEAN_OF}layers {layers} for each head"
+        return replace(self, maps=maps, picked=None, changes=(*self.changes, change))
 
     def with_pictures_as_one(self) -> Heatmap:
         """Return the same with each photo as one key, that gets what all its patches get: a map of words is left.
@@ -264,6 +268,7 @@ class Heatmap(MapsResult[AttentionMap]):
         if part is not None and is_across:
             part = (part[0], 0, part[2], len(firsts))
         elif part is not None:
+            # Where no row is kept, the first one lies behind all keys.
             part = (int(inverse[min(part[0], len(inverse) - 1)]), 0, len(firsts), len(firsts))
         folded = replace(attention, weights=weights, keys=keys, part=part)
         return replace(self, maps=(folded, *self.maps[1:]), pictures=())
@@ -298,7 +303,7 @@ class Heatmap(MapsResult[AttentionMap]):
                         first_query + query,
                         first_key + key,
                         *tokens,
-                        float(str(weight)),
+                        float(str(weight)),  # no more digits than float32 has
                     )
 
     def as_json(self) -> dict[str, Any]:
@@ -332,8 +337,9 @@ class Heatmap(MapsResult[AttentionMap]):
             if self.sound.words:
                 rows = [(word.text, word.start, word.end, *word.tokens) for word in self.sound.words]
                 columns = self.TABLES["words"]
-                values = zip((column.name for column in columns), zip(*rows, strict=True), strict=True)
-                tables["words"] = Table.of_arrays(columns, **dict(values))
+                names = [column.name for column in columns]
+                values = dict(zip(names, zip(*rows, strict=True), strict=True))
+                tables["words"] = Table.of_arrays(columns, **values)
         return tables, arrays, options
 
     @classmethod
@@ -341,6 +347,7 @@ class Heatmap(MapsResult[AttentionMap]):
         """Return the pictures and the sound that were kept."""
         options, arrays = stored.options, stored.grids
         more: dict[str, Any] = {"pictures": []}
+        # The one picture has no number in the names of its arrays, those among words have :0, :1 and so on.
         described = [("", options["picture"]), *((f":{n}", each) for n, each in enumerate(options["pictures"]))]
         for name, fields in described:
             if fields is None:
@@ -355,8 +362,10 @@ class Heatmap(MapsResult[AttentionMap]):
                 more["picture"] = picture
         more["pictures"] = tuple(more["pictures"])
         if options["sound"] is not None:
-            _, *rows = stored.tables["words"].rows() if "words" in stored.tables else [()]
-            words = tuple(SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows)
+            words: tuple[SpokenWord, ...] = ()
+            if "words" in stored.tables:
+                _, *rows = stored.tables["words"].rows()  # the names of columns come first
+                words = tuple(SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows)
             known = {key: freeze(value) for key, value in options["sound"].items()}
             sound = Sound.rebuild(known, arrays["envelope"], arrays.get("spectrogram"), words)
             sound.require_whole()
@@ -388,7 +397,7 @@ class Heatmap(MapsResult[AttentionMap]):
 class Rollout(Heatmap):
     """Attention rollout of one model on one text (Abnar & Zuidema 2020), beside the mean attention of each layer.
 
-    The two stand in the place of heads. Of mean attention columns are the keys of the layer, of rollout they are the
+    The two stand in the place of heads. The columns of mean attention are the layer's keys, those of rollout are the
     input tokens: how much of each is in each place after the layer.
 
     With a target it is relevance for that (Chefer et al. 2021), beside the gradient × attention of each layer: of both
@@ -449,7 +458,7 @@ class Rollout(Heatmap):
     ) -> Rollout:
         """Return the rollout of all layers of a record, (layer, query, key), beside the mean over heads."""
         names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
-        maps = replace(
+        attention = replace(
             record.maps[0],
             kind=ROLLOUT,
             heads=(0, 1),
@@ -461,7 +470,7 @@ class Rollout(Heatmap):
         return cls(
             run=record.run,
             text=record.text,
-            maps=(maps,),
+            maps=(attention,),
             picture=record.picture,
             residual=residual,
             target=target,
@@ -476,7 +485,7 @@ def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> Att
     """
     if attention.part is None:
         return attention
-    first, left, n_queries, n_keys = attention.part
+    first, first_key, n_queries, n_keys = attention.part
     queries = attention.keys
     if attention.kind == "cross":
         others = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
@@ -484,7 +493,7 @@ def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> Att
             return replace(attention, part=None)
         queries = others[0]
     rows = slice(first, first + len(attention.queries))
-    if left or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
+    if first_key or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
         raise AttnscopeError("a part of a map with some of its keys alone has no page", "leave out --cols")
     weights = np.zeros((*attention.weights.shape[:2], len(queries), len(attention.keys)), np.float32)
     weights[:, :, rows] = attention.weights

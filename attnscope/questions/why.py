@@ -39,8 +39,8 @@ class WhyOptions:
 class Why(Result):
     """An attention score before softmax, as a sum over pairs of parts of the model.
 
-    Softmax sees only how a score differs from the others of its query. So every number but `score` and `mean` is less
-    its mean over the keys that the query may attend to.
+    Softmax sees only how a score differs from the others of its query. So from every number but `score` and `mean` its
+    mean over the keys that the query may attend to is subtracted.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.why/2"
@@ -141,11 +141,11 @@ def _answer(why: Why) -> list[str]:
     # The score beside the mean over the keys that it may attend to.
     side = "above" if why.excess >= 0 else "below"
     keys = amount(score["n_keys"], "key")
-    mean = f"the mean of the {keys} that the query may attend to{mask}"
-    excess = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
+    compared_with = f"the mean of the {keys} that the query may attend to{mask}"
+    difference = f"{fixed(abs(why.excess), 3)} nats {side} {compared_with}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
-        f"weight {weight(score['weight'])}: its score of {fixed(score['score'], 3)} is {excess}",
+        f"weight {weight(score['weight'])}: its score of {fixed(score['score'], 3)} is {difference}",
     ]
 
 

@@ -87,7 +87,7 @@ class Tokens:
         GPT-2, are given no special one.
         """
         sinks = self.special.copy()
-        sinks[:1] |= kind == "decoder"
+        sinks[:1] |= kind == "decoder"  # a text may have no first token
         return sinks
 
     def find(self, wanted: str) -> tuple[int, ...]:
@@ -128,9 +128,10 @@ class Tokens:
         if match := _PLACES.fullmatch(wanted):
             first, last = int(match[1]), int(match[2] or match[1])
             return tuple(range(first, last + 1)) if first <= last < len(self) else ()
-        groups = self.word_groups()
+        # The word of each token; empty where words are not known.
         spelled = [""] * len(self)
-        for group in groups if self.words is not None else ():
+        groups = [] if self.words is None else self.word_groups()
+        for group in groups:
             for i in group:
                 spelled[i] = self._surface(group)
         for fold in (str, str.casefold):
@@ -161,9 +162,9 @@ class Tokens:
         Words that make up the whole text are taken in their order, others wherever they stand, the longest first.
         """
         numbers = np.full(len(self), -1, np.int32) if self.words is None else self.words.copy()
-        first = int(numbers.max(initial=-1)) + 1
+        first_new = int(numbers.max(initial=-1)) + 1
         for segment, text in enumerate((self.text, self.pair or "")):
-            for number, (start, stop) in enumerate(_spans_of(words, text), first):
+            for number, (start, stop) in enumerate(_spans_of(words, text), first_new):
                 is_inside = (self.offsets[:, 0] < stop) & (self.offsets[:, 1] > start) & (self.offsets[:, 0] >= 0)
                 numbers[is_inside & (self.segments == segment) & ~self.special] = number
         return replace(self, words=numbers)
@@ -175,12 +176,12 @@ class Tokens:
         last: tuple[int, int] | None = None
         for i in range(len(self)):
             word = -1 if self.words is None else int(self.words[i])
-            name = (int(self.segments[i]), word)
-            if word >= 0 and name == last:
+            current = (int(self.segments[i]), word)
+            if word >= 0 and current == last:
                 groups[-1].append(i)
             else:
                 groups.append([i])
-            last = name if word >= 0 else None
+            last = current if word >= 0 else None
         return groups
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
