@@ -161,9 +161,9 @@ class ScoreRun:
 
     # What becomes a leaf ---------------------------------------------------------------------------------------------
 
-    def _add_leaf(self, part: Part, tensor: Tensor, value: Tensor | None = None) -> Tensor:
+    def _add_leaf(self, tensor: Tensor, *parts: Part, value: Tensor | None = None) -> Tensor:
         leaf = tensor.detach().requires_grad_()
-        self._leaves.append(_Leaf((part,), leaf, leaf if value is None else value))
+        self._leaves.append(_Leaf(parts, leaf, leaf if value is None else value))
         return leaf
 
     def _observe(self, call: AttentionCall) -> Tensor:
@@ -173,13 +173,9 @@ class ScoreRun:
         with torch.no_grad():
             output = attend(call)
         # One leaf for all heads of the layer: (1, head, query, d_value).
-        leaf = output.detach().requires_grad_()
         name = self._name(call.kind, call.layer)
-        parts = []
-        for head in range(call.n_heads):
-            parts.append(Part(f"{name}H{head}", "head", call.layer, head))
-        self._leaves.append(_Leaf(tuple(parts), leaf, leaf))
-        return leaf
+        heads = range(call.n_heads)
+        return self._add_leaf(output, *(Part(f"{name}H{head}", "head", call.layer, head) for head in heads))
 
     def _name(self, kind: str, layer: int) -> str:
         """Return the name of a layer; where a model has two stacks, with that of the stack."""
@@ -190,12 +186,12 @@ class ScoreRun:
         places = self._layers.get(module, set())
         layers = {layer for _, layer in places}
         kind, layer = min(places) if len(layers) == 1 else self._latest
-        return self._add_leaf(Part(f"{self._name(kind, layer)} MLP", "MLP", layer), output)
+        return self._add_leaf(output, Part(f"{self._name(kind, layer)} MLP", "MLP", layer))
 
     def _embed(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         ids = inputs[0] if inputs else None
         name = _name_embedding(ids, output, self._batch)
-        return self._add_leaf(Part(name, "embedding"), output)
+        return self._add_leaf(output, Part(name, "embedding"))
 
     def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         # Embeddings handed over as vectors, or added by plain code, have no path yet.
@@ -224,7 +220,7 @@ class ScoreRun:
             return output
         name = PROJECTION_BIAS if module in self._projections else OTHER_BIASES
         value = bias.detach().expand_as(output)
-        return output + self._add_leaf(Part(name, "bias"), torch.zeros_like(output), value)
+        return output + self._add_leaf(torch.zeros_like(output), Part(name, "bias"), value=value)
 
 
 def _layers_of(model: Model) -> dict[nn.Module, set[Place]]:

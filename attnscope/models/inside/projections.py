@@ -206,12 +206,13 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
     output = watch.outputs[place]
     # The output projection, where it is a plain linear map.
     module = watch.modules.get(place)
-    if module is None:
-        note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
-        return Surroundings(call, output, notes=(note,))
-    weight = None if module in adapted_maps(roots) else weight_of(module)
-    if weight is None:
+    note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
+    weight = None
+    if module is not None:
         note = "W_O cannot be shown: it is quantised, or an adapter adds to it"
+        if module not in adapted_maps(roots):
+            weight = weight_of(module)
+    if weight is None:
         return Surroundings(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
     # (1, query, d_model), or of OPT (query, d_model)

@@ -63,13 +63,11 @@ class TextPart(Part):
 
     Attributes:
         sums: What a measurer adds up of whole texts.
-        whole: The loss of the whole model.
-        n_predictions: How many predictions these are of.
+        whole: The loss of the whole model, and how many predictions it is of.
     """
 
     sums: RunningSums
     whole: RunningSums = field(default_factory=RunningSums)
-    n_predictions: int = 0
     _rows: dict[int, list[tuple[Row, Floats]]] = field(default_factory=dict)
 
     def add_row(self, row: Row, numbers: Floats, broken_at: BrokenPlace | None) -> None:
@@ -251,6 +249,7 @@ def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
     reader = passes.reader
     for text in distinct(passes.texts, Copies()):
+        # The first row of the text stands for it; a text without tokens has none.
         batches = reader.batches(Block(0, (text,)))
         row = next(chain.from_iterable(batches), None)
         if row is None:
@@ -264,6 +263,7 @@ def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
 
 def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
     """Return the shapes of heads' outputs, as the first of `outputs_of` shows them."""
+    # Each output is (head, token, d).
     _, first = next(iter(outputs))
     shapes = {}
     for place, output in first.items():
@@ -393,7 +393,6 @@ class Cutting(RowMeasurer):
         counts[..., 1:] = n_predictions[:, None, None]
         part.sums.add(values, counts)
         part.whole.add(whole[:, 0, 1], n_predictions)
-        part.n_predictions = int(n_predictions.sum())
 
 
 def measure_cuts(
@@ -464,18 +463,17 @@ class Slopes(RowMeasurer):
         if not len(read.rows):
             return np.zeros((len(batch), *self._shape)), {}
         leaves = Leaves("z")
-        logits = self._model.outputs(read.batch, leaves).logits
-        assert logits is not None  # there are predictions
-        dtype = sum_dtype(logits.device)
-        chosen = logits[read.rows, read.positions].to(dtype)
-        logs = chosen.log_softmax(-1)  # (prediction, vocabulary)
+        logs = read.log_probabilities(self._model.outputs(read.batch, leaves).logits, 1)
+        assert logs is not None  # there are predictions
         # The sum of the losses of all predictions: each depends on its own text's heads alone.
         loss = read.losses(logs, logs.detach()).sum()
         outputs = list(leaves.tensors.values())
         gradients = torch.autograd.grad(loss, outputs, materialize_grads=True)
         # By the chain rule, summed over all that the factor multiplies: (row, head).
+        # Each product is (row, head, query, d).
         slopes = []
         for output, gradient in zip(outputs, gradients, strict=True):
+            dtype = sum_dtype(output.device)
             products = output.detach().to(dtype) * gradient.to(dtype)
             slopes.append(products.sum((2, 3)).cpu())
         return to_numpy(torch.cat(slopes, -1)), {}

@@ -90,6 +90,7 @@ class ReadBatch:
         """Return log probabilities, (time, prediction, vocabulary), from logits, (time · row, token, vocabulary)."""
         if logits is None:
             return None
+        # Every repetition of the batch is asked at the same tokens.
         by_time = logits.view(times, -1, *logits.shape[1:])  # (time, row, token, vocabulary)
         chosen = by_time[:, self.rows, self.positions]
         dtype = torch.promote_types(chosen.dtype, torch.float32)
@@ -102,6 +103,7 @@ class ReadBatch:
             logs: Log probabilities, (..., prediction, vocabulary).
             whole: Those of the whole model, (prediction, vocabulary).
         """
+        # Where no class is named, the whole model's own is the right one.
         is_named = self.answers != OWN_CLASS
         answers = self.answers.where(is_named, whole.argmax(-1))
         index = answers.expand(logs.shape[:-1])[..., None]

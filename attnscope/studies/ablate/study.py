@@ -145,7 +145,7 @@ def ablate(
     about = result.about(model.info, _notes(model, options))
     about |= {"seed": options.seed, "kinds": list(model.info.kinds)}
     facts = result.corpus(passes.texts, model.info)
-    facts["n_predictions"] = done.n_predictions
+    facts["n_predictions"] = int(done.whole.total("c"))
     del facts["n_chunked"]  # chunks are not counted here
     ablation = Ablation(about, facts, _describe(options, loss, table), tables)
     if not options.importance:
@@ -179,6 +179,7 @@ def _choose_heads(model: Model, options: AblateOptions, shapes: Shapes) -> list[
     """Return the heads that were chosen, by kind, layer, head."""
     kinds = model.info.kinds
     chosen = options.choice.within(model.info)
+    # Single heads that were named, or all of the chosen layers with the chosen numbers.
     places = chosen.picked or set(product(chosen.layers, chosen.heads))
     heads = []
     for head in _every_head(shapes):
@@ -311,6 +312,7 @@ def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[s
     """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
     from scipy.stats import spearmanr  # it takes most of a second, which 'heads' need not wait for
 
+    # Two effects, or one that is NaN, have no ranks to compare.
     agreement = {}
     for first, second in combinations(modes, 2):
         values = np.stack([heads[f"{mode}_{quantity}"] for mode in (first, second)])

@@ -214,6 +214,7 @@ class _Reader:
 
 def _spellings(answer: str, before: str) -> tuple[str, ...]:
     """Return an answer as it may be written after a text: a word gets a space, digits go on after digits."""
+    # A word goes on without a space only after a space, and a number also after a digit.
     spaced = f" {answer}"
     last = before[-1:]
     first = answer[0]
@@ -307,6 +308,7 @@ def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> Pai
     if model.loss == "causal":
         last = len(first.clean) - row
         row = 0
+    # The answers that any pair asks for, once each.
     answers = sorted({*chain.from_iterable(pair.right + pair.wrong for pair in pairs)})
     # Which of them are right, and which are wrong, (pair, answer).
     right = np.stack([np.isin(answers, pair.right) for pair in pairs])

@@ -72,7 +72,8 @@ class PairRuns:
         self._batch = batch
         self._sign = 1 if direction == "denoise" else -1
         # Run the other side once, and keep what its heads compute.
-        changed, other = batch.corrupt, batch.clean
+        changed = batch.corrupt
+        other = batch.clean
         if direction == "noise":
             changed, other = other, changed
         self._changed = changed

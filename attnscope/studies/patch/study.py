@@ -428,6 +428,7 @@ def observations_of(pairs: Sequence[ReadPair]) -> NDArray[np.int64]:
     The mirror image of a pair has its two texts the other way round, and tells little that the pair does not: both are
     one observation.
     """
+    # Both texts in no order: those of a mirror image are the same.
     numbers: dict[frozenset[bytes], int] = {}
     for pair in pairs:
         numbers.setdefault(frozenset(pair.ids), len(numbers))
@@ -447,6 +448,7 @@ def _columns(name: str, mean: Floats, low: Floats, high: Floats, *_: Floats) -> 
 
 def _effects_and_shares(effects: Floats, total: Floats) -> dict[str, Floats]:
     """Return the columns of effects, (observation, quantity), and of their shares of the total, (observation,)."""
+    # Means over observations, (quantity,).
     mean, low, high, p = pair_means(effects)
     shares = shares_of_total(effects, total[:, None])
     counts = np.isfinite(mean) * float(len(total))
@@ -478,6 +480,6 @@ def _why_no_shares(total: Floats) -> str:
 
 def _largest(values: Floats, n: int | None) -> list[int]:
     """Return the columns with the n largest means over pairs, (pair, unit), in their order; unknown ones come last."""
-    # NumPy's sorting puts NaN last.
+    # NumPy's sorting puts NaN last: the mean over pairs of what was not tried.
     order = np.argsort(-np.abs(values.mean(0)), kind="stable")
     return sorted(order[:n].tolist())

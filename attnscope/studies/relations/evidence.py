@@ -344,24 +344,21 @@ def judge(
         "",
     )
 
-    # The numbers of heads: (relation, head).
-    low, high = scored.hits.share_interval(hits=True)
-    p_values = _p_values(scored, baseline)
-    p_values[no_verdict != ""] = np.nan
-    by_head = {
-        "choice": chosen.hits.ratio(),
-        "accuracy": scored.hits.ratio(),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "mass": scored.mass.ratio(),
-        "p": p_values,
-    }
-    # The heads that there are.
+    # The numbers of the heads that there are: (relation, head).
     counts = chosen.hits.total("c") + scored.hits.total("c")
     is_there = counts.any(0)
-    grids: dict[str, NDArray[Any]] = {}
-    for name, values in by_head.items():
-        grids[name] = values[:, is_there]
+    hits = scored.hits[:, is_there]
+    low, high = hits.share_interval(hits=True)
+    p_values = _p_values(hits, scored.n_links[:, None], baseline[:, None])
+    p_values[no_verdict != ""] = np.nan
+    grids: dict[str, NDArray[Any]] = {
+        "choice": chosen.hits.ratio()[:, is_there],
+        "accuracy": hits.ratio(),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "mass": scored.mass.ratio()[:, is_there],
+        "p": p_values,
+    }
     # Decide: well above the best rule, and significant over heads x relations.
     grids["q"] = benjamini_hochberg(grids["p"])
     with np.errstate(invalid="ignore"):
@@ -403,12 +400,11 @@ def judge(
     return tables, grids
 
 
-def _p_values(scored: Half, baseline: Floats) -> Floats:
-    """Return the larger p-value of the test over texts and of that over links, (relation, head)."""
-    # The t-test over texts, and the binomial test over links.
-    over_texts = scored.hits.p_above(baseline[:, None])
-    hits = np.floor(scored.hits.total("s") + 1e-9)
+def _p_values(hits: RunningSums, n_links: NDArray[np.int64], baseline: Floats) -> Floats:
+    """Return the larger p-value of the t-test over texts and of the binomial test over links, (relation, head)."""
+    over_texts = hits.p_above(baseline)
+    n_hits = np.floor(hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):
-        over_links = bdtrc(hits - 1, scored.n_links[:, None], baseline[:, None])
+        over_links = bdtrc(n_hits - 1, n_links, baseline)
     p_values: Floats = np.maximum(over_texts, over_links)
     return p_values

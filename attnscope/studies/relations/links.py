@@ -221,6 +221,7 @@ class MeasuredPart(LinkPart):
 
     def add_up(self) -> None:
         """Add up the whole texts of the block, in their order; each chunk counts as a text."""
+        # Cells and hits of all chunks, in the same order.
         cells: list[Cell] = []
         hits = []
         for text in filter(self._is_whole, self._texts):
@@ -323,6 +324,7 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
     for number, chunk in enumerate(chunks):
         for link in chunk.links:
             targets += [(len(link_row), unit) for unit in link.targets]
+            # Links from the same words share a row, those of one relation a cell.
             row_key = (number, link.tokens)
             link_row.append(rows.setdefault(row_key, len(rows)))
             cell_key = (number, link.link.relation)

@@ -364,6 +364,7 @@ def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report
     chosen_on, scored_on, dealt = halve(part, NAME)
     ranked = []
     for half in (Half([scored_on]), Half([chosen_on])):
+        # There is one relation: (head,).
         (accuracy,) = half.hits.ratio()
         (mass,) = half.mass.ratio()
         ranked.append(np.lexsort((-accuracy, mass < LEAST_MASS)))
