@@ -312,7 +312,7 @@ def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[s
     """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
     from scipy.stats import spearmanr  # it takes most of a second, which 'heads' need not wait for
 
-    # Two effects, or one that is NaN, have no ranks to compare.
+    # Two heads, or effects that are NaN, have no ranks to compare.
     agreement = {}
     for first, second in combinations(modes, 2):
         values = np.stack([heads[f"{mode}_{quantity}"] for mode in (first, second)])
