@@ -131,6 +131,7 @@ class Rerun:
 
     Attributes:
         whole: The outputs with nothing changed.
+        calls: What reached the seam then.
         are_numbers: Kind -> layer -> which texts' queries and keys are finite there, (batch,).
         start: The first token that later runs compute: no change may reach those before it. Decoders allow it, whose
             blocks compute a token from that one and earlier ones; whoever sets it must compare a run with `whole`.
@@ -151,7 +152,7 @@ class Rerun:
         self._block_of: dict[Place, int] = {}
         self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
         self.start = 0
-        self._calls: dict[Place, AttentionCall] = {}
+        self.calls: dict[Place, AttentionCall] = {}
 
         def observe(call: "AttentionCall") -> "Tensor":
             # Which block it lies in, and which texts are finite there.
@@ -160,7 +161,7 @@ class Rerun:
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
             # Copies, because a network may compute in place with its inputs.
             copies: dict[str, Any] = {"query": call.query.clone(), "key": call.key.clone(), "value": call.value.clone()}
-            self._calls[call.kind, call.layer] = replace(call, **copies)
+            self.calls[call.kind, call.layer] = replace(call, **copies)
             return attend(call)
 
         with self._tape.record(*batch.ids.shape):
@@ -209,7 +210,7 @@ class Rerun:
             return tensor if tensor is None or len(tensor) == 1 else tensor.repeat(times, 1, 1, 1)
 
         def complete(call: "AttentionCall") -> "Tensor":
-            recorded = self._calls[call.kind, call.layer]
+            recorded = self.calls[call.kind, call.layer]
             # Attention outside blocks is computed for all tokens.
             if call.query.shape[2] == recorded.query.shape[2]:
                 return probe(call)

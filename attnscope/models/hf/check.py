@@ -16,7 +16,6 @@ how a check ended.
 """
 
 import copy
-import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -458,10 +457,10 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     if hidden_states(own) is None:
         raise _refusal(model, reason, "it returns no hidden states")
     try:
-        output, seen = _look_at_weights(model, alone)
+        output, seen = checked_weights(model, alone)
         survey = read_survey(model.config, alone, output, seen)
         single = _outcome(survey, {}, seen)
-        both = _outcome(survey, *_look_at_weights(model, padded))
+        both = _outcome(survey, *checked_weights(model, padded))
         if survey.n_calls < n_seen:
             raise Unclear(f"it gives out the weights of {survey.n_calls} of its {n_seen} attentions")
     except Exception as error:
@@ -474,12 +473,6 @@ def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason:
     except RoundingError:
         notes.append(PADDING_MATTERS)
     return replace(survey, notes=(*notes, *survey.notes))
-
-
-def _look_at_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list[Seen]]:
-    """Return the output of eager attention and the weights that it gives out; their shapes show their kinds."""
-    output, maps = checked_weights(model, example)
-    return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
 
 
 def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:

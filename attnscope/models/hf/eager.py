@@ -3,6 +3,7 @@
 The check compares with them what passes the seam. Models whose attention does not pass it are shown by them.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import Example
-from attnscope.models.hf.seam import use_attention
+from attnscope.models.hf.seam import Seen, use_attention
 from attnscope.models.hf.survey import KINDS, Survey, Unclear
 
 Maps = dict[Kind, list[Tensor]]
@@ -82,8 +83,8 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
 # Models that are shown by what they give out ----------------------------------------------------------------------
 
 
-def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps]:
-    """Return the output and the weights of a model's own eager attention; without a decoder, all as an encoder's.
+def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list[Seen]]:
+    """Return the output and the weights of a model's own eager attention; their shapes show their kinds.
 
     Raises:
         Unclear: These are not the softmax weights of all of its attention.
@@ -108,7 +109,7 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, Maps
             rows = rows if queries is None else rows[queries]
             if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
                 raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
-    return output, maps
+    return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
 
 
 def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe) -> Any:

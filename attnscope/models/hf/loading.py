@@ -10,7 +10,6 @@ import importlib.util
 import io
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +97,25 @@ def load_huggingface(
         # The model is complete: check its numbers, and find out what is remembered of it.
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
-        raw = RawModel(model, tokenizer, source.name, source.origin, sha256, tuple(notes), processor, adapter)
         # A verdict is remembered by hashes, but only of plain weights on one device: elsewhere more decides on results.
         is_plain = gguf is None and device_map is None and not trust_remote_code and not quantisation(model.config)
+        hashes = None
         if check is not False and is_plain:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
             if source.adapter is not None:  # its own hash is of its weights; its configuration scales them
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
-            raw = replace(raw, hashes=hashes, again=check is True)
+        raw = RawModel(
+            model,
+            tokenizer,
+            source.name,
+            source.origin,
+            sha256,
+            tuple(notes),
+            processor,
+            adapter,
+            hashes,
+            again=check is True,
+        )
         return assemble(raw, check=check is not False)
 
 
@@ -155,9 +165,11 @@ def _readers(
     processor = None
     if kind == "image_processor" and (tower is None or holds_processor(folder)):
         processor = open_image_processor(folder, options)
-    elif kind == "feature_extractor":
-        processor = open_feature_extractor(folder, options)
-    elif kind and tokenizer is not None and holds_processor(folder):
+    elif kind == "feature_extractor" and holds_processor(folder):
+        hearing: Any = transformers.AutoFeatureExtractor
+        with load_errors("feature extractor", folder):
+            processor = hearing.from_pretrained(folder, **options)
+    elif kind == "processor" and tokenizer is not None and holds_processor(folder):
         model_type = base.config.model_type
         if cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
@@ -198,15 +210,6 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
             return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
         return auto.from_pretrained(folder, backend="pil", **options)
-
-
-def open_feature_extractor(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Return the feature extractor of a folder; None where it has none."""
-    if not holds_processor(folder):
-        return None
-    auto: Any = transformers.AutoFeatureExtractor
-    with load_errors("feature extractor", folder):
-        return auto.from_pretrained(folder, **options)
 
 
 def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mapping[str, Any]) -> Any:
@@ -388,16 +391,13 @@ def _name_in_base(key: str, model: PreTrainedModel) -> str:
 
 def read_gguf_config(source: Source) -> dict[str, Any]:
     """Return the configuration in a GGUF file, as transformers reads it."""
-    assert source.folder is not None
-    try:
-        with silence():
-            config = transformers.AutoConfig.from_pretrained(
-                source.folder, gguf_file=_gguf_file(source, source.folder), local_files_only=True
-            )
-    except Exception as error:  # a damaged file
-        raise _explain(error, source, None) from error
-    settings: dict[str, Any] = config.to_dict()
-    return settings
+    folder = source.folder
+    assert folder is not None
+    gguf = _gguf_file(source, folder)
+    with silence(), load_errors("configuration", folder):
+        config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf, local_files_only=True)
+        settings: dict[str, Any] = config.to_dict()
+        return settings
 
 
 def _gguf_file(source: Source, folder: Path) -> str | None:

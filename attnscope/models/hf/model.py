@@ -58,7 +58,6 @@ from attnscope.models.hf.survey import Memory, Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_length, require_numbers, require_seam
-from attnscope.models.inside.projections import OutputWatch
 from attnscope.models.inside.tape import blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
 from attnscope.models.turns import take_turn
@@ -174,7 +173,7 @@ class HuggingFaceModel(Model):
         example = examples(self.base)[1].inputs
         batch = Batch(example["input_ids"], target_ids=example.get("decoder_input_ids"))
         with torch.no_grad():
-            rerun = self._rerun(batch, self.loss is not None, blocks_of(self.base, self.survey.plan))
+            rerun = self._rerun(batch, self.loss is not None, resumes=True)
             resumes = can_resume(rerun, self.base)
         # A failure may be for want of memory.
         if resumes and self._memory is not None:
@@ -250,16 +249,16 @@ class HuggingFaceModel(Model):
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Run a batch, and keep what is needed to run it again from a layer on."""
-        return self._rerun(batch, logits, blocks_of(self.base, self.survey.plan) if self.resumes else [], last)
+        return self._rerun(batch, logits, last, resumes=self.resumes)
 
-    def _rerun(self, batch: Batch, logits: bool, blocks: Sequence[nn.Module], last: int | None = None) -> Rerun:
+    def _rerun(self, batch: Batch, logits: bool, last: int | None = None, *, resumes: bool) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
             plan = {}
             for module, places in self.survey.plan.items():
                 plan[module] = [place for place in places if block_of.get(place, first) >= first]
             return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, plan)
 
-        return Rerun(forward, batch, blocks)
+        return Rerun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
 
     def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
         """Refuse later runs on pictures or sounds of this shape whose layers do not see `n_tokens` tokens."""
@@ -412,11 +411,9 @@ def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
 
     Tried with the first head of each attention taken out, on the text twice over.
     """
-    watch = OutputWatch()
     try:
-        rerun.again(watch)
-        allowed = tolerance(base, len(watch.calls))
-        for place, call in watch.calls.items():
+        allowed = tolerance(base, len(rerun.calls))
+        for place, call in rerun.calls.items():
             # The first copy is as it is, of the second a head is taken out: (copy, head).
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
