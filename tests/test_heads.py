@@ -127,7 +127,7 @@ def test_units_change_no_value(own, monkeypatch):
     text = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
     whole, wanted = study_tallies(own, [text])
     assert whole.corpus["effective_texts"] == 1
-    assert "cut long ones into chunks that count apart" in role_notes(whole)[0]
+    assert "cut long ones into chunks (--chunk 512)" in role_notes(whole)[0]
     monkeypatch.setattr(catalogue, "UNIT_QUERIES", 64)
     found, tallies = study_tallies(own, [text])
     assert 4 < found.corpus["effective_texts"] <= -(-found.corpus["n_tokens"] // 64)
