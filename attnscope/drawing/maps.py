@@ -239,11 +239,8 @@ class MapsPage(Page):
     def _name_maps(self) -> None:
         """Write the names of an overview's rows and columns."""
         size = layout.PANEL_TITLE_PX * max(min(self.zoom, 1.4), self._name_zoom(self.paper))
-        figure = self.content
-        names = [(row, column) for row in figure.row_names for column in figure.column_names]
-        places = self.places
         above = 14 * self.zoom + self._strip_px
-        self.name_panels(names, places.corners, places.panel, places.pitch_px, size, above)
+        self.name_panels(self.content.row_names, self.content.column_names, self.places, size, above)
 
     def _draw_picture(self) -> Pixels:
         """Draw the picture, which is the first panel unless maps are small; return it in the size of maps."""

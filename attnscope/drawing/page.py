@@ -287,24 +287,14 @@ class Page(Canvas):
         return texts
 
     def name_panels(
-        self,
-        names: Sequence[tuple[str, str]],
-        corners: Sequence[tuple[float, float]],
-        panel: tuple[float, float],
-        pitch: float,
-        size_px: float = layout.PANEL_TITLE_PX,
-        above_px: float = 14,
+        self, rows: Sequence[str], columns: Sequence[str], places: layout.Places, size_px: float, above_px: float
     ) -> None:
-        """Name the rows of panels at their left and the columns above; every n-th where there is no room for all.
-
-        Each panel has the names of its row and its column, and its upper left corner; the first is the upper left one.
-        `panel` is their width and height, `pitch` the distance from one column to the next.
-        """
-        rows = {row: y + panel[1] / 2 for (row, _), (_, y) in zip(names, corners, strict=True)}
-        columns = {column: x + panel[0] / 2 for (_, column), (x, _) in zip(names, corners, strict=True)}
-        for name, y in rows.items():
-            self.entitle(corners[0][0] - 10, y, name, size_px, ha="right")
-        size_px = self.paper.letters(min(size_px, panel[0] / 2.2))
-        step = self.label_step(list(columns)[-1], size_px, pitch)
-        for name, x in list(columns.items())[::step]:
-            self.entitle(x, corners[0][1] - above_px, name, size_px, ha="center")
+        """Name the rows of panels at their left and the columns above; every n-th where there is no room for all."""
+        width, height = places.panel
+        left, top = places.corners[0]
+        for name, (_, y) in zip(rows, places.corners[:: len(columns)], strict=True):
+            self.entitle(left - 10, y + height / 2, name, size_px, ha="right")
+        size_px = self.paper.letters(min(size_px, width / 2.2))
+        step = self.label_step(columns[-1], size_px, places.pitch_px)
+        for number in range(0, len(columns), step):
+            self.entitle(places.corners[number][0] + width / 2, top - above_px, columns[number], size_px, ha="center")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from attnscope.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
 from attnscope.drawing.lettering import find_font
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 
 Scale = Literal["fixed", "head", "figure"]
 SCALES: tuple[Scale, ...] = ("fixed", "head", "figure")
@@ -66,8 +66,7 @@ class Style:
 
     def __post_init__(self) -> None:
         # Names.
-        if self.scale not in SCALES:
-            raise UsageError(f"there is no scale {self.scale!r}", f"choose one of {', '.join(SCALES)}")
+        require_choice("scale", self.scale, SCALES)
         if self.colours not in ("linear", "log"):
             raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
         if self.layout is not None and not re.fullmatch(r"[1-9]\d?x[1-9]\d?", self.layout):

@@ -124,18 +124,13 @@ def describe_column(table: Table, name: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def _places_of(table: Table) -> list[dict[str, Any]]:
-    """Return the heads of a table without roles."""
-    places = zip(table["kind"].tolist(), table.places, strict=True)
-    return [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, (layer, head) in places]
-
-
 def _heads_of_tables(record: Any, **more: Any) -> Heads:
     """Return what a page shows of the tables of heads and of their roles."""
     heads, roles = record.table("heads"), record.table("roles")
     more = {"sampled": sample_line(record), **more}
     # Roles of each head, with the evidence for them.
-    shown = _places_of(heads)
+    places = zip(heads["kind"].tolist(), heads.places, strict=True)
+    shown = [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, (layer, head) in places]
     for row in range(len(roles)):
         role: dict[str, Any] = {"name": str(roles["role"][row]), "measure": str(roles["measure"][row])}
         role |= {"tentative": bool(roles["tentative"][row])}

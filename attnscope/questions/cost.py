@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import UsageError, amount, require_choice
 from attnscope.options import option, options
 from attnscope.report.blocks import Block, Ranking, Report, Words
 from attnscope.report.numbers import abbreviate
@@ -88,8 +88,7 @@ class Cost(Result):
         """
         table = self.table("quantities")
         names = table["name"].tolist()
-        if name not in names:
-            raise AttnscopeError(f"there is no quantity {name!r}", f"there are: {', '.join(names)}")
+        require_choice("quantity", name, names)
         row = names.index(name)
         value = float(table["value"][row])
         return value if table["unit"][row] == "share" else int(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.errors import UsageError, amount
+from attnscope.errors import amount, require_choice
 from attnscope.questions.head_roles import RoleGrid, marks_of
 from attnscope.report.blocks import Block, Note, Ranking, Special, Words, rank_heads
 from attnscope.report.numbers import interval, largest_first, number, percent, q_value
@@ -289,8 +289,8 @@ def is_described(result: Result) -> bool:
 
 def require_sort(sort: str | None) -> None:
     """Refuse an order that there is not."""
-    if sort is not None and sort not in SORTS:
-        raise UsageError(f"there is no order {sort!r}", f"choose from {', '.join(SORTS)}")
+    if sort is not None:
+        require_choice("order", sort, SORTS)
 
 
 def sort_heads(result: Result, sort: str | None = None) -> list[int]:

@@ -54,10 +54,6 @@ class Mark:
     glyph: str
     color: str
 
-    def letter(self, *, tentative: bool) -> str:
-        """Return the glyph as it stands for a role: small where the role is tentative."""
-        return self.glyph.lower() if tentative else self.glyph
-
 
 # Okabe and Ito's seven, then colours that were chosen one by one to be as far as possible from all before them: OKLab
 # distance, the smallest of normal, deutan, protan and tritan vision (Machado 2009).
@@ -253,7 +249,8 @@ class RoleGrid:
                 continue
             mark = marks[str(roles["role"][first])]
             more = "+" if "+" in str(heads["role"][row]) else ""
-            letters.append((mark.letter(tentative=bool(roles["tentative"][first])) + more, mark))
+            letter = mark.glyph.lower() if roles["tentative"][first] else mark.glyph
+            letters.append((letter + more, mark))
         return letters
 
     def _legend(self) -> list[tuple[Mark, str]]:

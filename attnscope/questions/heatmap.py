@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError, amount
+from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.questions.map_changes import AXES, MEAN_OF, average, divide_by_rest, largest_of_rows, merge_weights
-from attnscope.questions.maps import MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
+from attnscope.questions.maps import LINK, MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
@@ -214,8 +214,7 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: There is no such mean.
         """
-        if over not in AXES:
-            raise AttnscopeError(f"there is no mean over {over!r}", f"choose from {', '.join(AXES)}")
+        require_choice("mean over", over, [*AXES])
         if self.averaged:
             return self
         shown = [(attention, self.chosen(attention)) for attention in self.maps]
@@ -286,7 +285,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return a row for each weight of the heads that are shown, the names of columns first."""
-        yield "kind", "layer", "head", "query", "key", "query_token", "key_token", "weight"
+        yield LINK
         for attention in self.maps:
             first_query, first_key = attention.first
             for layer, head in self.chosen(attention):
@@ -336,10 +335,7 @@ class Heatmap(MapsResult[AttentionMap]):
                 arrays["spectrogram"] = self.sound.spectrogram.levels
             if self.sound.words:
                 rows = [(word.text, word.start, word.end, *word.tokens) for word in self.sound.words]
-                columns = self.TABLES["words"]
-                names = [column.name for column in columns]
-                values = dict(zip(names, zip(*rows, strict=True), strict=True))
-                tables["words"] = Table.of_arrays(columns, **values)
+                tables["words"] = Table.of_rows(self.TABLES["words"], rows)
         return tables, arrays, options
 
     @classmethod

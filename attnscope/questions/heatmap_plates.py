@@ -321,17 +321,12 @@ def _subtitle(record: Heatmap, attention: AttentionMap) -> str:
     queries = attention.queries
     if attention.kind != "encoder" and len(record.maps) > 1:
         return quote(record.text, queries.text, joint="→")
-    if written := _written_text(queries):
-        return quote(record.text, written, joint="…")
+    # The text that the model wrote after its input, if its place is known.
+    if 0 < queries.n_given < len(queries):
+        start = int(queries.offsets[queries.n_given, 0])
+        if start >= 0:
+            return quote(record.text, queries.text[start:], joint="…")
     return quote(record.text) if queries.pair is None else quote(record.text, queries.pair, joint="+")
-
-
-def _written_text(tokens: Tokens) -> str:
-    """Return the text that the model wrote after its input; empty if it wrote none, or its place is not known."""
-    if not 0 < tokens.n_given < len(tokens):
-        return ""
-    start = int(tokens.offsets[tokens.n_given, 0])
-    return tokens.text[start:] if start >= 0 else ""
 
 
 def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:

@@ -24,6 +24,9 @@ KINDS = ("encoder", "decoder", "cross")
 ROLLOUT = "rollout"
 """The kind of maps that follow tokens through layers, which is none of the model's own."""
 
+LINK = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
+"""The columns of a weight between two tokens, in files."""
+
 _PART = ("first_query", "first_key", "whole_queries", "whole_keys")
 
 MAP_TABLES: Mapping[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.questions.maps import MAP_TABLES, HeadMaps, MapsResult
+from attnscope.questions.maps import LINK, MAP_TABLES, HeadMaps, MapsResult
 from attnscope.results.table import Array, count
 from attnscope.results.tokens import Tokens
 
@@ -118,10 +118,9 @@ class PooledHeatmap(MapsResult[PooledMap]):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return a row for each far link, the names of columns first."""
-        names = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
-        yield names
+        yield LINK
         for link in self.described_links():
-            yield [link[name] for name in names]
+            yield [link[name] for name in LINK]
 
     def to_json(self, **more: Any) -> str:
         """Return one JSON document, with the far links and the text around them."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.report.blocks import Block, HeadMap, Report, rank_heads
+from attnscope.report.blocks import HeadMap, Report, rank_heads
 from attnscope.report.numbers import largest_first, weight
 from attnscope.report.wording import change_notes, printable, report_on, run_notes
 from attnscope.results.result import Result
@@ -34,22 +34,18 @@ class Shares(Result):
         heads, options = self.table("heads"), {name: printable(value) for name, value in self.options.items()}
         order = largest_first(heads["share"])
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
+        title = f"from “{options['from']}” to “{options['to']}”"
+        ranking = rank_heads(self, ["share"], order, most=8)
+        every = HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
         return report_on(
             self,
-            [f"from “{options['from']}” to “{options['to']}”: {most}"],
-            _blocks(self, order),
+            [f"{title}: {most}"],
+            [ranking, every],
             ["share: attention weights summed over keys (--to), averaged over queries (--from)"],
             source=f"“{options['text']}”",
             subtitle=f"“{options['text']}”",
             notes=[*self.options["changes"], *run_notes(self.run)],
         )
-
-
-def _blocks(shares: Shares, order: Sequence[int]) -> Iterator[Block]:
-    heads = shares.table("heads")
-    yield rank_heads(shares, ["share"], order, most=8)
-    title = f"from “{shares.options['from']}” to “{shares.options['to']}”"
-    yield HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
 
 
 def find_shares(record: Heatmap, source: str, target: str) -> Shares:
@@ -74,10 +70,7 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
         lacking = [side for side in sides if not any(tokens.find_part(side[0]) for tokens in side[1])]
         named, (first, *others) = (lacking or sides)[0]
         raise first.refuse(named, *others)
-    # Rows to columns.
-    columns = Shares.TABLES["heads"]
-    values = zip((column.name for column in columns), zip(*rows, strict=True), strict=True)
-    table = Table.of_arrays(columns, **dict(values))
+    table = Table.of_rows(Shares.TABLES["heads"], rows)
     options = {"from": source, "to": target, "text": record.text, "changes": change_notes(record, record.maps[0].kind)}
     corpus = {"n_texts": 1, "n_tokens": len(record.maps[0].keys)}
     return Shares(record.run, corpus, options, {"heads": table})

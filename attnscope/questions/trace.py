@@ -17,7 +17,7 @@ from attnscope.report.blocks import Block, Grid, Report, Special
 from attnscope.report.matrix import matrix
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import Array, Column, count, text
+from attnscope.results.table import Array, Column, Kind, count, text
 
 MOST_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
@@ -62,8 +62,6 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 _AXES = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
 """What an axis has; other axes have columns."""
 
-_KINDS = {"may": "flag"}
-
 
 @options
 class TraceOptions:
@@ -96,7 +94,7 @@ def _arrays() -> Iterator[Array]:
     for name, axes in JOINT_STEPS.items():
         yield Array(name, "the value after this step", axes=axes)
     for name, axes in INPUTS.items():
-        kind: Any = _KINDS.get(name, "number")
+        kind: Kind = "flag" if name == "may" else "number"
         yield Array(f"input_{name}", f"what the lines call {name}", axes=axes, kind=kind)
 
 

@@ -26,10 +26,7 @@ SHARES = ("previous", "same", "next", "first")
 """The tokens whose attention by position alone is known."""
 
 _MOST = 8
-"""Heads and pairs that are listed."""
-
-_MOST_LINKS = 8
-"""Pairs in the graph, for each of queries, keys and values."""
+"""Heads and pairs that are listed; pairs in the graph, for each of queries, keys and values."""
 
 _ROUNDING = 1e-6
 """Shares that differ by less are the same."""
@@ -285,7 +282,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
     # The strongest pairs by Q, K and V as links from sender to receiver.
     links = []
     for row, by in enumerate(COMPOSITIONS):
-        for sender, receiver in weights.strongest(by, _MOST_LINKS):
+        for sender, receiver in weights.strongest(by, _MOST):
             part = float(weights["composition"][row, sender, receiver])
             if part > 0:
                 links.append(Link(names[sender], names[receiver], READS[by], part))
@@ -297,7 +294,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
             links=links,
             notes=[
-                f"the {amount(_MOST_LINKS, 'pair')} each that compose most by queries, keys and values above chance; "
+                f"the {amount(_MOST, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
             ],
         )

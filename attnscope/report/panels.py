@@ -74,13 +74,11 @@ class Panels:
         )
         # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
         page = MapsPage(figure, lettering.paper)
-        values = [_pool_signed(panel.values.astype(np.float32), page.pool) for panel in self.panels]
+        values = []
+        for panel in self.panels:
+            weights = panel.values.astype(np.float32)
+            highest, deepest = max_pool(weights, page.pool), max_pool(-weights, page.pool)
+            values.append(np.where(highest >= deepest, highest, -deepest))
         ticks = tick_texts(layout.ticks_between(low, high))
         page.show(f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks)
         return page
-
-
-def _pool_signed(values: NDArray[np.float32], pool: int) -> NDArray[np.float32]:
-    """Return the value of the largest size in each block of pool x pool, with its sign."""
-    highest, deepest = max_pool(values, pool), max_pool(-values, pool)
-    return np.where(highest >= deepest, highest, -deepest)

@@ -82,10 +82,14 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
         if block.printed == "with --all" and not every:
             left_out.append(block.heading)
             continue
-        drawn = render_block(block, console, every=every)
-        if drawn and parts:
+        drawn = _DRAWERS[type(block)](block, console, every)
+        if not drawn:
+            continue
+        if parts:
             parts.append(Text())
-        parts += drawn
+        if block.heading:
+            parts.append(Text(block.heading, style="bold"))
+        parts += [*drawn, *dim_lines(block.notes)]
 
     # How to read them, and what else there is.
     below = [*report.guide, report.source, *(report.notes if every else []), *report.problems]
@@ -93,14 +97,6 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
     if named:
         below.append(f"--all also prints: {named}")
     return Group(*parts, Text(), *dim_lines(below))
-
-
-def render_block(block: Block, console: Console, *, every: bool = False) -> list[RenderableType]:
-    """Return a block for rich to print, under its heading; an empty list where the terminal shows none of it."""
-    drawn = _DRAWERS[type(block)](block, console, every)
-    if drawn and block.heading:
-        drawn = [Text(block.heading, style="bold"), *drawn]
-    return [*drawn, *dim_lines(block.notes)] if drawn else []
 
 
 def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableType]:
@@ -253,22 +249,12 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     return parts
 
 
-def _note(block: Note, console: Console, every: bool) -> list[RenderableType]:
-    """Draw lines of text."""
-    return [Text(line) for line in block.lines]
-
-
-def _special(block: Special, console: Console, every: bool) -> list[RenderableType]:
-    """Let a block of one question draw itself."""
-    return list(block.view.show(console, every=every))
-
-
 _DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] = {
     HeadMap: _head_map,
     Ranking: _ranking,
     Grid: _grid,
     Graph: lambda block, console, every: [],  # a table of its links stands beside it
     Trends: _trends,
-    Note: _note,
-    Special: _special,
+    Note: lambda block, console, every: [Text(line) for line in block.lines],
+    Special: lambda block, console, every: list(block.view.show(console, every=every)),
 }

@@ -187,6 +187,12 @@ class Table:
             arrays[name] = np.asarray(cells, dtype)
         return cls(known, arrays)
 
+    @classmethod
+    def of_rows(cls, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
+        """Make a table of rows that have a value for each column, in their order."""
+        names = [column.name for column in columns]
+        return cls.of(columns, [dict(zip(names, row, strict=True)) for row in rows])
+
     def __len__(self) -> int:
         return len(next(iter(self.values.values()), ()))
 

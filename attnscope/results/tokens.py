@@ -113,15 +113,13 @@ class Tokens:
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
         """Return what to raise where `find` finds nothing, here and in other tokens: says which tokens there are."""
-        labels = "; ".join(dict.fromkeys(tokens.list_labels() for tokens in (self, *others)))
+        # Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`.
+        sides = ["  ".join(f"@{n} {label}" for n, label in enumerate(side.labels)) for side in (self, *others)]
+        labels = "; ".join(dict.fromkeys(sides))
         # Of a list, those that are nowhere.
         parts = map(str.strip, wanted.split(","))
         missing = [part for part in parts if not any(tokens.find_one(part) for tokens in (self, *others))]
         return AttnscopeError(f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {labels}")
-
-    def list_labels(self) -> str:
-        """Return every token with its place, as `find` takes it: `@0 [CLS]  @1 it`; what a hint about a query says."""
-        return "  ".join(f"@{place} {label}" for place, label in enumerate(self.labels))
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
         """Return the places of a token or phrase as `find` does, without lists."""
