@@ -220,5 +220,5 @@ def test_the_command_asks_about_a_photo(run, tmp_path):
     status, _, err = run(*asked, "-m", "./vit", "--generate", "3")
     assert status == 1
     assert "vit reads no pictures among words" in err
-    assert "leave out --generate" in err
+    assert "leave out the text and --generate" in err
     assert run(*asked, "what is it ?", "-m", "./qwen", "--pair", "x")[0] == 2

@@ -44,7 +44,9 @@ OUTSIDE_SINKS = (
 )
 """What the attention on a key or pair is divided by in its lift."""
 
-_SHARES = "in brackets: how much of its attention outside sinks is there, and of a uniform head's"
+_SHARES = (
+    "in brackets: the share of its attention outside sinks that is there; uniform: of a head that attends to all alike"
+)
 
 _STAND_OUT, _MOST_CELLS = 5, 70
 """Heads that the terminal names first, and letters of the line of each."""

@@ -150,7 +150,12 @@ class Patching(Result):
         """Return the heads that carry the behaviour first, then how they do it."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
-        answer = [*_answer(self), difference]
+        # Which values were put into which run.
+        is_noise = self.options.get("direction") == "noise"
+        source, other = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
+        by = printable(self.options.get("by", "z"))
+        effect = f"effect: what its {by} of the {source} run changes in the {other} run; {difference}"
+        answer = [*_answer(self), effect]
         subtitle = f"{difference}; total effect {_total(self)}"
         return report_on(self, answer, _blocks(self), _guide(self), subtitle=subtitle, notes=list(_notes(self)))
 

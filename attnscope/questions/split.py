@@ -146,9 +146,14 @@ class Split(Result):
         if len(self.table("drops")):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
         rank = f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats"
+        answer = [
+            f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
+            _compromise(self),
+            "disagreement: distance between the rows of the heads, in nats (0 = the same)",
+        ]
         return report_on(
             self,
-            [f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads", _compromise(self)],
+            answer,
             _blocks(self),
             [rank, measures],
             subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
@@ -180,7 +185,7 @@ def _compromise(split: Split) -> str:
         each = " each" if len(favourites) > 1 else ""
         wishes.append(f"head {head} gives {names} {row[favourites[0]]:.4f}{each}")
     more = "; …" if several[0] > MOST_AT_ODDS else ""
-    said = f"{several[0]} heads differ most at the query {queries[query]}: " + "; ".join(wishes) + more
+    said = f"of {several[0]} heads the rows of {queries[query]} differ most: " + "; ".join(wishes) + more
     # One head has to divide its attention between those favourites.
     if 1 in split.table("counts")["n_heads"]:
         single = split.of(1)["weights"][0, query]

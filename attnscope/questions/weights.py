@@ -183,10 +183,11 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         names = weights.head_names
         part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
         read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
+        numbers = f"|read × write| is {part} of |read| |write|, by chance {chance}"
         if excess[place] > 0:
-            yield f"{read} reads what {names[place[1]]} writes most: composition {part} of 1, random weights {chance}"
+            yield f"{read} reads what {names[place[1]]} writes most: {numbers}"
         else:
-            most = f"{read} of {names[place[1]]}, composition {part} of 1, random weights {chance}"
+            most = f"{read} of {names[place[1]]}: {numbers}"
             yield f"No head reads what another writes more than by chance. The most is {most}"
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _likeness(weights):

@@ -153,12 +153,12 @@ def _strongest_parts(why: Why) -> str:
     """Return a sentence on the part that adds most at each side."""
     parts = why.table("parts")
     told = []
-    for side, says in (("query", "reads"), ("key", "offers")):
+    for side in ("query", "key"):
         values = parts[f"{side}_nats"]
         most = int(np.abs(values).argmax())
         name = printable(parts["part"][most])
-        told.append(f"the {side} {says} mostly {name} ({signed(values[most])} nats)")
-    return f"each column splits this difference: {', '.join(told)}"
+        told.append(f"by the parts of the {side}, most is {name} ({signed(values[most])} nats)")
+    return f"the same difference split in two ways: {'; '.join(told)}"
 
 
 def _parts(why: Why) -> Ranking:

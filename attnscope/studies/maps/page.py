@@ -69,7 +69,7 @@ class WrittenPage:
         """Return the strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
         for link in find_links(self.records[0], most=1):
             tokens = f"“{link.query[:16]}” → “{link.key[:16]}”"
-            return f"strongest link, without special tokens: {link.head}  {tokens}  {weight(link.weight)}"
+            return f"a page of all maps; largest weight outside sinks: {link.head}  {tokens}  {weight(link.weight)}"
         return ""
 
     def as_json(self) -> dict[str, Any]:
