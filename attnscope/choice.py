@@ -24,16 +24,24 @@ class Choice:
         "Layers, such as 0,3-5.  [default: all]", "-L", "--layers", default=None, read=numbers_from
     )
     heads: tuple[int, ...] | None = option(
-        "Heads of those layers, such as 1,8-10.  [default: all]", "-H", "--heads", default=None, read=numbers_from
+        "Heads of those layers, such as 1,8-10.  [default: all]",
+        "-H",
+        "--heads",
+        default=None,
+        read=numbers_from,
     )
     pick: tuple[tuple[int, int], ...] | None = option(
-        "Single heads, such as L3H1,L5H11; a heatmap draws them in one figure.", default=None, read=heads_from
+        "Single heads, such as L3H1,L5H11; a heatmap draws them in one figure.",
+        default=None,
+        read=heads_from,
     )
 
     def require(self) -> None:
         """Refuse single heads beside layers and heads."""
         if self.pick is not None and (self.layers is not None or self.heads is not None):
-            raise UsageError("heads are chosen either singly or by layers and heads", "give --pick, or -L and -H")
+            raise UsageError(
+                "heads are chosen either singly or by layers and heads", "give --pick, or -L and -H"
+            )
 
     def within(self, info: ModelInfo) -> Chosen:
         """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
@@ -50,7 +58,9 @@ class Choice:
             beyond = [number for number in numbers if not 0 <= number < n]
             if beyond or not numbers:
                 said = f"there is no {what} {beyond[0]}" if beyond else f"no {what} is chosen"
-                raise AttnscopeError(f"{said}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}")
+                raise AttnscopeError(
+                    f"{said}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
+                )
         # All layers or heads where none are named.
         return Chosen(
             tuple(sorted(set(range(n_layers) if layers is None else layers))),
@@ -84,7 +94,8 @@ class Tokens:
     PANEL: ClassVar[str] = "Drawing"
 
     query: str | None = option(
-        "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7.", default=None
+        "Also show what these tokens attend to: tokens, words, or places, such as it,cat or @3,@7.",
+        default=None,
     )
     words: bool = option(
         "Merge word pieces: sum over keys, mean over queries. Of a recording: also say when each word is spoken.",
@@ -120,7 +131,9 @@ class Between:
         default=None,
         rare=True,
     )
-    to_part: str | None = option("The keys of --from, in the same form.", "--to", default=None, rare=True)
+    to_part: str | None = option(
+        "The keys of --from, in the same form.", "--to", default=None, rare=True
+    )
 
     def require(self) -> None:
         """Refuse one without the other."""
@@ -156,7 +169,10 @@ class Cut:
     )
 
     top: int = option(
-        "Write only this many of each query's largest weights to CSV and JSON; 0 = all.", default=0, least=0, rare=True
+        "Write only this many of each query's largest weights to CSV and JSON; 0 = all.",
+        default=0,
+        least=0,
+        rare=True,
     )
 
     def require(self) -> None:
@@ -165,7 +181,8 @@ class Cut:
             if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
                 stop = "" if span[1] is None else span[1]
                 raise UsageError(
-                    f"{name} {span[0]}:{stop} hold no token", "from:to goes up and counts from 0, such as 1000:1064"
+                    f"{name} {span[0]}:{stop} hold no token",
+                    "from:to goes up and counts from 0, such as 1000:1064",
                 )
 
     def __bool__(self) -> bool:
@@ -178,13 +195,18 @@ class Cut:
             start, stop = span or (0, None)
             stop = n if stop is None else stop
             if stop > n or start >= n:
-                raise UsageError(f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most")
+                raise UsageError(
+                    f"{name} {start}:{stop} reach beyond the text's {n} tokens",
+                    f"they are 0:{n} at most",
+                )
             slices.append(slice(start, stop))
         return slices[0], slices[1]
 
 
 def choice_from(
-    layers: int | Sequence[int] | None, heads: int | Sequence[int] | None, pick: Sequence[tuple[int, int]] | None
+    layers: int | Sequence[int] | None,
+    heads: int | Sequence[int] | None,
+    pick: Sequence[tuple[int, int]] | None,
 ) -> Choice:
     """Return the choice that a Python user names, of layers and heads one or several.
 
@@ -194,7 +216,9 @@ def choice_from(
     try:
         pairs = None if pick is None else tuple((layer, head) for layer, head in pick)
     except (TypeError, ValueError):
-        raise AttnscopeError(f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1)]") from None
+        raise AttnscopeError(
+            f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1)]"
+        ) from None
     return Choice(_numbers(layers), _numbers(heads), pairs)
 
 

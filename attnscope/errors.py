@@ -56,15 +56,24 @@ def require_rounding(what: str, difference: float, rounding: float, hint: str = 
         hint: What to do about it.
     """
     if not difference <= rounding:
-        raise RoundingError(f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint)
+        raise RoundingError(
+            f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint
+        )
 
 
-_WANT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_WANT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception says that memory ran out: the device's, which only torch knows, or the host's."""
-    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+    if isinstance(error, MemoryError) or any(
+        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+    ):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANT_OF_MEMORY)
 
@@ -87,12 +96,18 @@ def as_failure(failure: str, hint: str = "") -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """Return a library's message in one line of at most 200 characters; the exception's name if it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )[:200]
 
 
 def safe(text: str) -> str:
     """Text with nothing in it that a terminal would obey: it may come from anywhere, and is to be printed."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
+    )
 
 
 MOST_QUOTED, MOST_SAID = 80, 2000
@@ -108,7 +123,9 @@ def one_line(message: str) -> str:
     Quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the end.
     """
     line = " ".join(message.split())
-    line = _LONG_QUOTE.sub(lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line)
+    line = _LONG_QUOTE.sub(
+        lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line
+    )
     return safe(_shorten(_LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line), MOST_SAID))
 
 

@@ -62,7 +62,9 @@ def _interrupt_again() -> None:
 def _interrupt_main_thread() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # all is said, see `die_at_once`
         return
-    if hasattr(signal, "pthread_kill"):  # a signal ends what the thread waits for; interrupt_main would come after it
+    if hasattr(
+        signal, "pthread_kill"
+    ):  # a signal ends what the thread waits for; interrupt_main would come after it
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
     else:
         _thread.interrupt_main()
@@ -190,7 +192,9 @@ def require_memory(needed: int, said: str, hint: str) -> None:
     available = physical_bytes()
     if available is not None and needed * 2 > available:
         gib = 2**30
-        raise AttnscopeError(f"{said} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint)
+        raise AttnscopeError(
+            f"{said} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint
+        )
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -199,6 +203,10 @@ def require_memory(needed: int, said: str, hint: str) -> None:
 def refuse_pipe(path: Path, what: str) -> None:
     """Refuse a pipe or an endless device where a file must be read from any place; `what` names what is read."""
     if path.is_fifo():
-        raise AttnscopeError(f"{path} is a pipe, and {what} is read from a file", "write it into a file first")
+        raise AttnscopeError(
+            f"{path} is a pipe, and {what} is read from a file", "write it into a file first"
+        )
     if path.is_char_device():
-        raise AttnscopeError(f"{path} is a device, and {what} is read from a file", "give the name of a file")
+        raise AttnscopeError(
+            f"{path} is a device, and {what} is read from a file", "give the name of a file"
+        )

@@ -4,8 +4,6 @@ The same dataclass gives a command its options and the Python function its argum
 nor typer.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import textwrap
@@ -70,7 +68,11 @@ class Option:
 
 
 def option(
-    help: str, *flags: str, default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING, **more: Any
+    help: str,
+    *flags: str,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    **more: Any,
 ) -> Any:
     """Return a field of a dataclass of options; a bool whose default is True is switched off by its flag.
 
@@ -117,11 +119,15 @@ def options(cls: C) -> C:
     new_class: Any = dataclass(frozen=True)(cls)
     # The docstring lists the help of each option.
     listed = [
-        textwrap.fill(f"{field.name}: {known.help}", 112, initial_indent=" " * 8, subsequent_indent=" " * 12)
+        textwrap.fill(
+            f"{field.name}: {known.help}", 112, initial_indent=" " * 8, subsequent_indent=" " * 12
+        )
         for field in dataclasses.fields(new_class)
         if (known := field.metadata.get("option")) is not None
     ]
-    new_class.__doc__ = "\n".join([textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed])
+    new_class.__doc__ = "\n".join(
+        [textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed]
+    )
     return new_class  # type: ignore[no-any-return]  # the class, as a dataclass
 
 
@@ -155,7 +161,9 @@ MOST_SEED = 2**32 - 1
 
 def seed_option(of: str, *, python_only: bool = False) -> Any:
     """Return the field `seed` of a dataclass of options; `of` names what is drawn by it."""
-    return option(f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True)
+    return option(
+        f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True
+    )
 
 
 def kind_option() -> Any:
@@ -187,7 +195,11 @@ def chunk_option() -> Any:
 
 def stride_option() -> Any:
     """Return the field `stride` of a dataclass of options."""
-    return option("How many tokens later the next chunk starts; overlaps count once.", default=None, python_only=True)
+    return option(
+        "How many tokens later the next chunk starts; overlaps count once.",
+        default=None,
+        python_only=True,
+    )
 
 
 # How values are read -------------------------------------------------------------------------------------------------
@@ -209,7 +221,9 @@ def numbers_from(listed: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         start, stop = (read_number(digits, "a layer or head") for digits in (first, last or first))
         if not start <= stop <= _MOST_LAYERS:
-            raise UsageError(f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5")
+            raise UsageError(
+                f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5"
+            )
         numbers += range(start, stop + 1)
     return tuple(dict.fromkeys(numbers))
 
@@ -226,7 +240,9 @@ def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
 def read_number(digits: str, what: str) -> int:
     """Return a whole number from its digits; refuse more digits than any size has. `what` names it in a message."""
     if len(digits) > _MOST_DIGITS:
-        raise UsageError(f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits")
+        raise UsageError(
+            f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits"
+        )
     return int(digits)
 
 
@@ -246,7 +262,9 @@ def _parts(listed: str, what: str, hint: str) -> list[str]:
     """Return the parts of a list, of which none may be empty: a comma too many may be a head too few."""
     parts = [part.strip() for part in listed.split(",")]
     if not all(parts):
-        raise UsageError(f"no {what} is given" if not any(parts) else f"{listed!r} has a comma too many", hint)
+        raise UsageError(
+            f"no {what} is given" if not any(parts) else f"{listed!r} has a comma too many", hint
+        )
     return parts
 
 
@@ -260,7 +278,8 @@ def read_span(written: str, option: str) -> tuple[int, int | None]:
     match = _SPAN.fullmatch(written.strip())
     if not match or (not match[1] and not match[2]) or len(written) > 20:
         raise UsageError(
-            f"{option} {written!r} is not a range", "tokens are numbered from 0, from:to, such as 1000:1064"
+            f"{option} {written!r} is not a range",
+            "tokens are numbered from 0, from:to, such as 1000:1064",
         )
     return int(match[1] or 0), int(match[2]) if match[2] else None
 

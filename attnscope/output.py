@@ -18,7 +18,13 @@ from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
 from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, TABLE_FORMATS, WHICH, Kind, load_named
-from attnscope.results.storage import PAGE_MARK, replace_together, require_replaceable, require_writable, texts_in
+from attnscope.results.storage import (
+    PAGE_MARK,
+    replace_together,
+    require_replaceable,
+    require_writable,
+    texts_in,
+)
 from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
@@ -100,7 +106,11 @@ class Output:
         """Write the files of a record into a folder, if there is one, say its notes, and print it."""
         notes = list(getattr(record, "run", {}).get("notes", ()))
         formats = self.formats
-        size = sum(array.nbytes for array in record.arrays().values()) if self.kind.glance and not self.named else 0
+        size = (
+            sum(array.nbytes for array in record.arrays().values())
+            if self.kind.glance and not self.named
+            else 0
+        )
         if size > MOST_SAVED:  # nobody asked for them by name
             formats = tuple(name for name in formats if name in FIGURE_FORMATS)
             notes.append(f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does")
@@ -115,7 +125,9 @@ class Output:
         from attnscope.report.plain_text import open_console, print_record
 
         options = {**self.options, "drawn": self.drawn, "among": self.whole, "answered": self.answers}
-        print_record(record, open_console(), **{name: options.get(name) for name in self.kind.shown_with})
+        print_record(
+            record, open_console(), **{name: options.get(name) for name in self.kind.shown_with}
+        )
         print_paths(written, has_address=self.answers and not self.drawn)
 
 
@@ -185,7 +197,9 @@ def show(
     kind = record.record_kind()
     # The lines of a record from elsewhere are code, of which no script is made.
     known = (*(name for name in kind.formats if name != "py"), TEXT)
-    usual = tuple(name for name in kind.usual if name in known and ("png" not in kind.usual or name == "png"))
+    usual = tuple(
+        name for name in kind.usual if name in known and ("png" not in kind.usual or name == "png")
+    )
     output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options, columns)
     # The heads and changes that are asked for.
     chosen = dict(output.options)
@@ -225,11 +239,17 @@ def _plan(
     names = tuple(usual) if formats is None else read_names(formats, known, "format")
     files = tuple(name for name in names if name != TEXT)
     if files and formats is not None and out is None and not has_folder:
-        raise UsageError("there is no folder to write files to", "give one with --out, or leave out --format")
+        raise UsageError(
+            "there is no folder to write files to", "give one with --out, or leave out --format"
+        )
     if out is not None and not files:
-        raise UsageError("there is no file to write: text is drawn in the terminal", "add formats, or leave out --out")
+        raise UsageError(
+            "there is no file to write: text is drawn in the terminal", "add formats, or leave out --out"
+        )
     if columns and not {*files} & {*TABLE_FORMATS}:
-        raise UsageError("--columns are of tables, and none is written", "such as --format latex --out folder")
+        raise UsageError(
+            "--columns are of tables, and none is written", "such as --format latex --out folder"
+        )
     if files and (out is not None or has_folder):
         require_writable(HOME if out is None else out)
     return Output(

@@ -73,7 +73,9 @@ def build_tokens(
     segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
-    labels = tuple(_label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True))
+    labels = tuple(
+        _label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True)
+    )
     # Offsets, (token, 2), -1 where unknown; and words, by the first character that is in one.
     spans = np.full((n, 2), -1, np.int32)
     words = None
@@ -153,11 +155,18 @@ def _word_of_character(text: str) -> list[int]:
 
 def is_punctuation(char: str) -> bool:
     """Return whether a character is a word of its own: Unicode's punctuation, and ASCII symbols."""
-    return unicodedata.category(char)[0] == "P" or (char.isascii() and not char.isalnum() and 32 < ord(char) < 127)
+    return unicodedata.category(char)[0] == "P" or (
+        char.isascii() and not char.isalnum() and 32 < ord(char) < 127
+    )
 
 
 def _is_inner_apostrophe(text: str, i: int) -> bool:
-    return text[i] in "'’＇" and 0 < i < len(text) - 1 and _is_letter(text[i - 1]) and _is_letter(text[i + 1])
+    return (
+        text[i] in "'’＇"
+        and 0 < i < len(text) - 1
+        and _is_letter(text[i - 1])
+        and _is_letter(text[i + 1])
+    )
 
 
 def _is_letter(char: str) -> bool:
@@ -189,7 +198,9 @@ _BYTE_OF = _byte_alphabet()
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\udc80-\udcff]")
 # Characters that take no ink although Unicode files them under letters, marks or symbols.
-_BLANK = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
@@ -233,7 +244,9 @@ def _visible(text: str) -> str:
             shown.append(f"<U+{ord(char):04X}>")
         else:
             # A mark with nothing before it (or WordPiece's ##) would be drawn onto what stands to its left.
-            lone = category[0] == "M" and (not shown or shown == ["#", "#"] or shown[-1].startswith("<U+"))
+            lone = category[0] == "M" and (
+                not shown or shown == ["#", "#"] or shown[-1].startswith("<U+")
+            )
             shown.append("◌" + char if lone else char)
     return "".join(shown)
 
@@ -296,7 +309,9 @@ def open_stdin() -> BinaryIO:
     """
     if sys.stdin is None:
         raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-    buffer: BinaryIO | None = getattr(sys.stdin, "buffer", None)  # a stdin of a notebook or a test may have none
+    buffer: BinaryIO | None = getattr(
+        sys.stdin, "buffer", None
+    )  # a stdin of a notebook or a test may have none
     return buffer or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
 
 
@@ -331,7 +346,8 @@ def require_text(text: str, name: str = "the text") -> None:
         text.encode()
     except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
         raise AttnscopeError(
-            f"{name} is not valid Unicode at character {error.start}", "put it into a UTF-8 file and use --file"
+            f"{name} is not valid Unicode at character {error.start}",
+            "put it into a UTF-8 file and use --file",
         ) from error
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -340,7 +356,9 @@ def require_text(text: str, name: str = "the text") -> None:
             "UTF-16 files can be converted: iconv -f UTF-16 -t UTF-8",
         )
     if is_blank(text):
-        raise AttnscopeError(f"{name} is empty" if not text else f"{name} is blank", "give at least one word")
+        raise AttnscopeError(
+            f"{name} is empty" if not text else f"{name} is blank", "give at least one word"
+        )
 
 
 def is_blank(text: str) -> bool:
@@ -357,7 +375,10 @@ def _read_whole(stream: BinaryIO, name: str) -> bytes:
 
 def too_long(name: str) -> tuple[str, str]:
     """Return the message for a text of more than MOST_BYTES, and its hint."""
-    return f"{name} is too long for one text: more than {MOST_BYTES:,} bytes", "split it into lines or paragraphs"
+    return (
+        f"{name} is too long for one text: more than {MOST_BYTES:,} bytes",
+        "split it into lines or paragraphs",
+    )
 
 
 _NO_TEXT = {
@@ -371,7 +392,10 @@ _NO_TEXT = {
         "a picture, not text",
         "give pictures with --image",
     ),
-    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": ("a recording, not text", "give recordings with --audio"),
+    rb"RIFF....WAVE|fLaC\0|OggS\0|ID3[\x02-\x04]": (
+        "a recording, not text",
+        "give recordings with --audio",
+    ),
 }
 """The first bytes of files that hold no plain text: what the file is, and what to do."""
 

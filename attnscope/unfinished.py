@@ -1,7 +1,5 @@
 """Settle studies that were interrupted or failed in part: where to write them, and how the command ends."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Mapping
@@ -93,7 +91,10 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         done = f"{corpus['n_texts']:,} {plural or 'texts'}"
         if isinstance(n_checkpoints, int):
             done = amount(n_checkpoints, "checkpoint")
-        print(f"note: incomplete: this is what {done} {'says' if n_checkpoints == 1 else 'say'}", file=sys.stderr)
+        print(
+            f"note: incomplete: this is what {done} {'says' if n_checkpoints == 1 else 'say'}",
+            file=sys.stderr,
+        )
         if not failures:
             raise KeyboardInterrupt
     # Errors, the gravest first.
@@ -103,7 +104,8 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         raise AttnscopeError(failure_line(gravest), "; ".join(filter(None, hints)))
     if skipped:
         raise AttnscopeError(
-            f"{amount(len(skipped), 'checkpoint')} could not be measured", "all the rest was, and is in the result"
+            f"{amount(len(skipped), 'checkpoint')} could not be measured",
+            "all the rest was, and is in the result",
         )
     if problems:
         singular = plural.removesuffix("s")
@@ -112,4 +114,6 @@ def fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
         skipped_parts = amount(len(problems), singular, plural)
-        raise AttnscopeError(f"{skipped_parts} could not be {failed}", "all the rest was studied, and is in the result")
+        raise AttnscopeError(
+            f"{skipped_parts} could not be {failed}", "all the rest was studied, and is in the result"
+        )

@@ -66,22 +66,36 @@ def compare_times(model: Model, texts: list[CorpusText], rounds: int) -> dict[st
             for _ in range(rounds)
         ]
         heads_s, atlas_s = (min(one[place] for one in both) for place in (0, 1))
-        found[name] = {"heads_s": round(heads_s, 2), "atlas_s": round(atlas_s, 2), "ratio": round(atlas_s / heads_s, 3)}
+        found[name] = {
+            "heads_s": round(heads_s, 2),
+            "atlas_s": round(atlas_s, 2),
+            "ratio": round(atlas_s / heads_s, 3),
+        }
         print(name, found[name], flush=True)
     return found
 
 
 def page_sizes(model: Model, texts: list[CorpusText]) -> dict[str, Any]:
     """Megabytes of pages, and seconds to make them."""
-    real = attnscope.atlas(model, texts, replace(AtlasOptions(), heads=HeadsOptions(describe=DescribeOptions())))
+    real = attnscope.atlas(
+        model, texts, replace(AtlasOptions(), heads=HeadsOptions(describe=DescribeOptions()))
+    )
     found: dict[str, Any] = {
-        "corpus": {"heads": len(real["heads"]), "examples": len(real["examples"]), "mb": _megabytes(real)},
+        "corpus": {
+            "heads": len(real["heads"]),
+            "examples": len(real["examples"]),
+            "mb": _megabytes(real),
+        },
     }
     for n, (n_layers, n_heads) in SHAPES.items():
         made = small_atlas(n_layers, n_heads, n_tokens=64, n_top=10)
         started = time.process_time()
         size = _megabytes(made)
-        found[str(n)] = {"mb": size, "most": MOST_MB[n], "made_s": round(time.process_time() - started, 1)}
+        found[str(n)] = {
+            "mb": size,
+            "most": MOST_MB[n],
+            "made_s": round(time.process_time() - started, 1),
+        }
         print(n, found[str(n)], flush=True)
     return found
 
@@ -91,7 +105,9 @@ def _megabytes(atlas: Atlas) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", default=str(ROOT / "sample_texts" / "alice.txt"))
     parser.add_argument("--split", default="line", choices=("line", "paragraph", "file"))

@@ -32,7 +32,10 @@ def sentences() -> list[str]:
     """Return the first 50 sentences of the sample texts with 10 to 30 tokens."""
     tokenizer = models.describe("minilm")[1]
     prose = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split())
-    given = [*(SAMPLES / "sentences.txt").read_text("utf-8").splitlines(), *re.split(r"(?<=[.!?]) ", prose)]
+    given = [
+        *(SAMPLES / "sentences.txt").read_text("utf-8").splitlines(),
+        *re.split(r"(?<=[.!?]) ", prose),
+    ]
     fitting = [text for text in given if text.strip() and LEAST <= len(tokenizer.encode(text)) <= MOST]
     assert len(fitting) >= N
     return fitting[:N]
@@ -68,17 +71,24 @@ def main() -> None:
                 out = ["-o", str(home / f"{name}{number}"), "--workers", str(workers)]
                 times.append(timed([*ours, *out])[0])
                 print(f"{workers} workers {times[-1]:.1f} s", flush=True)
-        script = [sys.executable, str(HERE / "rivals" / "plain_loop.py"), str(model), str(home / "some.txt")]
+        script = [
+            sys.executable,
+            str(HERE / "rivals" / "plain_loop.py"),
+            str(model),
+            str(home / "some.txt"),
+        ]
         whole_s, printed = timed([*script, str(home / "script")])
         each = [float(line) for line in printed.split()]
         script_s = whole_s - sum(each) + N * statistics.mean(each)
         print(
-            f"script {script_s:.1f} s for {N}, from {len(each)}: {min(each):.2f} to {max(each):.2f} s each", flush=True
+            f"script {script_s:.1f} s for {N}, from {len(each)}: {min(each):.2f} to {max(each):.2f} s each",
+            flush=True,
         )
         again_s, _ = timed([*ours, "-o", str(home / "two1")])
         figures = sorted((home / "one0").glob("*/*.png"))
         same = all(
-            path.read_bytes() == (home / "two1" / path.relative_to(home / "one0")).read_bytes() for path in figures
+            path.read_bytes() == (home / "two1" / path.relative_to(home / "one0")).read_bytes()
+            for path in figures
         )
         drawn = sorted((home / "script").glob("*/*.png"))
         print(

@@ -33,7 +33,18 @@ TOLERANCE = 1e-6
 TIRED = "The animal didn't cross the street because it was too tired."
 WIDE = "The animal didn't cross the street because it was too wide."
 LONG = "The keys of the old house, which nobody had opened for years, were lying under the stone beside the door."
-NOT_COMPARED = {"versions", "elapsed_s", "seconds", "time", "attnscope", "threads", "path", "created", "road", "sha256"}
+NOT_COMPARED = {
+    "versions",
+    "elapsed_s",
+    "seconds",
+    "time",
+    "attnscope",
+    "threads",
+    "path",
+    "created",
+    "road",
+    "sha256",
+}
 """Fields of a record that tell of the run, not of the answer."""
 
 
@@ -52,9 +63,15 @@ def questions(samples: Path, pairs: Path, photo: str | None) -> Iterator[Questio
     sentences = str(samples / "sentences.txt")
     alice = ("--file", str(samples / "alice.txt"), "--split", "paragraph")
     yield Question("heatmap", ("heatmap", TIRED), formats="png,npz,json")
-    yield Question("heatmap-words", ("heatmap", LONG, "--words", "--hide-special", "-L", "0-1"), formats="png,npz")
-    yield Question("heatmap-query", ("heatmap", TIRED, "--pick", "L1H1", "--query", "it"), formats="png,svg,npz")
-    yield Question("heatmap-rows", ("heatmap", *alice[:2], "--pick", "L1H1", "--rows", "8:20"), formats="png,npz")
+    yield Question(
+        "heatmap-words", ("heatmap", LONG, "--words", "--hide-special", "-L", "0-1"), formats="png,npz"
+    )
+    yield Question(
+        "heatmap-query", ("heatmap", TIRED, "--pick", "L1H1", "--query", "it"), formats="png,svg,npz"
+    )
+    yield Question(
+        "heatmap-rows", ("heatmap", *alice[:2], "--pick", "L1H1", "--rows", "8:20"), formats="png,npz"
+    )
     yield Question("rollout", ("rollout", TIRED))
     yield Question("compare-texts", ("compare", TIRED, "--with", WIDE))
     yield Question("heads", ("heads", *alice), formats="png,npz")
@@ -72,7 +89,9 @@ def questions(samples: Path, pairs: Path, photo: str | None) -> Iterator[Questio
     yield Question("split", ("split", "The cat sat on the mat.", "-L", "1"))
     yield Question("batch", ("batch", sentences), formats="png,npz")
     if photo:
-        yield Question("picture", ("heatmap", "--image", photo, "-L", "0,5"), needs="picture", formats="png,npz")
+        yield Question(
+            "picture", ("heatmap", "--image", photo, "-L", "0,5"), needs="picture", formats="png,npz"
+        )
 
 
 @dataclass
@@ -100,7 +119,9 @@ class Comparison:
         worst = float(distance.max())
         self.largest = max(self.largest, worst if math.isfinite(worst) else 0.0)
         if worst > TOLERANCE:
-            self.differences.append(f"{where}: {worst:.3g}, {int((distance > TOLERANCE).sum())} of {before.size}")
+            self.differences.append(
+                f"{where}: {worst:.3g}, {int((distance > TOLERANCE).sum())} of {before.size}"
+            )
 
     def compare_values(self, where: str, before: Any, after: Any) -> None:
         """Compare two values of JSON, and what is in them by name or place."""
@@ -135,8 +156,12 @@ def _compare_tables(comparison: Comparison, before: Path, after: Path) -> None:
     if not rows_before:
         return
     columns = [column for column in rows_before[0] if column in rows_after[0]]
-    comparison.only_before |= {f"{name}:{column}" for column in rows_before[0].keys() - rows_after[0].keys()}
-    comparison.only_after |= {f"{name}:{column}" for column in rows_after[0].keys() - rows_before[0].keys()}
+    comparison.only_before |= {
+        f"{name}:{column}" for column in rows_before[0].keys() - rows_after[0].keys()
+    }
+    comparison.only_after |= {
+        f"{name}:{column}" for column in rows_after[0].keys() - rows_before[0].keys()
+    }
     for column in columns:
         pair = [[row[column] or "nan" for row in rows] for rows in (rows_before, rows_after)]
         try:
@@ -144,7 +169,9 @@ def _compare_tables(comparison: Comparison, before: Path, after: Path) -> None:
         except ValueError:
             n_changed = sum(first != second for first, second in zip(*pair, strict=True))
             if n_changed:
-                comparison.differences.append(f"{name}:{column}: {n_changed} of {len(rows_before)} texts changed")
+                comparison.differences.append(
+                    f"{name}:{column}: {n_changed} of {len(rows_before)} texts changed"
+                )
         else:
             comparison.compare_numbers(f"{name}:{column}", *numbers)
 
@@ -158,14 +185,20 @@ def _record(array: np.ndarray) -> Any:
 def _compare_archives(comparison: Comparison, before: Path, after: Path) -> None:
     """Compare the arrays and the record of two npz files."""
     with np.load(before) as first, np.load(after) as second:
-        comparison.only_before |= {f"{before.name}:{name}" for name in set(first.files) - set(second.files)}
-        comparison.only_after |= {f"{before.name}:{name}" for name in set(second.files) - set(first.files)}
+        comparison.only_before |= {
+            f"{before.name}:{name}" for name in set(first.files) - set(second.files)
+        }
+        comparison.only_after |= {
+            f"{before.name}:{name}" for name in set(second.files) - set(first.files)
+        }
         for name in sorted(set(first.files) & set(second.files)):
             where = f"{before.name}:{name}"
             if name == "record":
                 comparison.compare_values(where, _record(first[name]), _record(second[name]))
             elif first[name].shape != second[name].shape:
-                comparison.differences.append(f"{where}: shape {first[name].shape} became {second[name].shape}")
+                comparison.differences.append(
+                    f"{where}: shape {first[name].shape} became {second[name].shape}"
+                )
             elif first[name].dtype.kind in "fiub":
                 comparison.compare_numbers(where, first[name].astype(float), second[name].astype(float))
             elif (first[name] != second[name]).any():
@@ -212,7 +245,9 @@ def run(tree: Path, question: Question, model: str, out: Path) -> str | None:
         arguments += ["-f", question.formats]
     out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "attnscope", *arguments]
-    done = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=out.parent, env=environment, capture_output=True, text=True, check=False
+    )
     (out / "stdout.txt").write_text(done.stdout.replace(str(out), "OUT"), encoding="utf-8")
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["no message"])[0]
@@ -223,13 +258,17 @@ def check_out(folder: Path) -> Path:
     """Return a worktree of the earlier commit; it is made on the first call."""
     tree = folder / "tree"
     if not tree.exists():
-        subprocess.run(["git", "-C", str(HERE), "worktree", "add", "--detach", str(tree), COMMIT], check=True)
+        subprocess.run(
+            ["git", "-C", str(HERE), "worktree", "add", "--detach", str(tree), COMMIT], check=True
+        )
     return tree
 
 
 def main() -> None:
     """Compare all questions on the models that were named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="minilm,own,own-causal", help="names, or NAME=FOLDER")
     parser.add_argument("--only", default="", help="questions, by the beginning of their names")
     parser.add_argument("--picture-model", default="", help="the folder of a vision transformer")
@@ -244,7 +283,9 @@ def main() -> None:
     wanted = tuple(asked.only.split(","))
     totals = {"equal": 0, "different": 0, "failed": 0, "numbers": 0, "figures": 0, "unequal_figures": 0}
     for model_name, spec in models.items():
-        for question in questions(HERE / "sample_texts", HERE / "sample_texts/pairs", asked.photo or None):
+        for question in questions(
+            HERE / "sample_texts", HERE / "sample_texts/pairs", asked.photo or None
+        ):
             is_picture = question.needs == "picture"
             if not question.name.startswith(wanted) or is_picture != (model_name == "picture"):
                 continue
@@ -274,7 +315,9 @@ def main() -> None:
 def _print(label: str, comparison: Comparison) -> None:
     """Print what two runs of a question have in common, and what they have not."""
     figures = f"{comparison.n_figures - len(comparison.unequal_figures)} of {comparison.n_figures} figures equal"
-    print(f"{label}: {comparison.n_numbers} numbers, largest difference {comparison.largest:.2g}, {figures}")
+    print(
+        f"{label}: {comparison.n_numbers} numbers, largest difference {comparison.largest:.2g}, {figures}"
+    )
     for difference in comparison.differences[:20]:
         print(f"    {difference}")
     if len(comparison.differences) > 20:

@@ -71,8 +71,12 @@ def main() -> None:
     texts = weights_of(given.texts, given.tokens)
     divergence_sums("hellinger", texts[0])
     divergence_sums("jensen_shannon", texts[0])
-    hellinger_s = min(timed(lambda: [divergence_sums("hellinger", text) for text in texts])[0] for _ in range(3))
-    jensen_shannon_s, exact = timed(lambda: [divergence_sums("jensen_shannon", text).sums.numpy() for text in texts])
+    hellinger_s = min(
+        timed(lambda: [divergence_sums("hellinger", text) for text in texts])[0] for _ in range(3)
+    )
+    jensen_shannon_s, exact = timed(
+        lambda: [divergence_sums("jensen_shannon", text).sums.numpy() for text in texts]
+    )
     rows = [text.double().numpy() for text in texts]
     loop_s, looped = timed(lambda: [loop(row) for row in rows[: given.loop_texts]])
     loop_s *= given.texts / given.loop_texts

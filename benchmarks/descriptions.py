@@ -55,7 +55,9 @@ def sampled(model: Model, texts: Corpus, queries: int, seed: int = 0) -> tuple[l
 def both_ways(sample: list[Unit], groups: list[Group], options: DescribeOptions) -> Iterator[list[Line]]:
     """Yield the descriptions, fitted on one half of the texts and scored on the other, and the other way round."""
     for _ in range(2):
-        yield [one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)]
+        yield [
+            one for group in groups for one in describe_fitted(fit_group(group, sample, options), sample)
+        ]
         for unit in sample:
             unit.fits = not unit.fits
 
@@ -142,7 +144,9 @@ def stages(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:
     }
 
 
-def attention_of(group: Group, scores: np.ndarray, sharpness: np.ndarray, noise: np.ndarray) -> np.ndarray:
+def attention_of(
+    group: Group, scores: np.ndarray, sharpness: np.ndarray, noise: np.ndarray
+) -> np.ndarray:
     """The attention of heads off the sinks, (head, entry), whose scores are a rule's and noise, as sharp as asked.
 
     Args:
@@ -159,8 +163,14 @@ def attention_of(group: Group, scores: np.ndarray, sharpness: np.ndarray, noise:
             middle = (low + high) / 2
             raised = np.exp(np.clip(middle * scores[head] + noise[head], -60, 60))
             made[head] = raised / np.repeat(np.add.reduceat(raised, first), lengths)
-            nats = np.log(lengths) + np.add.reduceat(made[head] * np.log(np.maximum(made[head], 1e-30)), first)
-            low, high = (middle, high) if float((nats / np.log(lengths)).mean()) < sharpness[head] else (low, middle)
+            nats = np.log(lengths) + np.add.reduceat(
+                made[head] * np.log(np.maximum(made[head], 1e-30)), first
+            )
+            low, high = (
+                (middle, high)
+                if float((nats / np.log(lengths)).mean()) < sharpness[head]
+                else (low, middle)
+            )
     return made
 
 
@@ -175,14 +185,21 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
         common = np.argsort(-np.bincount(rows.key_types, minlength=len(group.types.ids)))[:200]
         words = [label.lower() for label in group.types.labels]
         classes = [np.flatnonzero(np.isin(words, list(of))) for of in CLOSED_CLASSES.values()]
-        classes.append(np.array([n for n, word in enumerate(words) if not any(c.isalnum() for c in word)]))
+        classes.append(
+            np.array([n for n, word in enumerate(words) if not any(c.isalnum() for c in word)])
+        )
         rules: list[tuple[str, list[np.ndarray]]] = []
         for n in range(30):
             rule = np.isin(rows.key_types, drawn.choice(common, 20, replace=False))
             source, target = drawn.choice(len(classes), 2, replace=False)
             between = np.isin(rows.key_types, classes[target]) & np.isin(queries_of, classes[source])
             kind = ("tokens", "class_to_class", "two_rules")[n % 3]
-            rules.append((kind, {"tokens": [rule], "class_to_class": [between], "two_rules": [rule, between]}[kind]))
+            rules.append(
+                (
+                    kind,
+                    {"tokens": [rule], "class_to_class": [between], "two_rules": [rule, between]}[kind],
+                )
+            )
         scores = np.stack([np.sum(of_head, 0, dtype=np.float64) for _, of_head in rules])
         noise = drawn.normal(size=scores.shape) * drawn.uniform(0.1, 0.8, (len(rules), 1))
         weights = attention_of(group, scores, drawn.uniform(0.15, 0.4, len(rules)), noise)
@@ -198,9 +215,14 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
             terms = fit.active[head].terms[: len(of_head)]
             truths = [rule[part.entries] for rule in of_head]
             values = [part.by_entry(f, head) for f in terms]
-            fits = [max((float(np.corrcoef(truth, of)[0, 1]) for of in values), default=0.0) for truth in truths]
+            fits = [
+                max((float(np.corrcoef(truth, of)[0, 1]) for of in values), default=0.0)
+                for truth in truths
+            ]
             right[kind].append(float(min(fits) >= PLANTED))
-    return {kind: round(float(np.mean(of)), 3) for kind, of in right.items() if of} | {"heads": 30 * seeds}
+    return {kind: round(float(np.mean(of)), 3) for kind, of in right.items() if of} | {
+        "heads": 30 * seeds
+    }
 
 
 SCALES = (0.7, 1.0, 1.2)
@@ -211,9 +233,15 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
     """What is explained where there is nothing to explain: by scale, of the heads that are 0.1 nats sharp or more."""
     by_scale = {}
     for scale in SCALES:
-        described = [one for seed in range(seeds) for one in describe_random(model, texts, queries, seed, scale)]
+        described = [
+            one for seed in range(seeds) for one in describe_random(model, texts, queries, seed, scale)
+        ]
         kept = [one for one in described if one["whole_nats"] >= 0.1]
-        own = [explained_by(one, "kl_explained") for one in kept if any(term["own"] for term in one["terms"])]
+        own = [
+            explained_by(one, "kl_explained")
+            for one in kept
+            if any(term["own"] for term in one["terms"])
+        ]
         explained = np.array([explained_by(one, "whole_explained") for one in kept])
         by_scale[str(scale)] = {
             "heads": len(kept),
@@ -221,7 +249,9 @@ def random(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, A
             "explained_mean": round(float(explained.mean()), 3),
             "explained_largest": round(float(explained.max()), 3),
             "with_own_terms_largest": round(float(np.max(own, initial=0.0)), 3),
-            "low_end_above_0": round(float(np.mean([one["whole_explained"].low > 0 for one in kept])), 3),
+            "low_end_above_0": round(
+                float(np.mean([one["whole_explained"].low > 0 for one in kept])), 3
+            ),
         }
         print(json.dumps({"scale": scale, **by_scale[str(scale)]}), flush=True)
     return by_scale
@@ -248,7 +278,9 @@ def lines_of(model: Model, texts: Corpus, queries: int) -> list[Line]:
     """Return the descriptions of a model's heads."""
     sample, groups = sampled(model, texts, queries)
     options = DescribeOptions(queries=queries)
-    return [line for group in groups for line in describe_fitted(fit_group(group, sample, options), sample)]
+    return [
+        line for group in groups for line in describe_fitted(fit_group(group, sample, options), sample)
+    ]
 
 
 def growth(model: Model, texts: Corpus, queries: int) -> dict[str, Any]:

@@ -37,11 +37,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as held:
         ours_out, rival_out = Path(held, "ours"), Path(held, "rival")
         ours = [sys.executable, "-m", "attnscope", "heatmap", SENTENCE, "-o", str(ours_out)]
-        rival = [sys.executable, str(HERE / "rivals" / "plain_script.py"), str(model), SENTENCE, str(rival_out)]
+        rival = [
+            sys.executable,
+            str(HERE / "rivals" / "plain_script.py"),
+            str(model),
+            SENTENCE,
+            str(rival_out),
+        ]
         environment["PYTHONPYCACHEPREFIX"] = str(Path(held, "compiled"))
         light = {
             "torch": ["-c", "import torch"],
-            **{name: ["-m", "attnscope", "heatmap", SENTENCE, "--format", name] for name in ("text", "npz")},
+            **{
+                name: ["-m", "attnscope", "heatmap", SENTENCE, "--format", name]
+                for name in ("text", "npz")
+            },
         }
         light["npz"] += ["-o", str(Path(held, "npz"))]
         short = race_short(light, environment, runs)
@@ -56,7 +65,9 @@ def main() -> None:
                     times[name].append(elapsed_s)
                     print(f"{name} {elapsed_s:.2f} s", flush=True)
         sizes = {path.name: Image.open(path).size for path in sorted(ours_out.glob("L*.png"))}
-        weights_kb = {path.name: round(path.stat().st_size / 1024) for path in sorted(ours_out.glob("*.png"))}
+        weights_kb = {
+            path.name: round(path.stat().st_size / 1024) for path in sorted(ours_out.glob("*.png"))
+        }
         written = sorted(path.name for path in rival_out.glob("*.png"))
     ratios = [script / own for own, script in zip(times["attnscope"], times["script"], strict=True)]
     print(
@@ -79,7 +90,9 @@ def main() -> None:
     )
 
 
-def race_short(commands: dict[str, list[str]], environment: dict[str, str], runs: int) -> dict[str, float]:
+def race_short(
+    commands: dict[str, list[str]], environment: dict[str, str], runs: int
+) -> dict[str, float]:
     """Seconds of Python commands in turn, by the clock and of the processor, and ratios to the first one's; medians."""
     clock: dict[str, list[float]] = {name: [] for name in commands}
     cpu: dict[str, list[float]] = {name: [] for name in commands}
@@ -87,7 +100,10 @@ def race_short(commands: dict[str, list[str]], environment: dict[str, str], runs
         for name, command in commands.items():
             started, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, *command], check=True, env=environment, capture_output=True)
-            elapsed_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+            elapsed_s, after = (
+                time.perf_counter() - started,
+                resource.getrusage(resource.RUSAGE_CHILDREN),
+            )
             if number:
                 clock[name].append(elapsed_s)
                 cpu[name].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -85,7 +85,9 @@ def measures_of(model: Any, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     with patch.object(measuring, "weigh_units", keep):
         attnscope.heads(model, list(texts))
     parts = ("sum", "count", "uniform_sum")
-    numbers: dict[str, NDArray[Any]] = {name: np.concatenate([sums[name] for sums in batches]) for name in parts}
+    numbers: dict[str, NDArray[Any]] = {
+        name: np.concatenate([sums[name] for sums in batches]) for name in parts
+    }
     numbers["weights"] = np.concatenate(weights)
     numbers["names"] = np.array(measure_names())
     return numbers
@@ -132,9 +134,9 @@ def draws_of(n_all: int, n_texts: int, n_draws: int) -> Iterator[Floats]:
     drawn = np.random.default_rng(n_texts)
     for start in range(0, n_draws, DRAWS_AT_ONCE):
         n = min(DRAWS_AT_ONCE, n_draws - start)
-        yield np.stack([np.bincount(drawn.integers(0, n_all, n_texts), minlength=n_all) for _ in range(n)]).astype(
-            float
-        )
+        yield np.stack(
+            [np.bincount(drawn.integers(0, n_all, n_texts), minlength=n_all) for _ in range(n)]
+        ).astype(float)
 
 
 def sums_of(times: Floats, s: Floats, c: Floats, n_texts: int) -> RunningSums:
@@ -161,7 +163,11 @@ class Held:
 
     def __init__(self, true: Floats) -> None:
         self.true = true
-        self.printed, self.held, self.widths = np.zeros(true.shape), np.zeros(true.shape), np.zeros(true.shape)
+        self.printed, self.held, self.widths = (
+            np.zeros(true.shape),
+            np.zeros(true.shape),
+            np.zeros(true.shape),
+        )
 
     def add(self, low: Floats, high: Floats, are_counted: Bools | bool = True) -> None:
         """Add the ends of some draws, (draw, *shape); NaN is no interval."""
@@ -231,11 +237,15 @@ def simulate_lines(numbers: Mapping[str, NDArray[Any]], n_texts: int, n_draws: i
         "worst": round(float(covered[worst]), 3),
         "worst_head": "L{}H{}".format(*numbers["heads"][worst]),
         "worst_without_warning": round(float(np.nanmin(covered_sure, initial=1.0)), 3),
-        "student_worst": round(float(np.nanmin(np.where(is_told, students.coverage(n_draws), np.nan))), 3),
+        "student_worst": round(
+            float(np.nanmin(np.where(is_told, students.coverage(n_draws), np.nan))), 3
+        ),
         "student_below_0.9": int((np.where(is_told, students.coverage(n_draws), np.nan) < 0.9).sum()),
         "active_heads": int(is_active.sum()),
         "active_heads_without_warning": round(float((sure.printed[is_active] >= n_draws / 2).mean()), 3),
-        "median_width": round(float(np.median(every.widths[is_active] / np.maximum(every.printed[is_active], 1))), 3),
+        "median_width": round(
+            float(np.median(every.widths[is_active] / np.maximum(every.printed[is_active], 1))), 3
+        ),
     }
 
 
@@ -244,7 +254,9 @@ def main() -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--file", help="one text a line; default: sentences of sample_texts")
     parser.add_argument("--texts", type=int, default=300, help="how many, drawn at random")
-    parser.add_argument("--queries", type=int, default=2000, help="that lines are fitted to and scored on")
+    parser.add_argument(
+        "--queries", type=int, default=2000, help="that lines are fitted to and scored on"
+    )
     parser.add_argument("--draws", type=int, default=400)
     parser.add_argument("--sizes", default="5,10,20,40,80")
     parser.add_argument("--numbers", type=Path)
@@ -257,7 +269,11 @@ def main() -> None:
         np.savez(path, **collect(given.model, [texts[number] for number in chosen], given.queries))
         print(f"wrote {path}", flush=True)
     numbers = dict(np.load(path))
-    result: dict[str, Any] = {"benchmark": "intervals", "model": given.model, "texts": len(numbers["sum"])}
+    result: dict[str, Any] = {
+        "benchmark": "intervals",
+        "model": given.model,
+        "texts": len(numbers["sum"]),
+    }
     result |= {"held_out": len(numbers["loss"]), "draws": given.draws}
     for n_texts in map(int, given.sizes.split(",")):
         measures = simulate_measures(numbers, n_texts, given.draws)

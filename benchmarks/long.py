@@ -27,7 +27,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODELS = {"tiny": (2, 4, 32, 256, 1000), "wide1": (1, 12, 64, 2048, 30000), "wide12": (12, 12, 64, 2048, 30000)}
+MODELS = {
+    "tiny": (2, 4, 32, 256, 1000),
+    "wide1": (1, 12, 64, 2048, 30000),
+    "wide12": (12, 12, 64, 2048, 30000),
+}
 CASES = ("plain", "pooled", "heads", "part", "eager")
 THREADS = 1
 SHORT_S = 4
@@ -115,7 +119,9 @@ def summary(results: dict[str, Any]) -> dict[str, Any]:
                 for name, case in cases.items()
             }
         for name in CASES:
-            points = [(float(n), cases[name]["adds_mib"]) for n, cases in sorted(by_n.items()) if name in cases]
+            points = [
+                (float(n), cases[name]["adds_mib"]) for n, cases in sorted(by_n.items()) if name in cases
+            ]
             if len(points) > 2:
                 told[size][f"{name}_memory_slope"] = round(slope(points), 2)
     return told
@@ -151,7 +157,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
             for name, (color, marker, label) in looks.items():
                 points = [(n, cases[name][what]) for n, cases in sorted(by_n.items()) if name in cases]
                 if points:
-                    ax.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=5, label=label)
+                    ax.plot(
+                        *zip(*points, strict=True), color=color, marker=marker, markersize=5, label=label
+                    )
             ax.set(xscale="log", yscale="log")
             ax.xaxis.set_major_locator(FixedLocator([1024, 4096, 16384, 32768]))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda n, _: f"{n / 1024:.0f}k"))
@@ -169,7 +177,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="tiny,wide1,wide12")
     parser.add_argument("--tokens", default="1024,4096")
     parser.add_argument("--json", type=Path, default=HOME / "long-texts.json")
@@ -201,7 +211,9 @@ def main() -> None:
                     str(n),
                 ]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
-                results.setdefault(size, {}).setdefault(str(n), {})[case] = json.loads(done.stdout.splitlines()[-1])
+                results.setdefault(size, {}).setdefault(str(n), {})[case] = json.loads(
+                    done.stdout.splitlines()[-1]
+                )
                 print(size, n, case, results[size][str(n)][case], file=sys.stderr, flush=True)
                 options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
     if options.plot:

@@ -43,7 +43,12 @@ def main() -> None:
     ids, punctuation = story(model, options.tokens)
     network = model._network
     table = torch.nn.functional.normalize(network.word.weight, dim=-1)
-    result = {"benchmark": "measures", "tokens": options.tokens, "threads": options.threads, "measures": len(MEASURES)}
+    result = {
+        "benchmark": "measures",
+        "tokens": options.tokens,
+        "threads": options.threads,
+        "measures": len(MEASURES),
+    }
     for length in options.lengths:
         batches = cut(ids, punctuation, length, max(1, TOKEN_BUDGET // length), table)
         times = race(model, batches, options.runs, options.rivals)
@@ -53,15 +58,24 @@ def main() -> None:
 
 def story(model, n_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Alice over and over, as token numbers, and which of them are punctuation."""
-    pieces = [model.tokenizer.encode(line) for line in SAMPLE.read_text("utf-8").splitlines() if line.strip()]
+    pieces = [
+        model.tokenizer.encode(line) for line in SAMPLE.read_text("utf-8").splitlines() if line.strip()
+    ]
     ids = np.concatenate([piece.ids[~piece.special] for piece in pieces])
-    labels = [label for piece in pieces for label, added in zip(piece.labels, piece.special, strict=True) if not added]
+    labels = [
+        label
+        for piece in pieces
+        for label, added in zip(piece.labels, piece.special, strict=True)
+        if not added
+    ]
     marks = np.array([not any(character.isalnum() for character in label) for label in labels])
     times = -(-n_tokens // len(ids))
     return torch.tensor(np.tile(ids, times)[:n_tokens]), torch.tensor(np.tile(marks, times)[:n_tokens])
 
 
-def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> list[tuple[Batch, TextFacts]]:
+def cut(
+    ids, punctuation, length: int, per_batch: int, table: torch.Tensor
+) -> list[tuple[Batch, TextFacts]]:
     """Return texts of the length, or up to a tenth shorter, [CLS] and [SEP] included, sorted by length into batches."""
     generator = torch.Generator().manual_seed(0)
     texts, start = [], 0
@@ -76,7 +90,10 @@ def cut(ids, punctuation, length: int, per_batch: int, table: torch.Tensor) -> l
     for first in range(0, len(texts), per_batch):
         group = texts[first : first + per_batch]
         n = max(len(text) for text, _ in group) + 2
-        padded, marks = torch.zeros(len(group), n, dtype=torch.int64), torch.zeros(len(group), n, dtype=torch.bool)
+        padded, marks = (
+            torch.zeros(len(group), n, dtype=torch.int64),
+            torch.zeros(len(group), n, dtype=torch.bool),
+        )
         real = torch.zeros_like(marks)
         for row, (text, mark) in enumerate(group):
             padded[row, : len(text) + 2] = torch.cat([torch.tensor([101]), text, torch.tensor([102])])
@@ -130,7 +147,9 @@ def race(model, batches, runs: int, others: list[str]) -> dict[str, np.ndarray]:
 
     rivals = {"plain": plain, "measured": measured}
     rivals |= {
-        name: {"dense": from_weights, "one_by_one": one_by_one, "torch_one_by_one": sums_one_by_one}[name]
+        name: {"dense": from_weights, "one_by_one": one_by_one, "torch_one_by_one": sums_one_by_one}[
+            name
+        ]
         for name in others
     }
     times: dict[str, list[list[float]]] = {name: [] for name in rivals}
@@ -179,7 +198,9 @@ class Dense:
         real = facts.real.float()
         place = torch.arange(n)
         offset = (place - place[:, None]).float()
-        equal = (facts.ids[:, :, None] == facts.ids[:, None]) & facts.real[:, None] & facts.real[:, :, None]
+        equal = (
+            (facts.ids[:, :, None] == facts.ids[:, None]) & facts.real[:, None] & facts.real[:, :, None]
+        )
         same = equal & (place != place[:, None])
         follow = torch.zeros_like(equal)
         follow[:, :, 1:] = equal[:, :, :-1]

@@ -58,7 +58,11 @@ def main() -> None:
         return
     command = [sys.executable, "-m", "benchmarks.memory", "--keys", str(options.keys), "--case"]
     peaks = {
-        case: float(subprocess.run([*command, case], check=True, capture_output=True, text=True).stdout.split()[-1])
+        case: float(
+            subprocess.run([*command, case], check=True, capture_output=True, text=True).stdout.split()[
+                -1
+            ]
+        )
         for case in ("model", "plain", "measures")
     }
     print(

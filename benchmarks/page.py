@@ -45,12 +45,19 @@ def main() -> None:
     given = parser.parse_args()
     model = attnscope.load("minilm")
     record = recorded(model, given.tokens)
-    result: dict[str, Any] = {"benchmark": "page", "heads": record.weights.shape[0] * record.weights.shape[1]}
+    result: dict[str, Any] = {
+        "benchmark": "page",
+        "heads": record.weights.shape[0] * record.weights.shape[1],
+    }
     result["tokens"] = len(record.tokens)
     with tempfile.TemporaryDirectory() as folder:
         result |= written(model, record, Path(folder), given.runs)
         large = page_of([PageText(twice(recorded(model, 512)))]).save(Path(folder) / "large.html")
-        result["used"] = {"heads": 144, "tokens": 512, "page_mb": round(large.stat().st_size / 1e6, 1)} | used(large)
+        result["used"] = {
+            "heads": 144,
+            "tokens": 512,
+            "page_mb": round(large.stat().st_size / 1e6, 1),
+        } | used(large)
     print(json.dumps(result))
 
 
@@ -66,7 +73,9 @@ def recorded(model: Any, n_tokens: int) -> Heatmap:
         keep = np.r_[0 : n - 1, len(record.tokens) - 1]
         weights = attention.weights[:, :, keep][:, :, :, keep]
         tokens = attention.keys.take(keep)
-        attention = replace(attention, weights=weights / weights.sum(-1, keepdims=True), queries=tokens, keys=tokens)
+        attention = replace(
+            attention, weights=weights / weights.sum(-1, keepdims=True), queries=tokens, keys=tokens
+        )
     elif n < n_tokens:
         attention = tiled(attention, n_tokens)
     return replace(record, maps=(attention,))
@@ -77,7 +86,9 @@ def tiled(attention: AttentionMap, n: int) -> AttentionMap:
     at = np.minimum(np.arange(n), len(attention.keys) - 1)
     weights = attention.weights[:, :, at][:, :, :, at]
     tokens = attention.keys.take(at)
-    return replace(attention, weights=weights / weights.sum(-1, keepdims=True), queries=tokens, keys=tokens)
+    return replace(
+        attention, weights=weights / weights.sum(-1, keepdims=True), queries=tokens, keys=tokens
+    )
 
 
 def twice(record: Heatmap) -> Heatmap:
@@ -85,7 +96,9 @@ def twice(record: Heatmap) -> Heatmap:
     (attention,) = record.maps
     weights = np.concatenate([attention.weights, attention.weights])
     layers = tuple(range(len(weights)))
-    return replace(record, maps=(replace(attention, weights=weights, layers=layers, n_layers=len(layers)),))
+    return replace(
+        record, maps=(replace(attention, weights=weights, layers=layers, n_layers=len(layers)),)
+    )
 
 
 def written(model: Any, record: Heatmap, folder: Path, runs: int) -> dict[str, Any]:
@@ -211,7 +224,9 @@ class Traced:
         tasks = [
             event
             for event in self.events
-            if event.get("ph") == "X" and event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in mains
+            if event.get("ph") == "X"
+            and event["name"].endswith("RunTask")
+            and (event["pid"], event["tid"]) in mains
         ]
         clock = sorted((event.get("dur", 0) / 1000 for event in tasks), reverse=True) or [0.0]
         processor = sorted((event.get("tdur", 0) / 1000 for event in tasks), reverse=True) or [0.0]

@@ -45,7 +45,9 @@ def speed(name: str, n_pairs: int, n_tokens: int, step: int) -> dict[str, Any]:
     """Return all heads' z, by the time of the half forwards that this needs."""
     model = attnscope.load(name)
     words = [
-        i for i in model.tokenizer.ordinary_ids() if (w := model.tokenizer.spell(i))[:1] == " " and w[1:].isalpha()
+        i
+        for i in model.tokenizer.ordinary_ids()
+        if (w := model.tokenizer.spell(i))[:1] == " " and w[1:].isalpha()
     ]
     pairs = [
         pair
@@ -91,7 +93,9 @@ def random_gpt2() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    network = GPT2LMHeadModel(GPT2Config(n_embd=64, n_head=4, n_layer=4, n_positions=32, vocab_size=97)).eval()
+    network = GPT2LMHeadModel(
+        GPT2Config(n_embd=64, n_head=4, n_layer=4, n_positions=32, vocab_size=97)
+    ).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.normal_(std=0.02 if "mlp" in name else 0.5)
@@ -107,11 +111,16 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
     from transformer_lens import patching
     from transformers import GPT2LMHeadModel
 
-    network = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval() if folder else random_gpt2()
+    network = (
+        GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval() if folder else random_gpt2()
+    )
     config = network.config
     theirs = bridge_to(network)
     pairs = random_pairs(list(range(5, config.vocab_size)), lambda number: f" {number}", 32, length)
-    ids = {k: torch.tensor([[int(i) for i in pair[k].split()] for pair in pairs]) for k in ("clean", "corrupt")}
+    ids = {
+        k: torch.tensor([[int(i) for i in pair[k].split()] for pair in pairs])
+        for k in ("clean", "corrupt")
+    }
     rows = torch.arange(len(pairs))
     right, wrong = (torch.tensor([pair[which] for pair in pairs]) for which in ("right", "wrong"))
 
@@ -134,7 +143,11 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
         report["logits_differ"] = float((logits - network(ids["clean"]).logits).abs().max())
         for by, function in functions.items():
             started = time.process_time()
-            expected = (function(theirs, ids["corrupt"], cache, metric) - metric(corrupt_logits)).flatten().numpy()
+            expected = (
+                (function(theirs, ids["corrupt"], cache, metric) - metric(corrupt_logits))
+                .flatten()
+                .numpy()
+            )
             middle = time.process_time()
             record = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by))  # type: ignore[arg-type]
             ended = time.process_time()
@@ -146,8 +159,12 @@ def rival(folder: str, length: int = 12) -> dict[str, Any]:
             }
         paths = attnscope.patch(model, pairs, attnscope.PatchOptions(paths=6)).table("paths")
         logits_of = PathsByHooks(theirs, ids["corrupt"], cache, own)
-        ends = zip(paths["sender"].tolist(), paths["receiver"].tolist(), paths["by"].tolist(), strict=True)
-        expected = np.array([float(metric(logits_of(*route(*path))) - metric(corrupt_logits)) for path in ends])
+        ends = zip(
+            paths["sender"].tolist(), paths["receiver"].tolist(), paths["by"].tolist(), strict=True
+        )
+        expected = np.array(
+            [float(metric(logits_of(*route(*path))) - metric(corrupt_logits)) for path in ends]
+        )
         ours = paths["effect"]
         report["paths"] = {
             "edges": len(paths),
@@ -165,7 +182,10 @@ def bridge_to(network: Any) -> Any:
 
     words = {str(number): number for number in range(network.config.vocab_size)}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")), bos_token="0", eos_token="0", pad_token="0"
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")),
+        bos_token="0",
+        eos_token="0",
+        pad_token="0",
     )
     with tempfile.TemporaryDirectory() as folder:
         network.config.save_pretrained(folder)
@@ -192,7 +212,9 @@ def coverage(n_draws: int = 1000) -> dict[str, dict[str, float]]:
 
 def route(sender: str, receiver: str, by: str) -> tuple[tuple[int, int], tuple[int, int] | None, str]:
     """(layer, head) that sends, the one that receives (None: the logits), and through what."""
-    places = [tuple(map(int, name[1:].split("H"))) if name != "logits" else None for name in (sender, receiver)]
+    places = [
+        tuple(map(int, name[1:].split("H"))) if name != "logits" else None for name in (sender, receiver)
+    ]
     return (*places, by[:1])  # type: ignore[return-value]
 
 
@@ -202,7 +224,9 @@ class PathsByHooks:
     def __init__(self, model: Any, ids: torch.Tensor, clean: Any, own: Any) -> None:
         self._model, self._ids, self._clean, self._own = model, ids, clean, own
 
-    def __call__(self, sender: tuple[int, int], receiver: tuple[int, int] | None, by: str) -> torch.Tensor:
+    def __call__(
+        self, sender: tuple[int, int], receiver: tuple[int, int] | None, by: str
+    ) -> torch.Tensor:
         """Return the logits that change by the paths from the sender to the receiver alone."""
 
         def freeze(z: torch.Tensor, hook: Any) -> torch.Tensor:
@@ -268,11 +292,15 @@ def halve(by_pair: np.ndarray, seed: int) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--speed", metavar="MODEL")
-    parser.add_argument("--rival", nargs="?", const="", metavar="MODEL", help="a GPT-2; by default random weights")
+    parser.add_argument(
+        "--rival", nargs="?", const="", metavar="MODEL", help="a GPT-2; by default random weights"
+    )
     parser.add_argument("--figures", nargs=2, metavar=("MODEL", "PAIRS"))
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=20)
-    parser.add_argument("--layers-step", type=int, default=1, help="every so many layers alone are patched")
+    parser.add_argument(
+        "--layers-step", type=int, default=1, help="every so many layers alone are patched"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {"benchmark": "patching"}

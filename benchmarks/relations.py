@@ -69,7 +69,9 @@ def main() -> None:
     margins = {}
     for label in ASKED:
         row = found.row(f"{label}→parent")
-        margins[label] = round(float(found.at_best("accuracy")[row] - found["relations"]["baseline"][row]), 3)
+        margins[label] = round(
+            float(found.at_best("accuracy")[row] - found["relations"]["baseline"][row]), 3
+        )
     middle = {name: statistics.median(seconds) for name, seconds in times.items()}
     ratios = {
         f"{name}_over_plain": round(

@@ -14,7 +14,9 @@ from attnscope.studies.inputs.texts import Texts, special_ids
 from attnscope.studies.run import run
 
 
-def read_sample(model: Model, texts: Texts, options: DescribeOptions) -> tuple[list[Unit], NDArray[np.int64]]:
+def read_sample(
+    model: Model, texts: Texts, options: DescribeOptions
+) -> tuple[list[Unit], NDArray[np.int64]]:
     """Return the texts that are drawn, with the rows of their queries; and how often tokens occur."""
     drawing = Drawing(options.seed)
     special = special_ids(model)

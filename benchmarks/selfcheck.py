@@ -57,10 +57,14 @@ def main() -> None:
         cost = [one["survey_s"] - other["survey_s"] for one, other in rounds]
         results[spec] = {
             "elapsed_s": round(statistics.median(with_check), 3),
-            "elapsed_s_without_import": round(statistics.median(a["total_s"] - a["import_s"] for a, _ in rounds), 3),
+            "elapsed_s_without_import": round(
+                statistics.median(a["total_s"] - a["import_s"] for a, _ in rounds), 3
+            ),
             "check_s": round(statistics.median(cost), 4),
             "dry_run_s": round(statistics.median(other["survey_s"] for _, other in rounds), 4),
-            "check_share": round(statistics.median(c / t for c, t in zip(cost, with_check, strict=True)), 4),
+            "check_share": round(
+                statistics.median(c / t for c, t in zip(cost, with_check, strict=True)), 4
+            ),
         }
         print(spec, results[spec])
     print(json.dumps({"benchmark": "selfcheck", "goal": "check_share < 0.05", "models": results}))

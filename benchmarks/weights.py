@@ -35,7 +35,9 @@ def lens(source: Any) -> Any:
         source.save_pretrained(folder)
         write_tokenizer(Path(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        made = TransformerBridge.boot_transformers(folder, hf_model=copy.deepcopy(source), tokenizer=tokenizer)
+        made = TransformerBridge.boot_transformers(
+            folder, hf_model=copy.deepcopy(source), tokenizer=tokenizer
+        )
     # The biases of values stay with their heads, as here.
     made.enable_compatibility_mode(disable_warnings=True, fold_value_biases=False)
     return made
@@ -74,7 +76,9 @@ def time_of(folder: str) -> dict[str, float]:
 def main() -> None:
     """Print what differs, or how long a model takes."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", help="instead, the time that all weights of a model in a folder take")
+    parser.add_argument(
+        "--seconds", help="instead, the time that all weights of a model in a folder take"
+    )
     given = parser.parse_args()
     found: dict[str, Any]
     if given.seconds:

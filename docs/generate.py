@@ -157,10 +157,15 @@ def _about_others() -> list[str]:
         "is the sum of A_qk over patches k. In recordings a_q is the sum over frames k with sound, and t_q the mean "
         "time of these frames, weighted by A_qk. There are no roles."
     )
-    rows = ["| of | measure | a large value says: the head | definition | unit |", "|---|---|---|---|---|"]
+    rows = [
+        "| of | measure | a large value says: the head | definition | unit |",
+        "|---|---|---|---|---|",
+    ]
     for name, catalogue in (("pictures", PICTURE_MEASURES), ("recordings", SOUND_MEASURES)):
         for one in catalogue.values():
-            rows.append(f"| {name} | `{one.name}` | {one.what} | {one.formula} ({one.source}) | {one.unit} |")
+            rows.append(
+                f"| {name} | `{one.name}` | {one.what} | {one.formula} ({one.source}) | {one.unit} |"
+            )
     return ["## Pictures and recordings", about, "\n".join(rows)]
 
 
@@ -215,9 +220,13 @@ def measures_page() -> str:
         fewest=roles.FEWEST_TEXTS,
         least=roles.LEAST_TEXTS,
         level=roles.LEVEL,
-        uniform=" and ".join(f"`{name}`" for name in without) + " has no baseline: uniform attention is what it names.",
+        uniform=" and ".join(f"`{name}`" for name in without)
+        + " has no baseline: uniform attention is what it names.",
     )
-    rows = ["| role | what the head does | measure | threshold | also required |", "|---|---|---|---:|---|"]
+    rows = [
+        "| role | what the head does | measure | threshold | also required |",
+        "|---|---|---|---:|---|",
+    ]
     for name, rule in roles.RULES.items():
         besides = []
         if rule.least_defined:
@@ -230,9 +239,15 @@ def measures_page() -> str:
                 f"1 - {(1 - rule.threshold) * math.log(roles.FULL_KEYS):.2f} / ln n, from {roles.LEAST_KEYS} keys on"
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
-        rows.append(f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |")
+        rows.append(
+            f"| `{name}` | {rule.what} | {measures} | {rule.threshold:g} | {'; '.join(besides)} |"
+        )
     parts += [f"## The {len(roles.RULES)} roles", about.strip(), "\n".join(rows)]
-    parts += [*_about_others(), (FOLDER / "glossary.txt").read_text("utf-8").strip(), _REFERENCES.strip()]
+    parts += [
+        *_about_others(),
+        (FOLDER / "glossary.txt").read_text("utf-8").strip(),
+        _REFERENCES.strip(),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -261,7 +276,10 @@ _REASONS = (
     ("decoder that reads no text", "refused: its decoder reads no text"),
     ("returns no hidden states", "refused: it gives out no hidden states"),
     ("holds no hidden states", "refused: it gives out no hidden states"),
-    ("attention interface", "refused: its attention bypasses transformers' interface, and its output does not show it"),
+    (
+        "attention interface",
+        "refused: its attention bypasses transformers' interface, and its output does not show it",
+    ),
     ("cannot be shown truly", "refused: an attention of another kind"),
     ("ImportError", "not built: it needs a library that was not installed"),
     ("not tiny", "not built: it cannot be shrunk"),
@@ -285,7 +303,9 @@ def _group_of(verdict: dict[str, Any]) -> str:
         return "no attention"
     if verdict["verdict"] == "wrong":
         return "shown wrongly"
-    return next((reason for sign, reason in _REASONS if sign in verdict["why"]), "refused: other reasons")
+    return next(
+        (reason for sign, reason in _REASONS if sign in verdict["why"]), "refused: other reasons"
+    )
 
 
 _OWN_INPUTS = """attnscope cannot make up what these types read, or tell their attentions apart. They run when you
@@ -304,9 +324,13 @@ def architectures_page() -> str:
         groups.setdefault(_group_of(tally["types"][name]), []).append(name)
     exact = sum(len(names) for group, names in groups.items() if group.startswith("exact"))
     numbers = {key: tally[key] for key in ("known", "long", "allowed")}
-    about = _ABOUT_TYPES.format(n=len(tally["types"]), version=tally["transformers"], exact=exact, **numbers)
+    about = _ABOUT_TYPES.format(
+        n=len(tally["types"]), version=tally["transformers"], exact=exact, **numbers
+    )
     rows = ["| result | number | model types |", "|---|---:|---|"]
-    rows += [f"| {group} | {len(groups[group])} | {', '.join(groups[group])} |" for group in sorted(groups)]
+    rows += [
+        f"| {group} | {len(groups[group])} | {', '.join(groups[group])} |" for group in sorted(groups)
+    ]
     parts = [
         "# Model types of transformers",
         _MADE,
@@ -344,7 +368,11 @@ def tables_page() -> str:
     first: dict[tuple[str, str], str] = {}
     for module in pkgutil.iter_modules(questions.__path__, "attnscope.questions."):
         for result in vars(importlib.import_module(module.name)).values():
-            is_own = isinstance(result, type) and issubclass(result, Result) and result.__module__ == module.name
+            is_own = (
+                isinstance(result, type)
+                and issubclass(result, Result)
+                and result.__module__ == module.name
+            )
             is_own = is_own and hasattr(result, "SCHEMA")
             if is_own:
                 sections += _describe_result(result, first)
@@ -371,7 +399,9 @@ def _describe_result(result: "type[Result]", first: dict[tuple[str, str], str]) 
         lines.append("arrays")
     for array in result.ARRAYS:
         axes = "×".join(array.axes)
-        lines += _entry(array.name, ": ".join(filter(None, (axes, array.meaning or array.title))), array.unit)
+        lines += _entry(
+            array.name, ": ".join(filter(None, (axes, array.meaning or array.title))), array.unit
+        )
     about = inspect.cleandoc(result.__doc__ or "").partition("\n\n")[0]
     body = "\n".join(lines)
     return [f"## {name}", f"`{result.SCHEMA}`: {about}"] + ([f"```text\n{body}\n```"] if lines else [])
@@ -380,7 +410,9 @@ def _describe_result(result: "type[Result]", first: dict[tuple[str, str], str]) 
 def _entry(name: str, meaning: str, unit: str) -> list[str]:
     """Return the lines of a column or an array: its name, then its meaning, wrapped."""
     told = f"  {name:20} {meaning}" + (f" [{unit}]" if unit else "")
-    return textwrap.wrap(told, 110, subsequent_indent=" " * 23, break_long_words=False, drop_whitespace=True)
+    return textwrap.wrap(
+        told, 110, subsequent_indent=" " * 23, break_long_words=False, drop_whitespace=True
+    )
 
 
 PAGES: dict[str, Callable[[], str]] = {

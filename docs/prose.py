@@ -14,7 +14,8 @@ LONG = 30
 """A sentence with more words than this is long."""
 
 _NO_PROSE = re.compile(
-    r"^```.*?^```|<!--.*?-->|^[ ]*\|[^\n]*|^#[^\n]*|^ {4,}[^\n]*|!\[[^]]*\]\([^)]*\)|</?[a-z]+[^>\n]*>", re.M | re.S
+    r"^```.*?^```|<!--.*?-->|^[ ]*\|[^\n]*|^#[^\n]*|^ {4,}[^\n]*|!\[[^]]*\]\([^)]*\)|</?[a-z]+[^>\n]*>",
+    re.M | re.S,
 )
 _PART = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. ))")
 _END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[\"'(*_\[]*[A-Z0-9√Σ`]|\*[a-z])")
@@ -31,7 +32,9 @@ class Prose:
     @property
     def lengths(self) -> list[int]:
         """Words per sentence: the parts between spaces that hold a letter or a digit."""
-        return [sum(bool(re.search(r"\w", word)) for word in sentence.split()) for sentence in self.sentences]
+        return [
+            sum(bool(re.search(r"\w", word)) for word in sentence.split()) for sentence in self.sentences
+        ]
 
     @property
     def mean(self) -> float:
@@ -61,8 +64,15 @@ def split_sentences(markdown: str) -> list[str]:
 
 def read_pages() -> list[Prose]:
     """README and every page of docs that is prose."""
-    paths = {str(path.relative_to(ROOT)): path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
-    return [Prose(name, split_sentences(path.read_text("utf-8"))) for name, path in paths.items() if name not in LISTS]
+    paths = {
+        str(path.relative_to(ROOT)): path
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    }
+    return [
+        Prose(name, split_sentences(path.read_text("utf-8")))
+        for name, path in paths.items()
+        if name not in LISTS
+    ]
 
 
 def main() -> None:
@@ -70,7 +80,9 @@ def main() -> None:
     pages = read_pages()
     whole = Prose("all", [sentence for page in pages for sentence in page.sentences])
     for page in [*pages, whole]:
-        print(f"{page.page:34} {len(page.sentences):5} sentences {page.mean:5.1f} words {page.long_share:4.0%} long")
+        print(
+            f"{page.page:34} {len(page.sentences):5} sentences {page.mean:5.1f} words {page.long_share:4.0%} long"
+        )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,10 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mean.png": ("mean.png", ("heatmap", TEXT, "--mean", "heads")),
     "cls.png": ("query-000.png", ("heatmap", TEXT, "-L", "5", "--query", "[CLS]", "--hide-special")),
     "groups.png": ("shares.png", ("heatmap", TEXT, "--from", "it was", "--to", "the animal")),
-    "pair.png": ("L03H01.png", ("heatmap", "Where is the cat?", "--pair", "The cat sat on the mat.", *STAR)),
+    "pair.png": (
+        "L03H01.png",
+        ("heatmap", "Where is the cat?", "--pair", "The cat sat on the mat.", *STAR),
+    ),
     "words.png": ("L00.png", ("heatmap", LONG_WORDS, "--words", "-L", "0")),
     "sinks.png": ("picked.png", ("heatmap", TEXT, "--pick", "L3H1,L4H5", "--without-sinks")),
     "log.png": ("L03H01.png", ("heatmap", TEXT, *STAR, "--colours", "log")),
@@ -44,7 +47,10 @@ FIGURES: dict[str, tuple[str, tuple[str, ...]]] = {
     "relevance.png": ("L29.png", ("heatmap", CAPITAL, "-m", "SMOLLM2", "--relevance", " Paris")),
     "relations.png": ("relations.png", ("relations", "sample_texts/dependencies.conllu", "-f", "png")),
     "change.png": ("change.png", ("compare", TEXT, "--with", TEXT.replace("tired", "wide"))),
-    "ablate.png": ("effect-zero_l2.png", ("ablate", "--file", "sample_texts/sentences.txt", "-f", "png")),
+    "ablate.png": (
+        "effect-zero_l2.png",
+        ("ablate", "--file", "sample_texts/sentences.txt", "-f", "png"),
+    ),
     "patch.png": ("effect.png", ("patch", "sample_texts/pairs/agreement.jsonl", "-m", "SMOLLM2")),
     "column.png": ("L03H01.png", ("heatmap", TEXT, "--pick", "L3H1", "--width", "column")),
     "roles.png": ("roles.png", ("heads", *ALICE, "-f", "png")),
@@ -95,7 +101,9 @@ def _save(picture: Image.Image, name: str) -> None:
 
 def _run(command: Sequence[str], name: str) -> bool:
     """Run a command line; False = no folder of its model is named."""
-    arguments = [os.environ.get(f"ATTNSCOPE_{word}", "") if word in TRAINED else word for word in command]
+    arguments = [
+        os.environ.get(f"ATTNSCOPE_{word}", "") if word in TRAINED else word for word in command
+    ]
     if "" in arguments:
         print(f"{name}: skipped, no folder of its model is named")
         return False
@@ -130,7 +138,13 @@ def _draw_moving_page() -> None:
         whole.paste(frame, (0, number * height))
     palette = whole.quantize(255, method=Image.Quantize.MAXCOVERAGE)
     first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    first.save(IMAGES / "page.gif", save_all=True, append_images=others, duration=1000 * SECONDS_PER_VIEW, loop=0)
+    first.save(
+        IMAGES / "page.gif",
+        save_all=True,
+        append_images=others,
+        duration=1000 * SECONDS_PER_VIEW,
+        loop=0,
+    )
     print("page.gif")
 
 

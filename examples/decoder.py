@@ -69,7 +69,9 @@ class Decoder(nn.Module):
             if max_tokens is None:
                 raise ValueError("learned positions need max_tokens, the longest text")
             self.position = nn.Embedding(max_tokens, d_model)
-        self.layers = nn.ModuleList(Layer(number, n_heads, d_model, d_ff, norm) for number in range(n_layers))
+        self.layers = nn.ModuleList(
+            Layer(number, n_heads, d_model, d_ff, norm) for number in range(n_layers)
+        )
         self.norm = nn.LayerNorm(d_model) if norm else nn.Identity()
         self.unembed = nn.Linear(d_model, len(words), bias=False)
 
@@ -106,7 +108,11 @@ class Decoder(nn.Module):
                 if weight.ndim == 1:
                     weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
                 else:
-                    sigma = 0.5 if name in ("embed.weight", "position.weight") else 1 / math.sqrt(weight.shape[1])
+                    sigma = (
+                        0.5
+                        if name in ("embed.weight", "position.weight")
+                        else 1 / math.sqrt(weight.shape[1])
+                    )
                     weight.copy_(torch.randn(weight.shape, generator=chance) * sigma)
         return self
 
@@ -123,7 +129,11 @@ class Decoder(nn.Module):
             num_attention_heads=self.n_heads,
             intermediate_size=max(self.d_ff, 1),
             hidden_act="gelu",
-            rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE, "partial_rotary_factor": 1.0},
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": ROTARY_BASE,
+                "partial_rotary_factor": 1.0,
+            },
             max_position_embeddings=self.max_tokens or LONGEST,
             use_parallel_residual=False,
             attention_bias=False,
@@ -144,7 +154,9 @@ class Decoder(nn.Module):
                 there = network.gpt_neox.layers[number]
                 attention = layer.attention
                 parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-                of_heads = [part.unflatten(0, (self.n_heads, -1)) for part in parts]  # (head, d_head, d_model)
+                of_heads = [
+                    part.unflatten(0, (self.n_heads, -1)) for part in parts
+                ]  # (head, d_head, d_model)
                 there.attention.query_key_value.weight.copy_(torch.cat(of_heads, 1).flatten(0, 1))
                 state[f"gpt_neox.layers.{number}.attention.dense"] = attention.out_proj
                 state[f"gpt_neox.layers.{number}.input_layernorm"] = layer.attention_norm
@@ -188,9 +200,15 @@ def decoder(
         max_tokens: The longest text; None = no limit. Learned positions need one.
         seed: Of the weights it begins with. torch's own random numbers are not drawn.
     """
-    words = [str(number) for number in range(vocabulary)] if isinstance(vocabulary, int) else list(vocabulary)
+    words = (
+        [str(number) for number in range(vocabulary)]
+        if isinstance(vocabulary, int)
+        else list(vocabulary)
+    )
     with torch.device("meta"):
-        network = Decoder(words, n_layers, n_heads, d_model, d_ff, positions, norm=norm, max_tokens=max_tokens)
+        network = Decoder(
+            words, n_layers, n_heads, d_model, d_ff, positions, norm=norm, max_tokens=max_tokens
+        )
     return network.to_empty(device="cpu").draw(seed)
 
 
@@ -258,7 +276,9 @@ class DecoderModel(LayeredModel):
         with self._forward_pass():
             return self.network.hidden(batch.ids, batch.mask, probe)
 
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
+    def outputs(
+        self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None
+    ) -> Outputs:
         """Return the hidden states, with the scores of the next token if they are asked for."""
         hidden = self.run(batch, probe)
         predicting = hidden if last is None else hidden[:, -last:]

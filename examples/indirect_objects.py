@@ -108,7 +108,9 @@ class Run:
             betas=(0.9, 0.98),
             weight_decay=0.01,
         )
-        slower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 50) * (1 - n / STEPS) ** 0.5)
+        slower = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda n: min(1, (n + 1) / 50) * (1 - n / STEPS) ** 0.5
+        )
         for _ in range(STEPS):
             ids = seen[torch.randint(len(seen), (BATCH,), generator=chance)]
             loss = torch.nn.functional.cross_entropy(network(ids[:, :-1])[:, -1], ids[:, -1])
@@ -136,15 +138,29 @@ def pairs(question: str, n: int = 100, seed: int = 0) -> Iterator[dict[str, str]
         first, second = (giver, taker) if chance.random() < 0.5 else (taker, giver)
         clean = f"{first} {second} ; {giver} to"
         if question == "again":
-            yield {"clean": clean, "corrupt": f"{first} {second} ; {taker} to", "right": taker, "wrong": giver}
+            yield {
+                "clean": clean,
+                "corrupt": f"{first} {second} ; {taker} to",
+                "right": taker,
+                "wrong": giver,
+            }
         else:
-            yield {"clean": clean, "corrupt": clean.replace(taker, other), "right": taker, "wrong": other}
+            yield {
+                "clean": clean,
+                "corrupt": clean.replace(taker, other),
+                "right": taker,
+                "wrong": other,
+            }
 
 
 def main() -> None:
     """Train both shapes, and print which heads and paths carry the answer."""
-    parser = argparse.ArgumentParser(description="Trains decoders to find the indirect object, and patches them.")
-    parser.add_argument("-o", "--out", type=Path, default=Path("indirect-objects"), help="folder for what is written")
+    parser = argparse.ArgumentParser(
+        description="Trains decoders to find the indirect object, and patches them."
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("indirect-objects"), help="folder for what is written"
+    )
     parser.add_argument("--seed", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -160,7 +176,9 @@ def main() -> None:
             paths = found.table("paths")
             for row in range(len(paths)):
                 through = f" through its {paths['by'][row]}" if paths["by"][row] else ""
-                print(f"    {paths['sender'][row]} to {paths['receiver'][row]}{through}: {paths['share'][row]:.2f}")
+                print(
+                    f"    {paths['sender'][row]} to {paths['receiver'][row]}{through}: {paths['share'][row]:.2f}"
+                )
 
 
 if __name__ == "__main__":

@@ -85,7 +85,9 @@ class Run:
         torch.set_num_threads(1)  # matrices this small are not computed faster by two
         network = decoder(WORDS, n_layers=self.n_layers, n_heads=2, d_model=64, seed=self.seed)
         optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
-        slower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 20) * (1 - n / STEPS) ** 0.5)
+        slower = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda n: min(1, (n + 1) / 20) * (1 - n / STEPS) ** 0.5
+        )
         for step, ids in zip(range(STEPS + 1), chains(BATCH, 1000 + self.seed), strict=False):
             if step in self.saved:
                 network.save(self.folder / f"checkpoint-{step}")
@@ -109,8 +111,12 @@ def texts_of(ids: Tensor) -> list[str]:
 
 def main() -> None:
     """Train one layer and two, and draw what became of their heads."""
-    parser = argparse.ArgumentParser(description="Trains decoders on in-context bigrams, and draws their heads.")
-    parser.add_argument("-o", "--out", type=Path, default=Path("induction"), help="folder for checkpoints and figures")
+    parser = argparse.ArgumentParser(
+        description="Trains decoders on in-context bigrams, and draws their heads."
+    )
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("induction"), help="folder for checkpoints and figures"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -118,7 +124,9 @@ def main() -> None:
     with ProcessPoolExecutor(len(runs), get_context("spawn")) as pool:
         list(pool.map(Run.train, runs))
     ids = held_out()
-    print(f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats")
+    print(
+        f"counting words: {unigram_loss(ids):.3f} nats; bigrams, the least possible: {bigram_loss(ids):.3f} nats"
+    )
     for run in runs:
         options = attnscope.TrainingOptions(("previous_token", "induction"))
         found = attnscope.training(f"{run.folder}/checkpoint-*", texts_of(ids), options)

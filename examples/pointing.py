@@ -44,7 +44,20 @@ COLOURS = {
 }
 QUESTIONS = {"shape": "what colour is the {}?", "colour": "which shape is {}?"}
 """What is asked, by what of a thing the question names."""
-WORDS = ("<pad>", "<s>", "</s>", "<unk>", "what", "colour", "which", "shape", "is", "the", *SHAPES, *COLOURS)
+WORDS = (
+    "<pad>",
+    "<s>",
+    "</s>",
+    "<unk>",
+    "what",
+    "colour",
+    "which",
+    "shape",
+    "is",
+    "the",
+    *SHAPES,
+    *COLOURS,
+)
 
 SIDE, PATCH, THINGS = 128, 16, 3
 MEAN, SPREAD = 0.88, 0.25
@@ -95,7 +108,9 @@ class Thing:
                 (-0.35, -0.35),
             ],
         }[self.shape]
-        places = [(scale * (self.x + self.reach * x), scale * (self.y + self.reach * y)) for x, y in corners]
+        places = [
+            (scale * (self.x + self.reach * x), scale * (self.y + self.reach * y)) for x, y in corners
+        ]
         brush.polygon(places, fill=COLOURS[self.colour])
 
 
@@ -120,7 +135,9 @@ def scenes(seed: int) -> Iterator[Scene]:
         shapes, colours = chance.permutation(SHAPES)[:THINGS], chance.permutation(list(COLOURS))[:THINGS]
         while True:
             places = chance.integers(1, SIDE // PATCH, (2, THINGS))
-            if (np.abs(places[:, :, None] - places[:, None]).max(0)[~np.eye(THINGS, dtype=bool)] > 2).all():
+            if (
+                np.abs(places[:, :, None] - places[:, None]).max(0)[~np.eye(THINGS, dtype=bool)] > 2
+            ).all():
                 break
         places = places * PATCH + chance.uniform(-1, 1, (2, THINGS))
         reaches = chance.uniform(0.8, 0.92, THINGS) * PATCH
@@ -188,7 +205,9 @@ def network_of(seed: int) -> Any:
     )
     sight = CLIPVisionConfig(**size, image_size=SIDE, patch_size=PATCH)
     return LlavaForConditionalGeneration(
-        LlavaConfig(vision_config=sight, text_config=text, image_token_index=len(WORDS), vision_feature_layer=-1)
+        LlavaConfig(
+            vision_config=sight, text_config=text, image_token_index=len(WORDS), vision_feature_layer=-1
+        )
     )
 
 
@@ -224,9 +243,13 @@ def train(seed: int, folder: Path) -> Path:
     network = network_of(seed)
     before = torch.tensor([[WORDS.index("<s>"), *[len(WORDS)] * (SIDE // PATCH) ** 2]]).expand(BATCH, -1)
     optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    slower = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 50) * (1 - n / STEPS) ** 0.5)
+    slower = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda n: min(1, (n + 1) / 50) * (1 - n / STEPS) ** 0.5
+    )
     for step, (pixels, ids, answers) in enumerate(islice(lessons(BATCH, 1000 + seed), STEPS)):
-        logits = network(input_ids=torch.cat([before, ids], 1), pixel_values=pixels).logits[:, before.shape[1] :]
+        logits = network(input_ids=torch.cat([before, ids], 1), pixel_values=pixels).logits[
+            :, before.shape[1] :
+        ]
         wanted, given = answers[answers >= 0], logits[answers >= 0]
         loss = torch.nn.functional.cross_entropy(given, wanted)
         optimizer.zero_grad()
@@ -270,14 +293,18 @@ def inside_boxes(model: Any, made: Sequence[Scene], names: str) -> NDArray[np.fl
         record = attnscope.picture_heatmap(model, scene.pixels, question)
         attention, (picture,) = record.maps[0], record.pictures
         query = attention.queries.find(word)[-1]
-        given = attention.weights[:, :, query][..., picture.cells].astype(np.float64)  # (layer, head, row, column)
+        given = attention.weights[:, :, query][..., picture.cells].astype(
+            np.float64
+        )  # (layer, head, row, column)
         shares = given / given.sum((-1, -2), keepdims=True)
         covered = cover(scene.things[number % THINGS].box)
         measured.append((shares * covered).sum((-1, -2)) - covered.mean())
     return np.stack(measured)
 
 
-def interval(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def interval(
+    values: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the mean over pictures, and its 95% interval."""
     mean = values.mean(0)
     reach = stdtrit(len(values) - 1, 0.975) * values.std(0, ddof=1) / len(values) ** 0.5
@@ -337,7 +364,9 @@ def look(model: Any, names: str) -> list[tuple[int, int]]:
     confirm = held_out("confirm")
     exam = Exam(model, confirm, names)
     question = QUESTIONS[names].format("…")
-    print(f"{question} {exam.right().mean():.0%} right on pictures never seen; by guessing a thing {1 / THINGS:.0%}")
+    print(
+        f"{question} {exam.right().mean():.0%} right on pictures never seen; by guessing a thing {1 / THINGS:.0%}"
+    )
     mean, low, high = interval(inside_boxes(model, confirm, names))
     for at in pointing:
         print(
@@ -348,14 +377,18 @@ def look(model: Any, names: str) -> list[tuple[int, int]]:
     if pointing and n_others:
         without = exam.right([pointing] * PICTURES).mean()
         others = exam.right(drawn_beside(pointing, PICTURES)).mean()
-        print(f"  without {len(pointing)} of them {without:.0%} right, without as many others {others:.0%}")
+        print(
+            f"  without {len(pointing)} of them {without:.0%} right, without as many others {others:.0%}"
+        )
     return pointing
 
 
 def main() -> None:
     """Train a model, find which of its heads point, take them out, and draw where words look."""
     parser = argparse.ArgumentParser(description="Trains a small LLaVA, and finds the heads that point.")
-    parser.add_argument("-o", "--out", type=Path, default=Path("pointing"), help="folder for model, pictures, figures")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("pointing"), help="folder for model, pictures, figures"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     model = attnscope.load(train(given.seed, given.out / "model"))

@@ -14,8 +14,20 @@ from attnscope.models.model import Batch
 VOCABULARY = 41
 _SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3, "intermediate_size": 11}
 _WIDE = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 11}
-_GROUPED = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 11}
-_T5 = {"d_model": 15, "d_kv": 5, "num_heads": 3, "num_layers": 2, "d_ff": 11, "decoder_start_token_id": 0}
+_GROUPED = {
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 11,
+}
+_T5 = {
+    "d_model": 15,
+    "d_kv": 5,
+    "num_heads": 3,
+    "num_layers": 2,
+    "d_ff": 11,
+    "decoder_start_token_id": 0,
+}
 _BART = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 3) | dict.fromkeys(
     ("encoder_layers", "decoder_layers"), 2
 )
@@ -36,11 +48,15 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def tiny(name: str, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> transformers.PreTrainedModel:
+def tiny(
+    name: str, *, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> transformers.PreTrainedModel:
     """A random model; no parameter is left at 0 or 1, so that any mix-up of two shows."""
     model_class, config_class, sizes = SIZES[name]
     special = {"bos_token_id": 1, "eos_token_id": 2}
-    config = getattr(transformers, config_class)(**{"vocab_size": VOCABULARY, **special, **sizes, **overrides})
+    config = getattr(transformers, config_class)(
+        **{"vocab_size": VOCABULARY, **special, **sizes, **overrides}
+    )
     torch.manual_seed(0)
     model = getattr(transformers, model_class)(config).to(dtype)
     with torch.no_grad():

@@ -48,7 +48,17 @@ def made_example(chance: np.random.Generator, wanted: Wanted, n_tokens: int) -> 
     kept = np.concatenate(keys).astype(np.uint8), np.concatenate(codes).astype(np.uint8)
     places = np.arange(n_tokens)
     special = np.isin(labels, ["[CLS]", "[SEP]"])
-    about = (int(chance.integers(999)), "made.txt:1", n_tokens, places, labels, special, 3, excerpt, offsets)
+    about = (
+        int(chance.integers(999)),
+        "made.txt:1",
+        n_tokens,
+        places,
+        labels,
+        special,
+        3,
+        excerpt,
+        offsets,
+    )
     return Example(wanted, *about, np.array(ends), *kept)
 
 
@@ -58,7 +68,14 @@ def token_rows(chance: np.random.Generator, head: int) -> list[dict[str, Any]]:
     for side in ("asks", "gets", "pairs"):
         for at in range(1, 6):
             query, key = map(str, chance.choice(WORDS, 2))
-            row = {"head": head, "side": side, "query": query, "key": key, "mass": 0.1 * at, "lift": 9.0 - at}
+            row = {
+                "head": head,
+                "side": side,
+                "query": query,
+                "key": key,
+                "mass": 0.1 * at,
+                "lift": 9.0 - at,
+            }
             row |= {"asks": {"key": ""}, "gets": {"query": ""}, "pairs": {}}[side]
             rows.append({**row, "n_queries": 30, "n_texts": 9})
     return rows
@@ -136,7 +153,12 @@ class Place:
 def places_of(atlas: Atlas) -> list[Place]:
     """The heads of an atlas."""
     heads = atlas.table("heads")
-    columns = (heads["kind"].tolist(), heads["layer"].tolist(), heads["head"].tolist(), heads.head_names())
+    columns = (
+        heads["kind"].tolist(),
+        heads["layer"].tolist(),
+        heads["head"].tolist(),
+        heads.head_names(),
+    )
     return [Place(*each) for each in zip(*columns, strict=True)]
 
 
@@ -164,8 +186,19 @@ def examples_of(atlas: Atlas) -> list[Example]:
         starts = np.concatenate([[0], np.cumsum(shown["n_kept"])])
         kept = slice(first, first + int(starts[-1]))
         offsets = tuple(zip(shown["start"].tolist(), shown["stop"].tolist(), strict=True))
-        about = (int(examples["text"][at]), str(examples["source"][at]), int(examples["n_tokens"][at]), shown["place"])
-        about += (tuple(atlas.labels(at)), shown["special"], int(examples["focus"][at]), atlas.excerpt(at), offsets)
+        about = (
+            int(examples["text"][at]),
+            str(examples["source"][at]),
+            int(examples["n_tokens"][at]),
+            shown["place"],
+        )
+        about += (
+            tuple(atlas.labels(at)),
+            shown["special"],
+            int(examples["focus"][at]),
+            atlas.excerpt(at),
+            offsets,
+        )
         read.append(Example(wanted, *about, starts, atlas["kept_key"][kept], atlas["kept_code"][kept]))
     return read
 
@@ -180,7 +213,9 @@ def weights_of(example: Example) -> np.ndarray:
     """The kept weights of an example, (query, key)."""
     n = len(example.places)
     weights = np.zeros((n, n), np.float32)
-    weights[np.repeat(np.arange(n), np.diff(example.starts)), example.keys] = example.codes / np.float32(255)
+    weights[np.repeat(np.arange(n), np.diff(example.starts)), example.keys] = example.codes / np.float32(
+        255
+    )
     return weights
 
 

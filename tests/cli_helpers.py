@@ -55,7 +55,9 @@ def process(*arguments: str | Path, **how: object) -> subprocess.CompletedProces
     return python("-m", "attnscope", *arguments, env=environment, **how)
 
 
-def require_one_line(result: Result | subprocess.CompletedProcess[str], said: str, status: int = 1) -> None:
+def require_one_line(
+    result: Result | subprocess.CompletedProcess[str], said: str, status: int = 1
+) -> None:
     """It failed as every failure does: one line why, at most one hint, nothing on stdout."""
     code = result.status if isinstance(result, Result) else result.returncode
     out, err = (result.out, result.err) if isinstance(result, Result) else (result.stdout, result.stderr)

@@ -28,7 +28,9 @@ os.environ.update(
     HF_HOME=_home,
     HF_HUB_OFFLINE="1",
     TOKENIZERS_PARALLELISM="false",
-    OMP_NUM_THREADS=os.environ.get("ATTNSCOPE_TEST_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"),
+    OMP_NUM_THREADS=os.environ.get(
+        "ATTNSCOPE_TEST_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
+    ),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=_home,
     XDG_CACHE_HOME=str(Path(_home, "cache")),
@@ -63,7 +65,9 @@ Run = Callable[..., Result]
 """Runs a command line; see the fixture `run`."""
 
 SAMPLES = Path(__file__).parent.parent / "sample_texts"
-SENTENCES = [line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()]
+SENTENCES = [
+    line for line in (SAMPLES / "sentences.txt").read_text("utf-8").splitlines() if line.strip()
+]
 
 SPECIAL = ["[PAD]", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [
@@ -83,7 +87,9 @@ MOST_PROCESSES = 4
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A process a core, of one thread each, for the whole suite; tests that are named run in this process."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return 0 if named else min(processors, MOST_PROCESSES)
 
 
@@ -107,7 +113,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
-        waits = "browser" in getattr(item, "fixturenames", ()) or item.path.stem.removeprefix("test_") in WITH_OTHERS
+        waits = (
+            "browser" in getattr(item, "fixturenames", ())
+            or item.path.stem.removeprefix("test_") in WITH_OTHERS
+        )
         if waits and not hunting:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
@@ -135,13 +144,25 @@ def write_tokenizer(folder: Path, pieces: Sequence[str] = VOCABULARY) -> None:
     from tokenizers.implementations import BertWordPieceTokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
-    BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)}).save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)}).save(
+        str(folder / "tokenizer.json")
+    )
+    settings = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": True,
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
 
 
 def write_tiny(
-    folder: Path, model_type: str = "bert", *, seed: int = 0, kind: str = "AutoModel", **overrides: object
+    folder: Path,
+    model_type: str = "bert",
+    *,
+    seed: int = 0,
+    kind: str = "AutoModel",
+    **overrides: object,
 ) -> Path:
     """Writes a random Hugging Face model of 2 layers with 3 heads of 5, with write_tokenizer's tokenizer.
 

@@ -54,7 +54,11 @@ def make_call(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(requires_grad)
+        return (
+            torch.randn(*shape, generator=generator, dtype=torch.float64)
+            .to(dtype)
+            .requires_grad_(requires_grad)
+        )
 
     query = normal(batch, n_kv_heads * group, n_queries, d_head)
     key = normal(batch, n_kv_heads, n_keys, d_head)

@@ -40,7 +40,13 @@ MEASURES: dict[str, tuple[str, str, float | None, float | None, float]] = {
     "relative_entropy": ("entropy over ln of the keys that the mask allows", "share", 0, 1, 1.0),
     "max_weight": ("largest weight of a query, special tokens left out", "share", 0, 1, 0.03),
     "distance_tokens": ("mean distance to the key", "tokens", 0, None, 11.4),
-    "signed_distance_tokens": ("mean signed distance, negative = to the left", "tokens", None, None, 0.0),
+    "signed_distance_tokens": (
+        "mean signed distance, negative = to the left",
+        "tokens",
+        None,
+        None,
+        0.0,
+    ),
     **{
         name: (what, "share", -1 if name == "similar_token" else 0, 1, uniform)
         for name, (_, uniform, what) in ROLES.items()
@@ -81,7 +87,9 @@ def heads_of(
     rows = [{"head": row, **role} for row, head in enumerate(made) for role in head.roles]
     parts = ("value_low", "value_high", "value_baseline")
     known = [*(column.name for column in ROLE_COLUMNS), *parts]
-    tables["roles"] = Table.of_arrays(ROLE_COLUMNS, **{name: [row[name] for row in rows] for name in known})
+    tables["roles"] = Table.of_arrays(
+        ROLE_COLUMNS, **{name: [row[name] for row in rows] for name in known}
+    )
     return Heads(run, corpus, {"measures": names, **options}, tables)
 
 
@@ -108,21 +116,30 @@ def fake_findings(
 ) -> Heads:
     """A result of `n_layers` x `n_heads` heads a kind; about `share_without` of them are unclassified."""
     chance = np.random.default_rng(seed)
-    places = [(kind, layer, head) for kind in kinds for layer in range(n_layers) for head in range(n_heads)]
+    places = [
+        (kind, layer, head) for kind in kinds for layer in range(n_layers) for head in range(n_heads)
+    ]
     made = [_head(chance, *place, roles, tentative, share_without) for place in places]
     compared = [_head(chance, *place, ("diffuse",), tentative, 0.1) for place in places]
     columns = {
-        name: Column(name, what, unit, (least, largest)) for name, (what, unit, least, largest, _) in MEASURES.items()
+        name: Column(name, what, unit, (least, largest))
+        for name, (what, unit, least, largest, _) in MEASURES.items()
     }
     facts = {
-        name: {"what": what, "measure": name, "threshold": threshold} for name, (threshold, _, what) in ROLES.items()
+        name: {"what": what, "measure": name, "threshold": threshold}
+        for name, (threshold, _, what) in ROLES.items()
     }
     return heads_of(
         made,
         columns,
         control=compared if control else (),
         run={"model": model, "seed": seed},
-        corpus={"sources": ["alice.txt"], "n_texts": 6 if tentative else 812, "n_tokens": 41234, "complete": True},
+        corpus={
+            "sources": ["alice.txt"],
+            "n_texts": 6 if tentative else 812,
+            "n_tokens": 41234,
+            "complete": True,
+        },
         options={"level": 0.05, "split": "paragraph", "roles": facts},
     )
 
@@ -145,12 +162,19 @@ def role(name: str, value: float = 0.8, **changes: Any) -> dict[str, Any]:
         "effective_texts": 50.0,
     }
     return usual | {
-        f"value_{name}" if name in ("low", "high", "baseline") else name: one for name, one in changes.items()
+        f"value_{name}" if name in ("low", "high", "baseline") else name: one
+        for name, one in changes.items()
     }
 
 
 def _head(
-    chance: np.random.Generator, kind: str, layer: int, head: int, names: tuple[str, ...], tentative: bool, none: float
+    chance: np.random.Generator,
+    kind: str,
+    layer: int,
+    head: int,
+    names: tuple[str, ...],
+    tentative: bool,
+    none: float,
 ) -> Head:
     resting = float(chance.beta(0.6, 0.9))
     measures = {
@@ -173,7 +197,11 @@ def _head(
 
 
 def _estimate(
-    chance: np.random.Generator, least: float | None, largest: float | None, uniform: float, tentative: bool
+    chance: np.random.Generator,
+    least: float | None,
+    largest: float | None,
+    uniform: float,
+    tentative: bool,
 ) -> Estimate:
     if largest is not None:
         value = float(chance.beta(0.5, 2.5)) * largest
@@ -186,13 +214,17 @@ def _estimate(
     return Estimate(value, low, high, uniform, 41234.0)
 
 
-def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)) -> Heads:
+def described_findings(
+    n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ...] = ("encoder",)
+) -> Heads:
     """The same, with a line for each head but the second, which spreads evenly; each explains more."""
     found = fake_findings(n_layers, n_heads, kinds=kinds)
     heads = found["heads"]
     summary = "tokens at most 4 away to the left (46%; uniform 10%)"
     lines: list[dict[str, Any]] = []
-    for row, place in enumerate(zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)):
+    for row, place in enumerate(
+        zip(*(heads[name].tolist() for name in ("kind", "layer", "head")), strict=True)
+    ):
         explained = 0.1 + 0.8 * row / len(heads)
         estimate = Estimate(explained, explained - 0.05, explained + 0.04)
         line = {
@@ -209,7 +241,13 @@ def described_findings(n_layers: int = 3, n_heads: int = 4, kinds: tuple[str, ..
         }
         if row == 1:
             nothing = dict.fromkeys(("summary", "first_term", "other_half"), "")
-            line = {"place": place, "description": "spreads evenly", **nothing, "nats": 0.04, "whole_nats": 0.04}
+            line = {
+                "place": place,
+                "description": "spreads evenly",
+                **nothing,
+                "nats": 0.04,
+                "whole_nats": 0.04,
+            }
         elif explained < 0.3:
             line["description"] = f"{summary}; mostly undescribed; rests 30% on [CLS]"
         lines.append(line)
@@ -222,7 +260,9 @@ def of(*made: Head, **more: Any) -> Heads:
     return heads_of(made, **more)
 
 
-def head(layer: int, number: int, *roles: Mapping[str, Any], kind: str = "encoder", resting: float = 0.5) -> Head:
+def head(
+    layer: int, number: int, *roles: Mapping[str, Any], kind: str = "encoder", resting: float = 0.5
+) -> Head:
     """A head of one measure, with some roles."""
     return Head(kind, layer, number, roles, resting, {"local": Estimate(0.5, 0.4, 0.6, 0.2, 9)})
 

@@ -37,16 +37,22 @@ class Seen:
         self.layer = heads["layer"][row].item()
         self.head = heads["head"][row].item()
         self.name = f"L{self.layer}H{self.head}"
-        self.resting_share = float(heads["resting_share"][row]) if "resting_share" in heads else float("nan")
+        self.resting_share = (
+            float(heads["resting_share"][row]) if "resting_share" in heads else float("nan")
+        )
         self.roles = []
         header, *rows = roles.rows()
         for values in rows:
-            facts = {name.removeprefix("value_"): value for name, value in zip(header, values, strict=True)}
+            facts = {
+                name.removeprefix("value_"): value for name, value in zip(header, values, strict=True)
+            }
             if facts["head"] == row:
                 self.roles.append(SimpleNamespace(**facts, name=facts["role"]))
         parts = ("low", "high", "baseline", "count")
         self.measures = {
-            name: Estimate(float(heads[name][row]), *(float(heads.part(name, part)[row]) for part in parts))
+            name: Estimate(
+                float(heads[name][row]), *(float(heads.part(name, part)[row]) for part in parts)
+            )
             for name in heads.numbers
             if f"{name}_count" in heads
         }
@@ -77,7 +83,9 @@ def require_same(one: Heads, other: Heads) -> None:
     require_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def study_tallies(model: Any, texts: Any, options: HeadsOptions | None = None) -> tuple[Heads, Mapping[str, Tally]]:
+def study_tallies(
+    model: Any, texts: Any, options: HeadsOptions | None = None
+) -> tuple[Heads, Mapping[str, Tally]]:
     """What `attnscope.heads` finds, and the sums over texts that it rests on, by kind of attention."""
     options = options or HeadsOptions()
     found, done = with_plain_torch(study.study_heads)(model, texts_of(texts, model), options)

@@ -106,7 +106,9 @@ _BY_NAME |= {"sliding_window": 4, "initializer_range": 0.2, "vocab_size_per_laye
 
 _PICTURE = {"image_size": 32, "patch_size": 8}
 
-_OTHERS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("tiny_settings.json").read_text("utf-8"))
+_OTHERS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("tiny_settings.json").read_text("utf-8")
+)
 """What cannot be told from a setting's name, by model type."""
 
 
@@ -131,14 +133,20 @@ def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
         elif name.endswith("_token_id") and isinstance(value, list):
             settings[name] = [5]
     for name in config.attribute_map.values():
-        if name in _BY_NAME and not isinstance(vars(config).get(name), list | tuple):  # one for each stage
+        if name in _BY_NAME and not isinstance(
+            vars(config).get(name), list | tuple
+        ):  # one for each stage
             settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
     given = vars(config)
     if "kv_lora_rank" in given or "q_lora_rank" in given:
         settings["num_key_value_heads"] = 4
     rope = given.get("rope_parameters") or given.get("rope_scaling")
     if isinstance(rope, dict) and "mrope_section" in rope:
-        settings["rope_parameters"] = {**rope, "mrope_section": [1, 1, 2], "rope_theta": rope.get("rope_theta") or 1e4}
+        settings["rope_parameters"] = {
+            **rope,
+            "mrope_section": [1, 1, 2],
+            "rope_theta": rope.get("rope_theta") or 1e4,
+        }
     settings |= _OTHERS.get(config.model_type, {})
     if "layer_types" in vars(config) and config.layer_types:
         kinds = list(dict.fromkeys(settings.get("layer_types", config.layer_types)))
@@ -209,7 +217,10 @@ def batches(is_encoder_decoder: bool, lengths: tuple[int, int] = (11, 7)) -> lis
         {"target_ids": target[:1, :4]},
         {"target_ids": target[1:]},
     ]
-    return [Batch(**one, **(two if is_encoder_decoder else {})) for one, two in zip(given, targets, strict=True)]
+    return [
+        Batch(**one, **(two if is_encoder_decoder else {}))
+        for one, two in zip(given, targets, strict=True)
+    ]
 
 
 def difference_from_eager(
@@ -234,12 +245,16 @@ def difference_from_eager(
             if seq2seq:
                 inputs["decoder_input_ids"] = batch.target_ids
             if batch.target_mask is not None:
-                inputs["decoder_input_ids"] = batch.target_ids.masked_fill(~batch.target_mask, _pad(model))
+                inputs["decoder_input_ids"] = batch.target_ids.masked_fill(
+                    ~batch.target_mask, _pad(model)
+                )
                 inputs["decoder_attention_mask"] = batch.target_mask.long()
             inputs |= standing_arguments(twin)
             try:
                 output = twin(**inputs)
-            except RuntimeError:  # no working eager attention: compared with the model's own hidden states alone
+            except (
+                RuntimeError
+            ):  # no working eager attention: compared with the model's own hidden states alone
                 inputs.pop("output_attentions")
                 output = model(**inputs)
             if hidden_states(output) is None:
@@ -251,7 +266,11 @@ def difference_from_eager(
             own = own[queries]
             other = other[queries]
         worst = _larger(worst, (own - other).abs().max() / other.abs().max())
-        names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+        names = {
+            "encoder": "encoder_attentions",
+            "decoder": "decoder_attentions",
+            "cross": "cross_attentions",
+        }
         if not seq2seq:
             names = dict.fromkeys(probe.maps, "attentions")
             assert len(names) == 1
@@ -270,7 +289,9 @@ def difference_from_eager(
                     # They give out a band around the diagonal: what of our row lies in it.
                     width = e.shape[-1]
                     padded = torch.nn.functional.pad(w, (width // 2, width // 2))
-                    w = torch.stack([padded[:, :, query, query : query + width] for query in range(w.shape[2])], 2)
+                    w = torch.stack(
+                        [padded[:, :, query, query : query + width] for query in range(w.shape[2])], 2
+                    )
                 assert w.shape == e.shape, f"{kind}: {tuple(w.shape)}, eager {tuple(e.shape)}"
                 gap = (w - e).abs().amax(-1).transpose(1, 2)
                 if "Sinks" in str(shown.info.notes):
@@ -294,8 +315,12 @@ def judge(model_type: str) -> Verdict:
         if "\n" in str(error):
             return Verdict("wrong", why=f"several lines: {error.message}")
         if "does not run on the" in error.message and runs_as_configured(model_type):
-            return Verdict("unbuilt", why=f"as configured it runs, shrunk to tiny it does not: {error.message}")
-        return Verdict("no attention" if "has no attention" in error.message else "refused", why=error.message)
+            return Verdict(
+                "unbuilt", why=f"as configured it runs, shrunk to tiny it does not: {error.message}"
+            )
+        return Verdict(
+            "no attention" if "has no attention" in error.message else "refused", why=error.message
+        )
     except Exception as error:
         return Verdict("wrong", why=f"{type(error).__name__}: {_line(error)}")
     found: dict[str, float] = {}
@@ -303,7 +328,15 @@ def judge(model_type: str) -> Verdict:
     for part in dict.fromkeys((shown, eyes_of(shown))):
         base = part.base
         hears = base.main_input_name in ("input_values", "input_features")
-        what = "text" if reads_text(base) else "pictures" if sees_pictures(base) else "sound" if hears else "numbers"
+        what = (
+            "text"
+            if reads_text(base)
+            else "pictures"
+            if sees_pictures(base)
+            else "sound"
+            if hears
+            else "numbers"
+        )
         reads = f"{reads} and {what}" if reads else what
         for name, compare in _comparisons(part, what):
             try:
@@ -312,7 +345,11 @@ def judge(model_type: str) -> Verdict:
                 why = f"{name}: {error.message}"
             except Exception as error:
                 return Verdict(
-                    "wrong", reads, shown.info.path, found, f"{name}: {type(error).__name__}: {_line(error)}"
+                    "wrong",
+                    reads,
+                    shown.info.path,
+                    found,
+                    f"{name}: {type(error).__name__}: {_line(error)}",
                 )
     if any(not gap < ALLOWED for gap in found.values()):
         return Verdict("wrong", reads, shown.info.path, found, why)
@@ -327,7 +364,12 @@ def runs_as_configured(model_type: str) -> bool:
         with torch.device("meta"), torch.no_grad():
             model = AutoModel.from_config(transformers.AutoConfig.for_model(model_type)).eval()
             inputs = {**standing_arguments(model), **examples(model)[1].inputs}
-            model(**{name: value.to("meta") if torch.is_tensor(value) else value for name, value in inputs.items()})
+            model(
+                **{
+                    name: value.to("meta") if torch.is_tensor(value) else value
+                    for name, value in inputs.items()
+                }
+            )
     except Exception:  # a model may fail in any way, and without numbers in more
         return False
     return True
@@ -358,11 +400,17 @@ def _difference_on(shown: HuggingFaceModel, base: PreTrainedModel, inputs: dict[
         output = twin(**tensors, output_attentions=True)
     other = hidden_states(output)
     worst = 0.0 if other is None else float((hidden - other).abs().max() / other.abs().max())
-    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    names = {
+        "encoder": "encoder_attentions",
+        "decoder": "decoder_attentions",
+        "cross": "cross_attentions",
+    }
     for kind, by_layer in probe.maps.items():
         name = names[kind] if base.config.is_encoder_decoder else "attentions"
         theirs = [weights for weights in getattr(output, name, None) or () if weights is not None]
-        assert not theirs or len(theirs) == len(by_layer), f"{kind}: {len(by_layer)} layers, eager {len(theirs)}"
+        assert not theirs or len(theirs) == len(by_layer), (
+            f"{kind}: {len(by_layer)} layers, eager {len(theirs)}"
+        )
         for own, eager in zip(by_layer.values(), theirs, strict=False):
             worst = _larger(worst, (own - eager).abs().max())
     return worst
@@ -428,7 +476,10 @@ def _judged_apart(names: list[str]) -> Iterator[tuple[str, Verdict]]:
                         break
                     line = process.stdout.readline()
                     if not line:
-                        yield names.pop(0), Verdict("unbuilt", why="ends its process (memory, or an error in C)")
+                        yield (
+                            names.pop(0),
+                            Verdict("unbuilt", why="ends its process (memory, or an error in C)"),
+                        )
                         break
                     name, told = json.loads(line)
                     assert name == names.pop(0)
@@ -438,10 +489,17 @@ def _judged_apart(names: list[str]) -> Iterator[tuple[str, Verdict]]:
 
 
 def _write(path: Path, done: dict[str, Verdict]) -> None:
-    about = {"transformers": transformers.__version__, "known": len(model_types()), "long": LONG, "allowed": ALLOWED}
+    about = {
+        "transformers": transformers.__version__,
+        "known": len(model_types()),
+        "long": LONG,
+        "allowed": ALLOWED,
+    }
     head = json.dumps(about)[:-1]
     # A line each: what changed shows.
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(asdict(done[name]))}" for name in sorted(done))
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(asdict(done[name]))}" for name in sorted(done)
+    )
     aside = path.with_suffix(".part")
     aside.write_text(f'{head}, "types": {{\n{lines}\n}}}}\n', encoding="utf-8")
     aside.replace(path)
@@ -465,9 +523,13 @@ def _line(error: BaseException) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model_types", nargs="*")
-    parser.add_argument("--json", type=Path, help="where verdicts are kept; those that it holds are not found again")
+    parser.add_argument(
+        "--json", type=Path, help="where verdicts are kept; those that it holds are not found again"
+    )
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--lines", action="store_true", help="judge in this process, a line of JSON each")
+    parser.add_argument(
+        "--lines", action="store_true", help="judge in this process, a line of JSON each"
+    )
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(100)

@@ -60,7 +60,9 @@ def _grid() -> dict[str, torch.Tensor]:
 
 
 def time_series_transformer() -> Case:
-    return transformers.TimeSeriesTransformerModel(transformers.TimeSeriesTransformerConfig(**SERIES)), _series()
+    return transformers.TimeSeriesTransformerModel(
+        transformers.TimeSeriesTransformerConfig(**SERIES)
+    ), _series()
 
 
 def informer() -> Case:
@@ -69,12 +71,19 @@ def informer() -> Case:
 
 
 def blip_2_qformer() -> Case:
-    model = transformers.Blip2QFormerModel(transformers.Blip2QFormerConfig(encoder_hidden_size=16, **SIZES))
-    return model, {"query_embeds": torch.randn(2, 8, 32), "encoder_hidden_states": torch.randn(2, 11, 16)}
+    model = transformers.Blip2QFormerModel(
+        transformers.Blip2QFormerConfig(encoder_hidden_size=16, **SIZES)
+    )
+    return model, {
+        "query_embeds": torch.randn(2, 8, 32),
+        "encoder_hidden_states": torch.randn(2, 11, 16),
+    }
 
 
 def qwen2_5_vl_vision() -> Case:
-    config = configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig(**VISION, window_size=16, fullatt_block_indexes=[0, 1])
+    config = configuration_qwen2_5_vl.Qwen2_5_VLVisionConfig(
+        **VISION, window_size=16, fullatt_block_indexes=[0, 1]
+    )
     return modeling_qwen2_5_vl.Qwen2_5_VisionTransformerPretrainedModel(config), _grid()
 
 
@@ -86,7 +95,9 @@ def qwen3_vl_vision() -> Case:
 
 
 def glm4v_vision() -> Case:
-    return modeling_glm4v.Glm4vVisionModel(configuration_glm4v.Glm4vVisionConfig(**VISION, image_size=16)), _grid()
+    return modeling_glm4v.Glm4vVisionModel(
+        configuration_glm4v.Glm4vVisionConfig(**VISION, image_size=16)
+    ), _grid()
 
 
 def vit_mae() -> Case:

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.core.attention.seam import AttentionCall, allowed
 from attnscope.core.catalogue import measure_names
@@ -74,7 +73,9 @@ class Expected:
         self.names = names
         self.sum = np.zeros((len(names), batch, n_heads))
         self.count = np.zeros_like(self.sum)
-        self.even = np.zeros_like(self.sum)  # `_active` of a head that spreads evenly what it does not rest
+        self.even = np.zeros_like(
+            self.sum
+        )  # `_active` of a head that spreads evenly what it does not rest
 
     def put(self, name: str, text: int, head: int, value: float, count: float = 1.0) -> None:
         i = self.names.index(name)
@@ -209,18 +210,3 @@ def uniform_weights(call: AttentionCall) -> Tensor:
     may = allowed(call)
     even = torch.ones(shape, dtype=torch.float64) if may is None else may.expand(shape).double()
     return even / even.sum(-1, keepdim=True).clamp(min=1)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Counts the elements of the largest tensor that any operation makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return made

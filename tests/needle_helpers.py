@@ -28,7 +28,13 @@ def planted_decoder(n_heads: int = 2, *, writes: bool = True, offset: int = 0) -
     place = slice(3 * WORDS, 3 * WORDS + PLACES)
     width = n_heads * PLACES
     network = decoder(
-        WORDS, n_layers=2, n_heads=n_heads, d_model=width, positions="learned", norm=False, max_tokens=PLACES
+        WORDS,
+        n_layers=2,
+        n_heads=n_heads,
+        d_model=width,
+        positions="learned",
+        norm=False,
+        max_tokens=PLACES,
     )
     with torch.no_grad():
         for weight in network.parameters():

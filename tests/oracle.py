@@ -76,7 +76,9 @@ def attention(
         raise ValueError(f"one head of one text is (token, width); got {shapes}")
     (n_queries, d_head), n_keys, d_value = queries.shape, keys.shape[0], values.shape[1]
     if keys.shape[1] != d_head or values.shape[0] != n_keys:
-        raise ValueError(f"queries and keys share their width, keys and values their number of tokens; got {shapes}")
+        raise ValueError(
+            f"queries and keys share their width, keys and values their number of tokens; got {shapes}"
+        )
     may = None if mask is None else np.asarray(mask)
     if may is not None and may.dtype != np.bool_:
         raise TypeError(f"mask must be boolean with True = may attend; got {may.dtype}")
@@ -174,9 +176,15 @@ def multi_head(
     queries = project(query, q)
     keys = project(key, k)
     values = project(value, v)
-    for name, rows, heads in (("query", queries, n_heads), ("key", keys, n_kv_heads), ("value", values, n_kv_heads)):
+    for name, rows, heads in (
+        ("query", queries, n_heads),
+        ("key", keys, n_kv_heads),
+        ("value", values, n_kv_heads),
+    ):
         if rows.ndim != 2 or rows.shape[1] % heads:
-            raise ValueError(f"{name} {rows.shape} is not (token, width) with a width divisible by {heads} heads")
+            raise ValueError(
+                f"{name} {rows.shape} is not (token, width) with a width divisible by {heads} heads"
+            )
 
     heads_out: list[Array] = []
     weights: list[Array] = []

@@ -31,9 +31,13 @@ def chromium_path() -> str:
     """Where Chromium is; without it tests are skipped, but in CI they fail."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None and os.environ.get("CI"):
-        pytest.fail("no chromium is installed: pages are tested in a real browser (apt-get install chromium)")
+        pytest.fail(
+            "no chromium is installed: pages are tested in a real browser (apt-get install chromium)"
+        )
     if found is None:
-        pytest.skip("no chromium is installed: pages are tested in a real browser (apt-get install chromium)")
+        pytest.skip(
+            "no chromium is installed: pages are tested in a real browser (apt-get install chromium)"
+        )
     return found
 
 
@@ -44,7 +48,9 @@ def open_browser() -> Iterator[Any]:
 
     path = chromium_path()
     with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-background-networking"])
+        browser = play.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-background-networking"]
+        )
         yield browser
         browser.close()
 
@@ -90,7 +96,9 @@ class Opened:
         self.shows += 1  # the same address again would be no change
         told = "&".join(f"{name}={value}" for name, value in {**state, "_": self.shows}.items())
         view = state.get("v", "grid")
-        self.page.evaluate("document.querySelectorAll('[data-shown]').forEach(e => delete e.dataset.shown)")
+        self.page.evaluate(
+            "document.querySelectorAll('[data-shown]').forEach(e => delete e.dataset.shown)"
+        )
         self.page.evaluate("to => { location.hash = to; }", told)
         self.settle(str(view))
 
@@ -98,7 +106,9 @@ class Opened:
         """Waits until a view stands."""
         mark = ".view.grid .heads[data-painted]" if view == "grid" else f".view.{view}[data-shown]"
         self.page.wait_for_selector(mark, state="attached", timeout=60000)
-        self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+        self.page.evaluate(
+            "() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
+        )
 
     def text(self, selector: str) -> str:
         """The text of an element, white space made plain."""
@@ -121,7 +131,9 @@ class Opened:
 
     def frame(self) -> None:
         """Waits for the next picture."""
-        self.page.evaluate("() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
+        self.page.evaluate(
+            "() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
+        )
 
     def click(self, selector: str) -> None:
         """Clicks on an element, and waits for the next picture."""
@@ -194,7 +206,9 @@ def number(text: str) -> float:
 
 def blues(values: np.ndarray, high: float = 1.0) -> np.ndarray:
     """The figures' colours of weights, (…, 3)."""
-    return np.asarray(colormaps["Blues"](np.asarray(values, float) / high, bytes=True))[..., :3].astype(int)
+    return np.asarray(colormaps["Blues"](np.asarray(values, float) / high, bytes=True))[..., :3].astype(
+        int
+    )
 
 
 def pixels(opened: Opened, canvas: str) -> np.ndarray:

@@ -53,7 +53,9 @@ def resting(record: Heatmap) -> Heatmap:
 
 FIRST = resting(record_of(map_of(sentence(), layers=2, heads=3, seed=1)))
 SECOND = record_of(map_of(sentence((9, "rug")), layers=2, heads=3, seed=2))
-SHORTER = record_of(map_of(tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4)), layers=2, heads=3, seed=3))
+SHORTER = record_of(
+    map_of(tokens_of(["[CLS]", "the", "cat", "sat", "[SEP]"], (0, 4)), layers=2, heads=3, seed=3)
+)
 BOTH = record_of(
     map_of(tokens_of(["the", "house", "</s>"], (2,)), kind="encoder", seed=4),
     map_of(tokens_of(["<pad>", "das", "Haus", "ist"], (0,)), kind="decoder", seed=5),

@@ -82,7 +82,9 @@ class Pretended(torch.Tensor):
         return self.held.data_ptr()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first")
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()

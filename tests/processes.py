@@ -27,11 +27,15 @@ def python(*arguments: object, **how: Any) -> "subprocess.CompletedProcess[str]"
         Its exit status, stdout and stderr as text.
     """
     how = {"capture_output": True, "text": True, "timeout": LIMIT_S} | how
-    done: subprocess.CompletedProcess[str] = subprocess.run([sys.executable, *map(str, arguments)], **how)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [sys.executable, *map(str, arguments)], **how
+    )
     return done
 
 
-def modules_after(*lines: Sequence[object], **how: Any) -> "tuple[subprocess.CompletedProcess[str], set[str]]":
+def modules_after(
+    *lines: Sequence[object], **how: Any
+) -> "tuple[subprocess.CompletedProcess[str], set[str]]":
     """Runs command lines of attnscope, which must all succeed, in a process of their own.
 
     Returns:

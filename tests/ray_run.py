@@ -40,7 +40,9 @@ def main() -> None:
 
     try:
         started = time.perf_counter()
-        found = heads(attnscope.load(spec), Corpus(texts), None, kill_second, Workers(spec, 2, executor="ray"))
+        found = heads(
+            attnscope.load(spec), Corpus(texts), None, kill_second, Workers(spec, 2, executor="ray")
+        )
         told["elapsed_s"] = round(time.perf_counter() - started, 1)
         found.save(folder / "ray.npz")
         told["n_texts"] = found.corpus["n_texts"]

@@ -64,7 +64,9 @@ def require_read(kind: type[Result], described: Mapping[str, Any], held: Mapping
     kind.rebuild(described, held).require_whole()
 
 
-def require_close(found: Result, expected: Result, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6) -> None:
+def require_close(
+    found: Result, expected: Result, of: str = "", *, rtol: float = 1e-4, atol: float = 1e-6
+) -> None:
     """They hold the same numbers but for rounding, in arrays and elsewhere; notes and what made them may differ."""
     ours = dict(_leaves({"": found.describe(), **found.arrays()}))
     theirs = dict(_leaves({"": expected.describe(), **expected.arrays()}))
@@ -147,13 +149,31 @@ def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:
     """
     patches = [f"0:{row},{column}" for row in range(2) for column in range(3)]
     n_before = len(opening)
-    labels = [*opening, *patches[:3], "|", *patches[3:], "|", "1:0,0", "1:0,1", "what", "is", "it", "a", "cat"]
+    labels = [
+        *opening,
+        *patches[:3],
+        "|",
+        *patches[3:],
+        "|",
+        "1:0,0",
+        "1:0,1",
+        "what",
+        "is",
+        "it",
+        "a",
+        "cat",
+    ]
     first = n_before + 10
     n = len(labels)
     words = np.array([0] * n_before + list(range(1, n - n_before + 1)), np.int32)
     offsets = _offsets_after(labels, first)
     keys = tokens_of(
-        labels, tuple(range(first)), n_given=first + 3, offsets=offsets, text="what is it a cat", words=words
+        labels,
+        tuple(range(first)),
+        n_given=first + 3,
+        offsets=offsets,
+        text="what is it a cat",
+        words=words,
     )
     large = np.array([[0, 1, 2], [4, 5, 6]], np.int32) + n_before
     small = np.array([[8, 9]], np.int32) + n_before

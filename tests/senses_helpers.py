@@ -56,7 +56,9 @@ def write_vision(
 def photo(height: int = 40, width: int = 60) -> NDArray[np.uint8]:
     """A picture of slopes in three colours."""
     y, x = np.mgrid[:height, :width]
-    return np.stack([255 * x // width, 255 * y // height, 255 * (x + y) // (height + width)], -1).astype(np.uint8)
+    return np.stack([255 * x // width, 255 * y // height, 255 * (x + y) // (height + width)], -1).astype(
+        np.uint8
+    )
 
 
 def dense_float64(folder: Path, pixels: Any) -> list[NDArray[np.float64]]:
@@ -121,9 +123,9 @@ def write_whisper(folder: Path, *, seconds: int = 1, layers: int = 2, heads: int
     )
     special = {"bos_token": WORDS[0], "eos_token": WORDS[1], "pad_token": WORDS[2]}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
-    WhisperFeatureExtractor(feature_size=8, sampling_rate=rate, hop_length=hop, chunk_length=seconds).save_pretrained(
-        folder
-    )
+    WhisperFeatureExtractor(
+        feature_size=8, sampling_rate=rate, hop_length=hop, chunk_length=seconds
+    ).save_pretrained(folder)
     return folder
 
 

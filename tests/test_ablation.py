@@ -25,7 +25,12 @@ from tests.ablation_helpers import VOCABULARY, save_tiny, tiny
 from tests.conftest import write_tiny
 
 TEXTS = [
-    CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
+    CorpusText(
+        i,
+        "texts",
+        i + 1,
+        ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)),
+    )
     for i in range(4)
 ]
 
@@ -161,7 +166,9 @@ def test_picked_heads_go_alone_and_together(gpt2):
 
 def test_copies_of_a_text_count_once(gpt2):
     """As evidence of their own they would narrow every interval."""
-    options = AblateOptions(modes=("zero", "mean"), importance=True, choice=Choice(pick=((0, 1), (1, 0))))
+    options = AblateOptions(
+        modes=("zero", "mean"), importance=True, choice=Choice(pick=((0, 1), (1, 0)))
+    )
     once = ablate(gpt2, TEXTS, options)
     often = ablate(gpt2, [*TEXTS, *TEXTS[:3], *TEXTS[::-1]], options)
     for table in ("heads", "together"):
@@ -178,7 +185,9 @@ def test_grouped_queries_and_cross_attention():
     t5 = wrap(tiny("t5"))
     found = ablate(t5, TEXTS, AblateOptions(modes=("zero",), importance=True))
     assert found["heads"]["kind"].tolist() == ["encoder"] * 6 + ["decoder"] * 6 + ["cross"] * 6
-    assert any("the decoder reads what the whole model itself writes" in note for note in found.run["notes"])
+    assert any(
+        "the decoder reads what the whole model itself writes" in note for note in found.run["notes"]
+    )
     pick = Choice(pick=((1, 2), (0, 0)))
     only = ablate(t5, TEXTS, AblateOptions(modes=("zero",), kind="cross", choice=pick))
     assert only.head_names == ["cross L0H0", "cross L1H2"]
@@ -273,7 +282,9 @@ def test_a_classifier_predicts_a_class(tmp_path, classifier, answer):
     kls = []
     for text in texts:
         tokens = model.tokenizer.encode(text)
-        positions = [0] if classifier is BertForSequenceClassification else np.flatnonzero(~tokens.special)
+        positions = (
+            [0] if classifier is BertForSequenceClassification else np.flatnonzero(~tokens.special)
+        )
         batch = Batch(torch.from_numpy(tokens.ids)[None])
         with torch.no_grad():
             whole = model.outputs(batch, attend).logits[0].log_softmax(-1)

@@ -26,7 +26,12 @@ def made(*, n_layers=2, n_heads=3, intervals=True, loss=True):
         if name == "zero_l2":
             numbers[1] = math.nan
         ends = (numbers - 0.01, numbers + 0.01) if intervals else (np.full(n, math.nan),) * 2
-        values |= {name: numbers, f"{name}_low": ends[0], f"{name}_high": ends[1], f"{name}_count": np.full(n, 7.0)}
+        values |= {
+            name: numbers,
+            f"{name}_low": ends[0],
+            f"{name}_high": ends[1],
+            f"{name}_count": np.full(n, 7.0),
+        }
     places = {
         "kind": ["decoder"] * n,
         "layer": np.repeat(np.arange(n_layers), n_heads),
@@ -42,7 +47,13 @@ def made(*, n_layers=2, n_heads=3, intervals=True, loss=True):
         )
     return Ablation(
         {"model": "made", "kinds": ["decoder"], "notes": []},
-        {"sources": ["a$b.txt"], "n_texts": 7, "n_tokens": 70, "n_predictions": 63 * loss, "complete": True},
+        {
+            "sources": ["a$b.txt"],
+            "n_texts": 7,
+            "n_tokens": 70,
+            "n_predictions": 63 * loss,
+            "complete": True,
+        },
         {"modes": ["zero"], "predicted": "each next token" if loss else None},
         tables,
     )
@@ -65,7 +76,9 @@ def test_effects_that_are_not_known_are_null_and_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])
-@pytest.mark.parametrize("changes", [{}, {"intervals": False}, {"loss": False}, {"n_layers": 40, "n_heads": 32}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"intervals": False}, {"loss": False}, {"n_layers": 40, "n_heads": 32}]
+)
 def test_the_terminal_shows_every_record_at_every_width(width, changes):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
     console.print(show(made(**changes), console))
@@ -82,14 +95,22 @@ def test_the_terminal_shows_every_record_at_every_width(width, changes):
 
 def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     (tmp_path / "t.txt").write_text("the cat sat\na dog ran off\n")
-    status, out, err = run("ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png")
+    status, out, err = run(
+        "ablate", "--file", "t.txt", "-m", "own", "-o", "out", "-f", "npz,csv,json,png"
+    )
     assert status == 0, err
     first, *lines = out.splitlines()
     assert "matters most: without it the last hidden states change by" in first
     assert "zero: Δ hidden" in "\n".join(lines[1:4])
     assert "late layers are closer to the last hidden states" in " ".join(out.split())
     names = set(names_in(tmp_path / "out"))
-    assert names == {"ablation.npz", "ablation.csv", "ablation.json", "effect-zero_l2.png", "effect-mean_l2.png"}
+    assert names == {
+        "ablation.npz",
+        "ablation.csv",
+        "ablation.json",
+        "effect-zero_l2.png",
+        "effect-mean_l2.png",
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,7 +118,11 @@ def test_ablate_prints_writes_and_is_shown_again(run, tmp_path):
     [
         (("a cat", "-m", "own", "--importance"), 1, "importance is the slope of a loss"),
         (("a cat", "-m", "own", "--ablation", "none"), 2, "nothing is to be done"),
-        (("a cat", "-m", "own", "--answer", "POSITIVE", "--loss", "none"), 2, "--loss none measures no likelihood"),
+        (
+            ("a cat", "-m", "own", "--answer", "POSITIVE", "--loss", "none"),
+            2,
+            "--loss none measures no likelihood",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(run, arguments, status, says):
@@ -111,9 +136,13 @@ def test_bad_input_is_one_line_and_a_hint(run, arguments, status, says):
 
 
 def test_heads_with_roles_are_taken_out_too(run, tmp_path):
-    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
+    sentences = (
+        (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text().splitlines()
+    )
     (tmp_path / "t.txt").write_text("\n".join(sentences[:12]))
-    status, out, err = run("heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe", "--json")
+    status, out, err = run(
+        "heads", "--file", "t.txt", "-m", "own", "--causal", "--no-describe", "--json"
+    )
     assert status == 0, err
     found = json.loads(out)
     assert found["options"]["causal"]["quantity"] == "l2"

@@ -15,9 +15,17 @@ SMILES = r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|
 """The pattern of Schwaller et al. 2018, Found in translation, and of rxnmapper."""
 
 ALPHABETS = {
-    "smiles": (SMILES, ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"], ("CC(=O)O.OCC>>CC(=O)OCC", "N>>C")),
+    "smiles": (
+        SMILES,
+        ["C", "N", "O", "Br", "(", ")", "=", ".", ">>", "1", "c"],
+        ("CC(=O)O.OCC>>CC(=O)OCC", "N>>C"),
+    ),
     "protein": ("[ACDEFGHIKLMNPQRSTVWY]", list("ACDEFGHIKLMNPQRSTVWY"), ("MKTAYIAKQR", "GAVLIMFWP")),
-    "selfies": (r"\[[^\]]+\]", ["[C]", "[O]", "[=O]", "[Branch1]"], ("[C][C][=O][O]", "[O][Branch1][C][C]")),
+    "selfies": (
+        r"\[[^\]]+\]",
+        ["[C]", "[O]", "[=O]", "[Branch1]"],
+        ("[C][C][=O][O]", "[O][Branch1][C][C]"),
+    ),
 }
 
 
@@ -81,7 +89,18 @@ def test_the_example_is_one_that_the_tokenizer_keeps(made):
 
 def test_a_probe_of_random_tokens_stands_between_their_special_ones(made, run, tmp_path):
     status, _, err = run(
-        "heads", "-m", str(made[1]), "--probe", "repeat", "--chunk", "30", "-f", "npz", "-o", "out", "--no-describe"
+        "heads",
+        "-m",
+        str(made[1]),
+        "--probe",
+        "repeat",
+        "--chunk",
+        "30",
+        "-f",
+        "npz",
+        "-o",
+        "out",
+        "--no-describe",
     )
     assert status == 0, err
 

@@ -185,7 +185,9 @@ def test_spans_are_words_and_many_targets_may_be_right():
 def test_spans_cut_words_where_they_must():
     text = spans.parse(line("CCO (ab)", {"from": [0, 1], "to": [2, 3], "label": "bond"}), "a", 1)
     assert [text.word(n) for n in range(len(text.words))] == ["C", "C", "O", "(", "ab", ")"]
-    whole = spans.parse(line("New York is big", {"from": [0, 8], "to": [12, 15]}, words=[[12, 15], [0, 8]]), "a", 1)
+    whole = spans.parse(
+        line("New York is big", {"from": [0, 8], "to": [12, 15]}, words=[[12, 15], [0, 8]]), "a", 1
+    )
     assert shown(whole) == {("link", "New York", "big")}
 
 
@@ -194,12 +196,18 @@ def test_spans_cut_words_where_they_must():
     [
         ("{", "malformed JSON"),
         ('{"links": []}', 'no "text"'),
-        (line("a b", {"from": [0, 4], "to": [2, 3]}), '"from" [0, 4] is outside the text of 3 characters'),
+        (
+            line("a b", {"from": [0, 4], "to": [2, 3]}),
+            '"from" [0, 4] is outside the text of 3 characters',
+        ),
         (line("a b", {"from": [0, 1], "to": [2, 2]}), '"to" [2, 2] is empty'),
         (line("a b", {"from": [0, 1], "to": [0, 3]}), "[0, 3] overlaps its source [0, 1]"),
         (line("a b", {"from": [0, True], "to": [2, 3]}), "not [first, last + 1]"),
         (line("a b", "x"), "link 1 is no object"),
-        (line("abc d", {"from": [0, 2], "to": [4, 5]}, words=[[0, 3], [4, 5]]), "the span [0, 2] cuts a word"),
+        (
+            line("abc d", {"from": [0, 2], "to": [4, 5]}, words=[[0, 3], [4, 5]]),
+            "the span [0, 2] cuts a word",
+        ),
         (line("a b c", {"from": [0, 1], "to": [4, 5]}, words=[[0, 1]]), "the span [4, 5] holds no word"),
         (line("abc", words=[[0, 2], [1, 3]]), "words [0, 2] and [1, 3] overlap"),
         (line("abc", words=7), '"words" is neither "characters" nor a list'),
@@ -301,7 +309,13 @@ def test_links_of_python():
 
 @pytest.mark.parametrize(
     ("content", "number"),
-    [("x = 1\nif x\n", 2), ("x = (\n", 1), ('a = 1\n"""never\n', 2), ("  x\ny\n", 1), ("x = \x00\n", None)],
+    [
+        ("x = 1\nif x\n", 2),
+        ("x = (\n", 1),
+        ('a = 1\n"""never\n', 2),
+        ("  x\ny\n", 1),
+        ("x = \x00\n", None),
+    ],
 )
 def test_what_is_not_python_is_said_with_its_line(content, number, tmp_path):
     (tmp_path / "good.py").write_text("x = 1\ny = x\n", "utf-8")

@@ -47,11 +47,15 @@ def test_a_heatmap_answers_before_it_lists_its_files(run):
     answer, opened, path = run("page", "--record", "out", "-o", "page.html").out.splitlines()
     assert answer.startswith("strongest link, without special tokens: L3H")
     assert opened == f"open {Path(path).resolve().as_uri()}"
-    assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == ["page.html"]
+    assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == [
+        "page.html"
+    ]
 
 
 def test_each_of_several_queries_has_a_line_and_lines_end_at_words(run):
-    lines = run("heatmap", TIRED, "--pick", "L3H1", "-o", "out", "--query", "it,because").out.splitlines()
+    lines = run(
+        "heatmap", TIRED, "--pick", "L3H1", "-o", "out", "--query", "it,because"
+    ).out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["L3H1", "“it”"], ["L3H1", "“because”"]]
     assert cut("the least quotation marks", 16, at_word=True) == "the least…"
 
@@ -60,7 +64,9 @@ def test_each_of_several_queries_has_a_line_and_lines_end_at_words(run):
 def test_words_that_the_tokenizer_lacks_are_counted(command, run):
     Path("texts.txt").write_text("The 😀 cat sat.\nA 𓀀 dog ran.\n", "utf-8")
     out = run(command, "--file", "texts.txt").out
-    assert "2 words are unknown to the tokenizer, which reads [UNK] instead: 😀, 𓀀" in " ".join(out.split())
+    assert "2 words are unknown to the tokenizer, which reads [UNK] instead: 😀, 𓀀" in " ".join(
+        out.split()
+    )
 
 
 def test_strongest_links_are_those_of_numpy_outside_sinks():
@@ -70,7 +76,9 @@ def test_strongest_links_are_those_of_numpy_outside_sinks():
     weights[:, :, 0] = weights[:, :, :, 0] = 0
     weights[:, :, range(4), range(4)] = 0
     expected = np.sort(weights.max((2, 3)).ravel())[::-1]
-    assert [link.weight for link in find_links(record_of(attention), most=6)] == pytest.approx(expected.tolist())
+    assert [link.weight for link in find_links(record_of(attention), most=6)] == pytest.approx(
+        expected.tolist()
+    )
 
 
 def test_a_nearly_uniform_model_is_told_how_to_see_more():
@@ -118,13 +126,27 @@ def test_a_mean_of_heads_goes_through_every_command(run):
     assert '"means":{"0.0":"L0 mean of heads"' in Path("page.html").read_text("utf-8")
     Path("texts.txt").write_text("The cat sat\n", "utf-8")
     run("batch", "texts.txt", "-o", "many", "-f", "npz", "-L", "0-1", "--mean", "heads", "-q")
-    np.testing.assert_allclose(load(next(Path("many").glob("*/heatmap.npz")))["weights"], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        load(next(Path("many").glob("*/heatmap.npz")))["weights"], expected, atol=1e-6
+    )
     for option in ("-H", "-L"):
         require_one_line(run(*text, option, "mean"), "'mean' is not a number", 2)
 
 
 def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run):
-    run("heatmap", "The cat sat", "-L", "0", "--query", "[CLS]", "--hide-special", "-o", "out", "-f", "npz,png")
+    run(
+        "heatmap",
+        "The cat sat",
+        "-L",
+        "0",
+        "--query",
+        "[CLS]",
+        "--hide-special",
+        "-o",
+        "out",
+        "-f",
+        "npz,png",
+    )
     record = load("out")
     whole = load_whole(run)
     assert record.maps[0].queries.labels == ("[CLS]", *record.tokens) == ("[CLS]", "the", "cat", "sat")
@@ -187,7 +209,9 @@ def test_a_table_of_the_largest_weights_of_each_query(run):
     weights = load("out").of(3, 1)
     rows = csv_rows(Path("out/heatmap.csv").read_text("utf-8"))
     expected = np.sort(weights, axis=1)[:, :-4:-1]
-    np.testing.assert_array_equal(np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected)
+    np.testing.assert_array_equal(
+        np.array([row["weight"] for row in rows], np.float32).reshape(-1, 3), expected
+    )
     assert all(weights[int(row["query"]), int(row["key"])] == np.float32(row["weight"]) for row in rows)
     document = json.loads(Path("out/heatmap.json").read_text("utf-8"))
     assert "weights" not in document
@@ -231,11 +255,15 @@ def test_a_photo_of_more_pixels_has_more_patches_and_eager_weights(kind, tmp_pat
     # The model's own eager attention on a photo of that size.
     eager = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    seen = processor(images=Image.fromarray(pixels), return_tensors="pt", size={"height": side, "width": side})
+    seen = processor(
+        images=Image.fromarray(pixels), return_tensors="pt", size={"height": side, "width": side}
+    )
     more = {"interpolate_pos_encoding": True} if kind == "vit" else {}
     with torch.no_grad():
         expected = eager(**seen, **more, output_attentions=True).attentions
-    np.testing.assert_allclose(large.weights, np.stack([layer[0].numpy() for layer in expected]), atol=1e-6)
+    np.testing.assert_allclose(
+        large.weights, np.stack([layer[0].numpy() for layer in expected]), atol=1e-6
+    )
     with pytest.raises(AttnscopeError, match="no whole patches"):
         attnscope.picture_heatmap(model, replace(read_photo(pixels), size=side + 1))
 

@@ -145,7 +145,9 @@ def test_shown_weights_are_those_of_the_model_within_the_error_that_is_said(own,
         assert (tokens.special == one.special).all()
         assert one.excerpt == SENTENCES[one.text]
         assert np.abs(shown - weights)[shown > 0].max() <= 1 / 510 + 1e-6
-        for row, (first, last) in zip(weights, zip(one.starts, one.starts[1:], strict=False), strict=True):
+        for row, (first, last) in zip(
+            weights, zip(one.starts, one.starts[1:], strict=False), strict=True
+        ):
             kept = one.keys[first:last]
             assert len(kept) <= MOST_KEYS
             assert (np.diff(one.codes[first:last].astype(int)) <= 0).all()
@@ -168,7 +170,9 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
             for offset in range(-n + 1, n):
                 profile[np.clip(offset, -65, 65) + 65] += float(weights.diagonal(offset).sum())
         np.testing.assert_allclose(found["profile"][number], profile / n_queries, atol=1e-5)
-    assert found["even_profile"][0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)  # 1 / n of each of n queries
+    assert found["even_profile"][0, 65] == pytest.approx(
+        len(texts) / n_queries, abs=1e-5
+    )  # 1 / n of each of n queries
     tokens = [own.tokenizer.encode(text) for text in texts]
     # Token tables: each row again from the dense weights, as a mean over texts.
     n_rows = 0
@@ -228,7 +232,9 @@ def test_a_text_that_is_read_in_parts_says_what_it_says_as_a_whole(own, monkeypa
 
 def test_long_texts_are_shown_by_their_chunks(own):
     text = " ".join(SENTENCES)
-    found = atlas(own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2))
+    found = atlas(
+        own, [text, SENTENCES[0]], AtlasOptions(heads=HeadsOptions(chunk=100, stride=80), examples=2)
+    )
     cut = [one for one in examples_of(found) if one.n_tokens == 100]
     assert cut
     assert all(len(one.places) == WINDOW and one.places[0] == 0 for one in cut)
@@ -252,7 +258,9 @@ def test_an_encoder_decoder_has_all_its_kinds(road, tmp_path, monkeypatch):
     back = found["profile"][kinds == "decoder"][:, 66:].sum()
     assert back == pytest.approx(0, abs=1e-6)
     # Of the start token, which the decoder reads first.
-    shown = next(one for one in examples_of(found) if places_of(found)[one.wanted.head].kind == "decoder")
+    shown = next(
+        one for one in examples_of(found) if places_of(found)[one.wanted.head].kind == "decoder"
+    )
     assert len(shown.labels) == shown.n_tokens
     pairs = zip(shown.labels, pieces_of(shown), strict=True)
     written = [(label.strip("\u2581\u00b7"), own.strip()) for label, (_, own) in pairs]
@@ -263,7 +271,9 @@ def test_an_encoder_decoder_has_all_its_kinds(road, tmp_path, monkeypatch):
 # Small, hostile, interrupted ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("texts", [["the cat sat"], SENTENCES[:3], ["a", "b", "c"], ["", "the cat", "  "]])
+@pytest.mark.parametrize(
+    "texts", [["the cat sat"], SENTENCES[:3], ["a", "b", "c"], ["", "the cat", "  "]]
+)
 def test_a_corpus_may_be_small(own, texts, tmp_path):
     found = atlas(own, texts)
     again = Atlas.load(found.save(tmp_path / "atlas.npz"))
@@ -291,7 +301,12 @@ def test_an_interruption_keeps_what_was_done(own, monkeypatch):
 
 def reports(model):
     told = []
-    atlas(model, SENTENCES, FEW, lambda done: told.append(done.n_tokens) if done.step == "reading examples" else None)
+    atlas(
+        model,
+        SENTENCES,
+        FEW,
+        lambda done: told.append(done.n_tokens) if done.step == "reading examples" else None,
+    )
     return told
 
 
@@ -308,7 +323,9 @@ def test_a_failure_in_the_second_pass_keeps_the_first(own, monkeypatch):
 
 def test_the_command_writes_the_file_that_is_named(run, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(SENTENCES[:6]), "utf-8")
-    status, out, err = run("atlas", "--file", "texts.txt", "-m", "own", "-o", "deep/all.html", "-f", "npz,csv")
+    status, out, err = run(
+        "atlas", "--file", "texts.txt", "-m", "own", "-o", "deep/all.html", "-f", "npz,csv"
+    )
     assert status == 0, err
     assert names_in(tmp_path / "deep") == ["all.csv", "all.html", "all.npz"]
     assert out.splitlines()[-3:] == ["deep/all.npz", "deep/all.csv", "deep/all.html"]

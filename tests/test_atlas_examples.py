@@ -18,8 +18,12 @@ def test_examples_show_their_texts(opened, tab):
     wanted = mine("L1H1", tab)
     assert articles.count() == len(wanted)
     for article, example in zip(articles.all(), wanted, strict=True):
-        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(own for _, own in pieces_of(example))
-        assert article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.excerpt} [SEP] "
+        assert tuple(article.locator(".tok").all_inner_texts()) == tuple(
+            own for _, own in pieces_of(example)
+        )
+        assert (
+            article.locator(".prose").evaluate("e => e.textContent") == f"[CLS] {example.excerpt} [SEP] "
+        )
 
 
 def quoting(excerpt, tokens):
@@ -41,13 +45,17 @@ def test_examples_are_quoted_as_they_were_written(open_atlas):
     """Whatever the tokenizer makes of capitals, quotation marks, white space and characters of several tokens."""
     text = "\u201cI  don\u2019t\u201d,\nsaid ALice (at tea-time) \U0001f602!"
     opened = open_atlas(
-        quoting(text, ["“", "I", "don", "’", "t", "”", ",", "\n", "said", "AL", "ice", "😂", "<0x9f>", "!"])
+        quoting(
+            text, ["“", "I", "don", "’", "t", "”", ",", "\n", "said", "AL", "ice", "😂", "<0x9f>", "!"]
+        )
     )
     opened.go("L0H0")
     prose = opened.page.locator(".examples article >> nth=0 >> .prose")
     # What has no character of its own, and what cannot be seen, shows its label beside.
     said = prose.evaluate("e => e.textContent")
-    assert said.startswith("[CLS] " + text.replace("\n", "\n\n").replace("\U0001f602", "\U0001f602<0x9f>"))
+    assert said.startswith(
+        "[CLS] " + text.replace("\n", "\n\n").replace("\U0001f602", "\U0001f602<0x9f>")
+    )
     assert prose.locator(".tok").all_inner_texts()[10:13] == ["AL", "ice", "\U0001f602"]
     command = opened.page.locator(".headcard code").evaluate("e => e.textContent")
     assert command == f"attnscope heatmap '{text}' -m minilm --pick L0H0 --query don"

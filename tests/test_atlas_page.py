@@ -57,7 +57,9 @@ def having(query, key):
 
 def low_of(name, query, key):
     """The lower end of the lift of a pair."""
-    return max((row.low for row in rows_of(ATLAS, NAMES.index(name)) if row.tokens == (query, key)), default=0.0)
+    return max(
+        (row.low for row in rows_of(ATLAS, NAMES.index(name)) if row.tokens == (query, key)), default=0.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,10 @@ def low_of(name, query, key):
         ("nothing-like-this", []),
         ("   ", NAMES),
         *[(f"{q} -> {k}", having(q, k)) for q, k in (PAIR, PAIR[::-1])],
-        (f'"{PAIR[0].upper()}"\u2192{PAIR[1]} & layer < 1', [name for name in having(*PAIR) if name.startswith("L0")]),
+        (
+            f'"{PAIR[0].upper()}"\u2192{PAIR[1]} & layer < 1',
+            [name for name in having(*PAIR) if name.startswith("L0")],
+        ),
         (f"!({PAIR[0]}->{PAIR[1]})", [name for name in NAMES if not low_of(name, *PAIR)]),
     ],
 )
@@ -138,7 +143,9 @@ def test_pointing_names_a_head_and_a_click_opens_it(opened):
     opened.go(ax="layer", ay="head")
     box = opened.page.locator(".scatter").bounding_box()
     for _ in range(2):  # L1 stands in the middle of three layers, H3 at the top
-        opened.page.mouse.move(box["x"] + (64 + box["width"] - 16) / 2, box["y"] + 12 + (box["height"] - 52) / 8)
+        opened.page.mouse.move(
+            box["x"] + (64 + box["width"] - 16) / 2, box["y"] + 12 + (box["height"] - 52) / 8
+        )
     opened.frame()
     assert opened.text(".tip").startswith("L1H3")
     assert opened.text(".rows .active b") == "L1H3"
@@ -179,12 +186,22 @@ def test_the_card_says_what_the_record_says(opened):
     lines = opened.page.locator(".measures tbody tr")
     assert lines.count() == len(measures)
     for line in lines.all():
-        name = line.locator("th").inner_text().removesuffix(" (nats)").removesuffix(" (tokens)").replace(" ", "_")
+        name = (
+            line.locator("th")
+            .inner_text()
+            .removesuffix(" (nats)")
+            .removesuffix(" (tokens)")
+            .replace(" ", "_")
+        )
         value = line.locator("td b").inner_text().replace("−", "-")
         assert float(value) == pytest.approx(measures[name].value, rel=0.06, abs=5e-3), name
         rank = 1 + sum(other.measures[name].value > measures[name].value for other in heads_in(FINDINGS))
         assert line.locator("td").last.inner_text() == str(rank), name
-    for side, title in (("asks", "queries that give"), ("gets", "keys that receive"), ("pairs", "pairs")):
+    for side, title in (
+        ("asks", "queries that give"),
+        ("gets", "keys that receive"),
+        ("pairs", "pairs"),
+    ):
         table = opened.page.locator(".tokens", has_text=title)
         rows = [row for row in rows_of(ATLAS, number) if row.side == side]
         best = max(rows, key=lambda row: row.lift)
@@ -224,7 +241,13 @@ def test_the_command_puts_an_atlas_beside_texts(open_page, tmp_path):
 def test_hostile_texts_show_as_themselves(open_atlas):
     evil = "</script><img src=x onerror=alert(1)>"
     examples = [
-        replace(one, labels=(evil, *one.labels[1:]), source=evil, excerpt=evil, offsets=((0, len(evil)),) * 24)
+        replace(
+            one,
+            labels=(evil, *one.labels[1:]),
+            source=evil,
+            excerpt=evil,
+            offsets=((0, len(evil)),) * 24,
+        )
         for one in examples_of(ATLAS)
     ]
     atlas = with_examples(ATLAS, examples)
@@ -234,7 +257,9 @@ def test_hostile_texts_show_as_themselves(open_atlas):
         tables[table] = Table(tables[table].columns, {**tables[table].values, **written})
     options = {**ATLAS.options, **dict.fromkeys(("rank", "score", "lift"), evil)}
     corpus = {**ATLAS.corpus, "sources": [evil]}
-    atlas = replace(atlas, tables=tables, options=options, corpus=corpus, run={"model": evil, "notes": [evil]})
+    atlas = replace(
+        atlas, tables=tables, options=options, corpus=corpus, run={"model": evil, "notes": [evil]}
+    )
     opened = open_atlas(atlas)
     opened.go()
     opened.go("L0H0")

@@ -32,7 +32,9 @@ def test_causality_is_aligned_at_the_upper_left(n_queries, n_keys):
     expected = torch.tensor([[k <= q for k in range(n_keys)] for q in range(n_queries)])
     assert torch.equal(mask[0, 0], expected)
     assert torch.equal(weights[0, 0] > 0, expected)
-    torch_says = F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True, scale=call.scale)
+    torch_says = F.scaled_dot_product_attention(
+        call.query, call.key, call.value, is_causal=True, scale=call.scale
+    )
     torch.testing.assert_close(fast, torch_says, **EXACT)
 
 
@@ -60,7 +62,9 @@ EMPTY_ROWS = {
 }
 
 
-@pytest.mark.parametrize("road", [attend, lambda call: attend_with_weights(call)[0]], ids=["fast", "dense"])
+@pytest.mark.parametrize(
+    "road", [attend, lambda call: attend_with_weights(call)[0]], ids=["fast", "dense"]
+)
 @pytest.mark.parametrize("fields", EMPTY_ROWS.values(), ids=EMPTY_ROWS)
 def test_fully_masked_rows_are_zero_forward_and_backward(fields, road):
     mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
@@ -85,7 +89,9 @@ def test_fully_masked_rows_are_zero_forward_and_backward(fields, road):
 
 
 def test_gradients_equal_those_of_autograd_through_the_formula():
-    call = make_call(requires_grad=True, n_kv_heads=2, mask_shape=(5, 7), softcap=2.0, with_sinks=True, group=2)
+    call = make_call(
+        requires_grad=True, n_kv_heads=2, mask_shape=(5, 7), softcap=2.0, with_sinks=True, group=2
+    )
     seed = torch.randn(2, 4, 5, 13, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     parts = [call.query, call.key, call.value, call.sinks]
     key = call.key.repeat_interleave(2, 1)
@@ -94,7 +100,9 @@ def test_gradients_equal_those_of_autograd_through_the_formula():
     powers = torch.where(call.mask, scores.exp(), 0.0)
     output = powers / (powers.sum(-1, keepdim=True) + call.sinks.exp()[:, None, None]) @ value
     expected = torch.autograd.grad(output, parts, seed)
-    torch.testing.assert_close(torch.autograd.grad(attend(call), parts, seed), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(attend(call), parts, seed), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 # Edges.
@@ -177,7 +185,9 @@ def test_autocast_does_not_lower_the_weights():
 
 def test_dropout_touches_the_output_and_not_the_weights():
     plain = make_call(n_keys=101)
-    call = dataclasses.replace(plain, dropout_p=0.5, value=torch.eye(101).double().expand(2, 3, 101, 101))
+    call = dataclasses.replace(
+        plain, dropout_p=0.5, value=torch.eye(101).double().expand(2, 3, 101, 101)
+    )
     torch.manual_seed(0)
     output, weights = attend_with_weights(call)
     torch.testing.assert_close(weights, attention_weights(plain), **EXACT)
@@ -200,7 +210,11 @@ def test_dropout_touches_the_output_and_not_the_weights():
         ({"bias": torch.ones(7, 5)}, ValueError, r"bias \(7, 5\)"),
         ({"softcap": 0.0}, ValueError, "softcap"),
         ({"sinks": torch.ones(1)}, ValueError, r"3 heads.*\(1,\)"),
-        ({"key": torch.ones(2, 2, 7, 11), "value": torch.ones(2, 2, 7, 13)}, ValueError, "3 query heads.*2 key"),
+        (
+            {"key": torch.ones(2, 2, 7, 11), "value": torch.ones(2, 2, 7, 13)},
+            ValueError,
+            "3 query heads.*2 key",
+        ),
         ({"key": torch.ones(2, 3, 7, 13)}, ValueError, r"\(2, 3, 7, 13\)"),
         ({"value": torch.ones(2, 3, 5, 13)}, ValueError, r"\(2, 3, 5, 13\)"),
         ({"query": torch.ones(1, 3, 5, 11)}, ValueError, r"\(1, 3, 5, 11\)"),

@@ -64,7 +64,9 @@ def test_bands_are_full_rows_of_a_dense_softmax(make):
     for number, attention in enumerate(attentions):
         for name in ("query", "key"):
             getattr(attention, name).register_forward_hook(
-                lambda _module, _inputs, output, key=f"{name}{number}": kept.update({key: output.clone()})
+                lambda _module, _inputs, output, key=f"{name}{number}": kept.update(
+                    {key: output.clone()}
+                )
             )
     shown = attnscope.heatmap(attnscope.load(network), " ".join(map(str, IDS)), **target).maps[0]
     assert shown.kind == "encoder"

@@ -34,7 +34,13 @@ from tests.conftest import VOCABULARY, write_tokenizer
 from tests.pretend_workers import Here
 from tests.processes import LIMIT_S, started
 
-TEXTS = ["the cat sat on the mat", "<script>alert(1)</script> & ../..", "CON", "1, 2, 1, 2, 1", "a b c a b"]
+TEXTS = [
+    "the cat sat on the mat",
+    "<script>alert(1)</script> & ../..",
+    "CON",
+    "1, 2, 1, 2, 1",
+    "a b c a b",
+]
 FIRST = Choice(layers=(0,))
 HOW = BatchOptions(
     choice=FIRST,
@@ -79,7 +85,9 @@ def nobody(monkeypatch):
 
 
 def test_every_text_has_the_files_that_heatmap_writes(undisturbed, tmp_path):
-    lines = [json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in (undisturbed / "manifest.jsonl").read_text("utf-8").splitlines()
+    ]
     assert [line["text"] for line in lines] == TEXTS
     assert [line["line"] for line in lines] == [1, 2, 3, 4, 5]
     assert lines[0]["model"] == "own"
@@ -95,7 +103,9 @@ def test_every_text_has_the_files_that_heatmap_writes(undisturbed, tmp_path):
     paths = write(record, tmp_path / "alone", HOW.formats, {"query": "cat"})
     assert {path.name for path in paths} == {Path(name).name for name in lines[0]["files"]}
     for path in paths:
-        assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), path.name
+        assert path.read_bytes() == (undisturbed / folder_name(0, TEXTS[0]) / path.name).read_bytes(), (
+            path.name
+        )
 
 
 @pytest.mark.parametrize("name", ["index.html", "manifest.jsonl"])
@@ -109,7 +119,13 @@ def test_a_file_of_the_users_own_stays(name, corpus, tmp_path):
 def test_the_number_of_workers_changes_no_byte(corpus, undisturbed, tmp_path, worker_here):
     seen = []
     one = replace(HOW, running=SharedWork(workers=1))
-    batch("own", Corpus([corpus]), tmp_path / "one", one, lambda done: seen.append((done.n_texts, done.share)))
+    batch(
+        "own",
+        Corpus([corpus]),
+        tmp_path / "one",
+        one,
+        lambda done: seen.append((done.n_texts, done.share)),
+    )
     assert files(tmp_path / "one") == files(undisturbed)
     assert [n for n, _ in seen] == [1, 2, 3, 4, 5]
     assert seen[-1][1] == 1
@@ -117,7 +133,12 @@ def test_the_number_of_workers_changes_no_byte(corpus, undisturbed, tmp_path, wo
 
 def test_what_is_done_is_not_drawn_again(corpus, undisturbed, copied, nobody):
     before = {path: path.stat().st_mtime_ns for path in copied.rglob("*.png")}
-    assert batch("own", Corpus([corpus]), copied, replace(HOW, running=SharedWork(workers=7, threads=2))).n_fresh == 0
+    assert (
+        batch(
+            "own", Corpus([corpus]), copied, replace(HOW, running=SharedWork(workers=7, threads=2))
+        ).n_fresh
+        == 0
+    )
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert files(copied) == files(undisturbed)
 
@@ -148,7 +169,10 @@ def test_what_is_missing_cut_off_or_stale_is_drawn_again(corpus, undisturbed, co
 def test_other_options_or_another_model_are_drawn_anew(tmp_path, tiny_bert):
     source = study.models.resolve(str(tiny_bert))
     base = study._hash_all_but_the_text(source, HOW)
-    assert study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3))) == base
+    assert (
+        study._hash_all_but_the_text(source, replace(HOW, running=SharedWork(workers=1, threads=3)))
+        == base
+    )
     for change in (
         {"choice": Choice(layers=(1,))},
         {"formats": ("png",)},
@@ -174,7 +198,9 @@ def test_figures_of_other_options_give_way(corpus, tmp_path, worker_here):
 def test_a_text_that_fails_is_listed_and_the_others_are_drawn(run, tmp_path, tiny_bert, worker_here):
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "a b"}\n{"text": "a\\u0000b"}\n{"text": 3}\n{"text": "b"}\n')
-    status, out, err = run("batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json")
+    status, out, err = run(
+        "batch", path, "-o", "out", "-L", "0", "-m", tiny_bert, "--workers", "1", "--json"
+    )
     assert status == 1
     told = json.loads(out)
     assert told["schema"] == "attnscope.batch/1"
@@ -341,4 +367,6 @@ def test_hostile_text_shows_as_itself():
     assert seen.tags.count("img") == 1
     assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
-    assert seen.text.count(shown) == 8  # title, heading, source, text, note; of the failed: source, reason, text
+    assert (
+        seen.text.count(shown) == 8
+    )  # title, heading, source, text, note; of the failed: source, reason, text

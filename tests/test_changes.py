@@ -17,8 +17,12 @@ def words_of(draw, n):
     starts = draw(st.lists(st.booleans(), min_size=n, max_size=n))
     words = np.cumsum([True, *starts[1:]]).astype(np.int32) - 1
     words[special] = -1
-    segments = np.array([0] * (n // 2) + [1] * (n - n // 2) if draw(st.booleans()) else [0] * n, np.int32)
-    return replace(tokens_of([f"x{i}" for i in range(n)]), special=np.array(special), words=words, segments=segments)
+    segments = np.array(
+        [0] * (n // 2) + [1] * (n - n // 2) if draw(st.booleans()) else [0] * n, np.int32
+    )
+    return replace(
+        tokens_of([f"x{i}" for i in range(n)]), special=np.array(special), words=words, segments=segments
+    )
 
 
 def groups_of(tokens):
@@ -62,7 +66,8 @@ def test_merged_words_are_labelled_with_their_text():
         tokens_of(["[CLS]", "em", "##bed", "##dings", ",", "didn", "'", "t", "[SEP]"], (0, 8)),
         text=text,
         offsets=np.array(
-            [(-1, -1), (0, 2), (2, 5), (5, 10), (10, 11), (12, 16), (16, 17), (17, 18), (-1, -1)], np.int32
+            [(-1, -1), (0, 2), (2, 5), (5, 10), (10, 11), (12, 16), (16, 17), (17, 18), (-1, -1)],
+            np.int32,
         ),
         words=np.array([-1, 0, 0, 0, 1, 2, 2, 2, -1], np.int32),
     )
@@ -76,7 +81,9 @@ def test_merged_words_are_labelled_with_their_text():
 def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens, seed):
     before = map_of(tokens, seed=seed)
     kept = [i for i in range(len(tokens)) if not tokens.special[i]]
-    before.weights[0, 0, kept[0]] = tokens.special / max(1, tokens.special.sum())  # a row wholly on special tokens
+    before.weights[0, 0, kept[0]] = tokens.special / max(
+        1, tokens.special.sum()
+    )  # a row wholly on special tokens
     untouched = before.weights.copy()
     record = record_of(before).hide_special()
     after = record.maps[0]

@@ -26,8 +26,15 @@ TEMPLATE = (
 
 def tokenizer(template=TEMPLATE):
     """Words and marks; the special tokens are those of the template."""
-    pieces = ["<unk>", "<|im_start|>", "<|im_end|>", *dict.fromkeys([*FRAME, *WORDS, "<", ">", "b", "/", ":"])]
-    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>"))
+    pieces = [
+        "<unk>",
+        "<|im_start|>",
+        "<|im_end|>",
+        *dict.fromkeys([*FRAME, *WORDS, "<", ">", "b", "/", ":"]),
+    ]
+    backend = Tokenizer(
+        models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     return transformers.PreTrainedTokenizerFast(
@@ -53,7 +60,8 @@ def conversation(seed):
     user = {"role": "user", "content": say(chance, chance.randint(6, 10))}
     tool = [{"role": "tool", "content": say(chance, 2)}] if seed % 3 == 0 else []
     system, answer = (
-        {"role": role, "content": f" {say(chance, chance.randint(2, 5))} "} for role in ("system", "assistant")
+        {"role": role, "content": f" {say(chance, chance.randint(2, 5))} "}
+        for role in ("system", "assistant")
     )
     return {"messages": [system, user, *tool, answer]}
 
@@ -87,13 +95,21 @@ def read(path, model, **more):
     return list(corpus), [problem.reason for problem in corpus.problems]
 
 
-GOOD = {"messages": [{"role": "user", "content": "who wrote it"}, {"role": "assistant", "content": "ada"}]}
+GOOD = {
+    "messages": [{"role": "user", "content": "who wrote it"}, {"role": "assistant", "content": "ada"}]
+}
 
 
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([{"role": "user", "content": "who"}, {"role": "tool", "content": None, "tool_calls": [{"id": 1}]}], "who"),
+        (
+            [
+                {"role": "user", "content": "who"},
+                {"role": "tool", "content": None, "tool_calls": [{"id": 1}]},
+            ],
+            "who",
+        ),
         ([{"role": "user", "content": ""}, {"role": "assistant", "content": "ada"}], "ada"),
         ([{"role": "assistant"}, {"role": "user", "content": "who"}], "who"),
         ([{"role": "user", "content": ["who", {"type": "text", "text": " page"}]}], "who page"),
@@ -111,9 +127,15 @@ def test_odd_messages_are_written(llama, tmp_path, messages, words):
     [
         ({"messages": []}, '"messages" is no list of messages'),
         ({"messages": ["who"]}, 'a message is no object with a "role"'),
-        ({"messages": [{"role": "narrator", "content": "who"}]}, "the chat template fails: no narrators"),
+        (
+            {"messages": [{"role": "narrator", "content": "who"}]},
+            "the chat template fails: no narrators",
+        ),
         ({"messages": [{"role": "user", "content": 7}]}, "the content of a message is no text: 7"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "the content of a message is no text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "the content of a message is no text",
+        ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
     ],
 )
@@ -155,7 +177,11 @@ def test_a_pipe_is_read_once_and_kept(tmp_path):
     writer.start()
     corpus = attnscope.Corpus([pipe])
     assert corpus.n_bytes is None
-    assert [text.text for text in corpus] == [text.text for text in corpus] == ["text 0", "text 1", "text 2"]
+    assert (
+        [text.text for text in corpus]
+        == [text.text for text in corpus]
+        == ["text 0", "text 1", "text 2"]
+    )
     writer.join()
 
 

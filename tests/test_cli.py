@@ -52,7 +52,9 @@ def test_the_first_command_of_a_new_user(run, tmp_path):
         "heatmap.npz",
     ]
     (folder,) = {path.parent for path in paths}
-    assert re.fullmatch(r"attnscope-out/minilm-the-animal-didnt-cross-the-street-[0-9a-f]{8}", str(folder))
+    assert re.fullmatch(
+        r"attnscope-out/minilm-the-animal-didnt-cross-the-street-[0-9a-f]{8}", str(folder)
+    )
     assert files(tmp_path / folder) == sorted(path.name for path in paths)
     assert run("heatmap", TIRED, "-L", "0", "-f", "npz").out != str(paths[0])
 
@@ -69,7 +71,16 @@ def test_the_same_text_model_and_options_have_the_same_folder(run):
 
 def test_every_format_at_once(run, tmp_path):
     result = run(
-        "heatmap", TIRED, "--pick", "L3H1", "-f", "png,svg,pdf,npz,csv,json,text", "-o", "out", "--query", "it"
+        "heatmap",
+        TIRED,
+        "--pick",
+        "L3H1",
+        "-f",
+        "png,svg,pdf,npz,csv,json,text",
+        "-o",
+        "out",
+        "--query",
+        "it",
     )
     assert (result.status, result.err) == (0, "")
     expected = [f"{stem}.{kind}" for stem in ("L03H01", "query-010") for kind in ("png", "svg", "pdf")]
@@ -95,7 +106,9 @@ def test_every_format_at_once(run, tmp_path):
         assert row["key_token"] == saved.tokens[key]
 
 
-@pytest.mark.parametrize(("layers", "names"), [("0", ["a.png"]), ("0-1", ["a-L00.png", "a-L01.png", "a-overview.png"])])
+@pytest.mark.parametrize(
+    ("layers", "names"), [("0", ["a.png"]), ("0-1", ["a-L00.png", "a-L01.png", "a-overview.png"])]
+)
 def test_a_figure_is_named_and_no_other_picture_is_replaced(run, tmp_path, layers, names):
     arguments = ("heatmap", "a cat", "-m", "own", "-L", layers, "-o", "new/a.png")
     for _ in range(2):
@@ -114,7 +127,9 @@ def test_a_file_of_records_is_for_batch(run, tmp_path):
 
 
 def test_json_is_one_document_and_nothing_else(run):
-    result = run("heatmap", "The café 你好 😀", "-L", "0", "-f", "png", "-o", "out", "--json", "--query", "the")
+    result = run(
+        "heatmap", "The café 你好 😀", "-L", "0", "-f", "png", "-o", "out", "--json", "--query", "the"
+    )
     document = json.loads(result.out)
     unknown = "note: 3 words are unknown to the tokenizer, which reads [UNK] instead: 你, 好, 😀\n"
     others = result.err.removeprefix(unknown)
@@ -127,10 +142,14 @@ def test_json_is_one_document_and_nothing_else(run):
     assert np.shape(document["weights"])[0] == 12 == len(document["heads"])
 
 
-@pytest.mark.parametrize("command", [["models"], ["models", "minilm"], ["models", "minilm", "--engine", "native"]])
+@pytest.mark.parametrize(
+    "command", [["models"], ["models", "minilm"], ["models", "minilm", "--engine", "native"]]
+)
 def test_other_commands_have_json_too(run, command):
     result = run(*command, "--json")
-    assert json.loads(result.out)["schema"] == f"attnscope.{'models' if len(command) == 1 else 'model'}/1"
+    assert (
+        json.loads(result.out)["schema"] == f"attnscope.{'models' if len(command) == 1 else 'model'}/1"
+    )
     assert (result.status, result.err) == (0, "")
     assert "minilm" in run(*command).out
 
@@ -165,7 +184,10 @@ def test_show_draws_again_what_was_saved(run, tmp_path):
     assert "layer 1" not in run("show", "first/heatmap.npz").out  # four heads are drawn large
     assert "L1H5  rows: queries" in run("show", "first/heatmap.npz").out
     assert json.loads(run("show", "first/heatmap.npz", "--json").out)["heads"][1]["head"] == 5
-    assert run("show", "first/heatmap.npz", "--pick", "L1H5", "-o", "third", "-f", "json").out == "third/heatmap.json\n"
+    assert (
+        run("show", "first/heatmap.npz", "--pick", "L1H5", "-o", "third", "-f", "json").out
+        == "third/heatmap.json\n"
+    )
     require_one_line(run("show", "first/heatmap.npz", "--pick", "L1H4"), "L1H4 is not in this record")
     require_one_line(run("show", "first/heatmap.npz", "--query", "dog"), "no token is 'dog'")
     require_one_line(run("show", "first/heatmap.npz", "-f", "pdf"), "no folder", status=2)

@@ -144,11 +144,13 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
         os.killpg(run.pid, signal.SIGINT)
         out, err = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 130
-    assert [line for line in err.splitlines() if not line.startswith("note: Weights are made by hand;")] == [
-        "error: interrupted"
-    ]
+    assert [
+        line for line in err.splitlines() if not line.startswith("note: Weights are made by hand;")
+    ] == ["error: interrupted"]
     paths = [line for line in out.splitlines() if line.startswith("out/")]
-    assert all((tmp_path / path).is_file() for path in paths)  # Ctrl-C may come as the last is in its place
+    assert all(
+        (tmp_path / path).is_file() for path in paths
+    )  # Ctrl-C may come as the last is in its place
     left = names_in(tmp_path / "out")
     assert left
     assert all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)
@@ -170,7 +172,9 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path):
 def test_a_stdout_that_is_full_is_said(tmp_path, arguments):
     path = simple(3, layers=1).save(tmp_path / "heatmap.npz")
     with Path("/dev/full").open("w") as full:
-        result = process("show", path, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE)
+        result = process(
+            "show", path, *arguments, capture_output=False, stdout=full, stderr=subprocess.PIPE
+        )
     assert (result.returncode, result.stderr) == (1, "error: No space left on device\n")
 
 
@@ -190,5 +194,7 @@ def test_terminals_without_unicode_and_folders_that_are_no_text(tmp_path):
     odd = os.fsdecode(b"out-\xff")
     result = process("show", path, "-o", odd, "-f", "npz", text=False)
     assert (result.returncode, result.stdout) == (0, b"out-\xff/heatmap.npz\n")
-    result = process("show", path, "-o", odd, "-f", "npz", "--json", text=False, env={"PYTHONIOENCODING": "ascii"})
+    result = process(
+        "show", path, "-o", odd, "-f", "npz", "--json", text=False, env={"PYTHONIOENCODING": "ascii"}
+    )
     assert json.loads(result.stdout)["files"] == [f"{odd}/heatmap.npz"]

@@ -32,14 +32,18 @@ KEPT = 4 * unit(torch.float32)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """In float64, so that what differs by rounding is told from what differs."""
-    return attnscope.load(str(write_tiny(tmp_path_factory.mktemp("tiny") / "one")), engine="native", dtype="float64")
+    return attnscope.load(
+        str(write_tiny(tmp_path_factory.mktemp("tiny") / "one")), engine="native", dtype="float64"
+    )
 
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "two"
     return attnscope.load(
-        str(write_tiny(folder, seed=1, num_hidden_layers=3, num_attention_heads=5)), engine="native", dtype="float64"
+        str(write_tiny(folder, seed=1, num_hidden_layers=3, num_attention_heads=5)),
+        engine="native",
+        dtype="float64",
     )
 
 
@@ -69,7 +73,9 @@ def mean_by_hand(model, texts, a, b, measure, special):
                 total += ((np.sqrt(p) - np.sqrt(q)) ** 2).sum() / 2
             else:
                 m = (p + q) / 2
-                total += sum((x[i] * math.log(x[i] / m[i])) / 2 for x in (p, q) for i in range(len(p)) if x[i] > 0)
+                total += sum(
+                    (x[i] * math.log(x[i] / m[i])) / 2 for x in (p, q) for i in range(len(p)) if x[i] > 0
+                )
     return total / count
 
 
@@ -98,7 +104,9 @@ class TestAllHeads:
         monkeypatch.setattr("attnscope.studies.compare.study.WEIGHTS_AT_ONCE", 1)
         apart = compare(tiny, TEXTS)
         np.testing.assert_allclose(means(together), means(apart), atol=1e-12)
-        np.testing.assert_array_equal(together["distance_count:hellinger"], apart["distance_count:hellinger"])
+        np.testing.assert_array_equal(
+            together["distance_count:hellinger"], apart["distance_count:hellinger"]
+        )
 
     def test_texts_over_the_limit_are_cut_and_count_as_one_text(self, tiny):
         found = compare(tiny, ["the cat " * 40, "a cat"])
@@ -178,13 +186,17 @@ class TestModels:
         # The heads of the first layer have gone round by one.
         found = compare_models(tiny, swapped, TEXTS)
         others = places(found, "other_heads")
-        matched = dict(zip(places(found), [others[row] for row in found["match:hellinger"]], strict=True))
+        matched = dict(
+            zip(places(found), [others[row] for row in found["match:hellinger"]], strict=True)
+        )
         assert [matched[0, h] for h in range(3)] == [(0, 1), (0, 2), (0, 0)]
         assert [matched[1, h] for h in range(3)] == [(1, 0), (1, 1), (1, 2)]
         assert found.moved().sum() == 3
 
     def test_other_tokens_of_a_text_are_refused(self, tiny, minilm):
-        with pytest.raises(AttnscopeError, match="split the same text into different tokens: .* … and .* …") as caught:
+        with pytest.raises(
+            AttnscopeError, match="split the same text into different tokens: .* … and .* …"
+        ) as caught:
             compare_models(tiny, minilm, TEXTS)
         assert "share a tokenizer" in str(caught.value.hint)
 
@@ -224,7 +236,9 @@ class TestMinimalPairs:
         p, q = (found[f"weights:{side}"][head].astype(float) for side in ("first", "second"))
         h2 = ((np.sqrt(p) - np.sqrt(q)) ** 2).sum(-1) / 2
         equal = [i for i in range(16) if i != 13]
-        assert found["heads"]["hellinger_overall"][head] == pytest.approx(math.sqrt(h2[equal].mean()), abs=1e-9)
+        assert found["heads"]["hellinger_overall"][head] == pytest.approx(
+            math.sqrt(h2[equal].mean()), abs=1e-9
+        )
         assert found["heads"]["hellinger_at_query"][head] == pytest.approx(math.sqrt(h2[10]), abs=1e-9)
 
     def test_a_query_of_one_text_alone_is_refused(self, tiny):
@@ -239,7 +253,11 @@ class TestAlignment:
     def of(first, second):
         aligned, equal, lengths = align(tokens_of(first.split()), tokens_of(second.split()))
         keys = zip(np.cumsum(lengths, 0).tolist(), lengths.tolist(), strict=True)
-        return aligned.tolist(), equal.tolist(), [([*range(a - m, a)], [*range(b - n, b)]) for (a, b), (m, n) in keys]
+        return (
+            aligned.tolist(),
+            equal.tolist(),
+            [([*range(a - m, a)], [*range(b - n, b)]) for (a, b), (m, n) in keys],
+        )
 
     def test_as_few_edits_as_can_be(self):
         """Against a plain recursion, on all pairs of short texts of three words."""
@@ -255,7 +273,9 @@ class TestAlignment:
             _, _, keys = self.of(" ".join(first), " ".join(second))
             assert sorted(sum((a for a, _ in keys), [])) == list(range(len(first)))
             assert sorted(sum((b for _, b in keys), [])) == list(range(len(second)))
-            edits = sum(max(len(a), len(b)) for a, b in keys if [first[i] for i in a] != [second[i] for i in b])
+            edits = sum(
+                max(len(a), len(b)) for a, b in keys if [first[i] for i in a] != [second[i] for i in b]
+            )
             assert edits == least(first, second), (first, second)
 
 
@@ -276,7 +296,9 @@ def test_a_record_comes_back_without_loss(record, tmp_path):
     assert len({len(row) for row in rows}) == 1
     assert len(rows) > 1
     arrays = record.arrays()
-    for name in [name for name, array in arrays.items() if array.shape[0] > 1 and not name.startswith("merges")]:
+    for name in [
+        name for name, array in arrays.items() if array.shape[0] > 1 and not name.startswith("merges")
+    ]:
         cut = arrays | {name: arrays[name][:1]}
         with pytest.raises((AttnscopeError, ValueError)):
             require_read(type(record), record.describe(), cut)

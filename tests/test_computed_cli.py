@@ -38,7 +38,8 @@ def every_number(rows):
 def has_matrix(out, labels, rows):
     """Whether a table of these rows, behind these labels, stands in the output."""
     lines = [
-        rf" *{label}" + "".join(rf" +{value:.4f}" for value in row) for label, row in zip(labels, rows, strict=True)
+        rf" *{label}" + "".join(rf" +{value:.4f}" for value in row)
+        for label, row in zip(labels, rows, strict=True)
     ]
     return re.search("\n".join(lines), out) is not None
 
@@ -88,7 +89,12 @@ def test_the_split_prints_every_number(attnscope):
 def test_one_query_is_followed(attnscope):
     status, out, err = attnscope("learn", "trace", "--query", "cat")
     assert status == 0
-    for line in ("q = Q[1, 0:2]", "dots = q @ k.T", "weighted = weights[:, None] * v", "H[1, 1] = weighted.sum(0)"):
+    for line in (
+        "q = Q[1, 0:2]",
+        "dots = q @ k.T",
+        "weighted = weights[:, None] * v",
+        "H[1, 1] = weighted.sum(0)",
+    ):
         assert f"    {line}\n" in out
     assert "dots / √d_head = dots / √2 = dots × 0.7071" in out
     assert every_number([0.4109, 0.1336, 0.2289, 0.3663]) <= {f"{x:.4f}" for x in numbers_in(out)}
@@ -102,7 +108,9 @@ def test_a_text_is_traced_and_saved_and_its_lines_run(attnscope, tmp_path):
     assert status == 0
     assert out.splitlines()[-3:] == [f"out/trace.{kind}" for kind in ("npz", "json", "py")]
     again = attnscope("show", "out", "-o", "other")[1].splitlines()[-2:]
-    assert again == ["other/trace.npz", "other/trace.json"], "lines of a record from elsewhere do not become a script"
+    assert again == ["other/trace.npz", "other/trace.json"], (
+        "lines of a record from elsewhere do not become a script"
+    )
     done = python(tmp_path / "out" / "trace.py")
     assert done.returncode == 0, done.stderr
 

@@ -13,7 +13,9 @@ CAT = "The old cat sat on the mat, and looked at all the birds outside."
 def kept(*texts):
     """Which of the texts are no copies of earlier ones."""
     given = [
-        CorpusText(i, "here", i + 1, text=text) if isinstance(text, str) else CorpusText(i, "here", i + 1, ids=text)
+        CorpusText(i, "here", i + 1, text=text)
+        if isinstance(text, str)
+        else CorpusText(i, "here", i + 1, ids=text)
         for i, text in enumerate(texts)
     ]
     seen = Copies()
@@ -96,15 +98,22 @@ def test_texts_of_one_template_are_copies_from_the_third_on(template, least):
 
 def test_templates_are_told_among_other_texts():
     others = [" ".join(f"w{i}x{j}" for j in range(12)) for i in range(2000)]
-    texts = [f"The old man bought {word} at the market and carried it home." for word in ("figs", "tea", "rye", "oil")]
-    assert kept(texts[0], *others[:999], texts[1], *others[999:], texts[2], texts[3]) == list(range(2002))
+    texts = [
+        f"The old man bought {word} at the market and carried it home."
+        for word in ("figs", "tea", "rye", "oil")
+    ]
+    assert kept(texts[0], *others[:999], texts[1], *others[999:], texts[2], texts[3]) == list(
+        range(2002)
+    )
 
 
 def test_one_frame_with_two_words_exchanged_gives_no_role(own):
     """Its 80 texts gave 115 roles to MiniLM's heads."""
     animals = ["dog", "cat", "bird", "fox", "cow", "hen", "owl", "ant", "bee"]
     people = ["king", "man", "girl", "boy", "nun", "cook", "maid", "duke", "pope"]
-    found = heads(own, [f"The {animal} saw the {person} again." for animal in animals for person in people])
+    found = heads(
+        own, [f"The {animal} saw the {person} again." for animal in animals for person in people]
+    )
     assert found.corpus["n_texts"] == 2
     assert not any(head.roles for head in heads_in(found))
 
@@ -131,17 +140,25 @@ def test_as_many_are_remembered_as_there_is_room_for(monkeypatch):
 
 
 def test_copies_change_nothing_but_their_count(own):
-    texts = [f"{CAT} {' '.join(chr(97 + (i + j * (2 * i + 1)) % 26) for j in range(9))}" for i in range(12)]
+    texts = [
+        f"{CAT} {' '.join(chr(97 + (i + j * (2 * i + 1)) % 26) for j in range(9))}" for i in range(12)
+    ]
     once = heads(own, texts)
     many = heads(own, [f"{n}. {text}" if n else text for n in range(5) for text in texts])
     assert once.corpus["n_copies"] == 0
     assert many.corpus["n_copies"] == 48
     assert many.corpus["n_texts"] == 12
     assert many.as_json()["heads"] == once.as_json()["heads"]
-    assert "48 texts are left out: copies of a text count once, and texts of one template twice" in corpus_notes(many)
+    assert (
+        "48 texts are left out: copies of a text count once, and texts of one template twice"
+        in corpus_notes(many)
+    )
     assert not corpus_notes(once)
 
 
 def test_lines_of_a_log_are_one_template():
-    lines = [f"at {i}:{i + 10} host {i} sent {7 * i} bytes to client {90 + i} in {i + 3} ms" for i in range(10, 22)]
+    lines = [
+        f"at {i}:{i + 10} host {i} sent {7 * i} bytes to client {90 + i} in {i + 3} ms"
+        for i in range(10, 22)
+    ]
     assert len(kept(*lines)) == 2

@@ -18,11 +18,14 @@ NUMBERS = re.compile(r"\b(Tensor|NDArray|Floats|Array|Float|float|Shaped)\b")
 """Annotations of results that have a unit or a range."""
 
 SHAPE = re.compile(
-    r"\([^()\"]*(\([^()]*\)[^()\"]*)*[,*…][^()\"]*\)|\(\w+,?\)|\(…?\)|\bshape\b|\bflat\b|\bsquare\b", re.I
+    r"\([^()\"]*(\([^()]*\)[^()\"]*)*[,*…][^()\"]*\)|\(\w+,?\)|\(…?\)|\bshape\b|\bflat\b|\bsquare\b",
+    re.I,
 )
 """A shape in words: (batch, n_heads, query, key), (token,), "the shape of p"."""
 
-REFERENCE = re.compile(r"\b(as (for|in|of|to|by)|likewise|see|as `|the same|its|of the same|broadcast)", re.I)
+REFERENCE = re.compile(
+    r"\b(as (for|in|of|to|by)|likewise|see|as `|the same|its|of the same|broadcast)", re.I
+)
 """Said elsewhere: "As for `tiles`." """
 
 
@@ -79,12 +82,19 @@ def arguments(thing):
 
 
 def annotations(function):
-    return {name: str(of) if not isinstance(of, type) else of.__name__ for name, of in function.__annotations__.items()}
+    return {
+        name: str(of) if not isinstance(of, type) else of.__name__
+        for name, of in function.__annotations__.items()
+    }
 
 
 def raised(thing):
     """The errors that the lines of a function raise; of a class, those of making one."""
-    made = (vars(thing).get("__init__"), vars(thing).get("__post_init__")) if inspect.isclass(thing) else (thing,)
+    made = (
+        (vars(thing).get("__init__"), vars(thing).get("__post_init__"))
+        if inspect.isclass(thing)
+        else (thing,)
+    )
     found = set()
     if getattr(thing, "_is_protocol", False):
         return found

@@ -32,7 +32,18 @@ def test_shapes_hold():
     modules = [f"tests/{module}.py" for module, _ in TESTS]
     chosen = " or ".join(f"({module} and ({names}))" for module, names in TESTS)
     done = python(
-        "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", HOOK, *modules, "-k", chosen, cwd=ROOT, timeout=LIMIT_S
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        HOOK,
+        *modules,
+        "-k",
+        chosen,
+        cwd=ROOT,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 

@@ -108,7 +108,12 @@ def test_patterns_are_sorted_and_no_file_comes_twice(tmp_path, monkeypatch):
         write(tmp_path / name, name)
     (tmp_path / "folder.txt").mkdir()
     assert texts("*.txt") == ["[x].txt", "a10.txt", "a2.txt", "b.txt"]
-    assert texts("b.txt", "*.txt", "./b.txt", tmp_path / "b.txt") == ["b.txt", "[x].txt", "a10.txt", "a2.txt"]
+    assert texts("b.txt", "*.txt", "./b.txt", tmp_path / "b.txt") == [
+        "b.txt",
+        "[x].txt",
+        "a10.txt",
+        "a2.txt",
+    ]
     assert texts("**/*.txt")[-3:] == ["b.txt", "sub/c.txt", "sub/deep/d.txt"]
     assert texts("[x].txt") == ["[x].txt"]
     assert texts(str(tmp_path / "sub" / "*")) == ["sub/c.txt"]
@@ -168,7 +173,13 @@ def test_progress_and_the_hash_of_what_was_read(tmp_path):
         ("a.txt", b"ok\nna\xefve\nlost\n", ["ok"], 2, "not UTF-8: byte 0xEF"),
         ("a.txt", b"ok\ncut \xe4\xb8", ["ok"], 2, "byte 0xE4"),
         ("a.txt", "ok".encode("utf-16"), [], None, "iconv -f UTF-16"),
-        ("a.txt", b"%PDF-1.7\n1 0 obj\n\xe2\n", [], None, "a PDF, not plain text; extract its text first"),
+        (
+            "a.txt",
+            b"%PDF-1.7\n1 0 obj\n\xe2\n",
+            [],
+            None,
+            "a PDF, not plain text; extract its text first",
+        ),
         ("a.jsonl", b"PK\x03\x04word/document.xml", [], None, "a ZIP archive or an Office file"),
         ("a.gz", gzip.compress(b"%PDF-1.7\n", mtime=0), [], None, "a PDF"),
         ("a.txt", b"ok\nb\0\n", ["ok"], 2, "NUL"),
@@ -188,7 +199,9 @@ def test_progress_and_the_hash_of_what_was_read(tmp_path):
         ("a.csv", b"text\nok\n\xff\n", ["ok"], 3, "not UTF-8"),
     ],
 )
-def test_what_cannot_be_read_is_listed_and_the_next_file_follows(name, raw, before, line, reason, tmp_path):
+def test_what_cannot_be_read_is_listed_and_the_next_file_follows(
+    name, raw, before, line, reason, tmp_path
+):
     path = write(tmp_path / name, raw)
     after = write(tmp_path / "after.txt", "after")
     held = Corpus([path, after])
@@ -244,15 +257,22 @@ def test_a_source_of_malformed_lines_is_given_up_after_ten(tmp_path):
 @pytest.mark.parametrize("raw", [b"", b"\n \n", b"\xef\xbb\xbf\r\n", "\u200b\u202e\n\u00a0".encode()])
 def test_no_text_at_all_is_an_error(raw, tmp_path):
     for split in ("line", "paragraph", "file"):
-        with pytest.raises(AttnscopeError, match="no text is left: nothing to read in 1 source") as caught:
+        with pytest.raises(
+            AttnscopeError, match="no text is left: nothing to read in 1 source"
+        ) as caught:
             texts(write(tmp_path / "a.txt", raw), split=split)
         assert "blank" in caught.value.hint
-    with pytest.raises(AttnscopeError, match=r"2 sources: .*nope: No such file or directory, and 1 more problem "):
+    with pytest.raises(
+        AttnscopeError, match=r"2 sources: .*nope: No such file or directory, and 1 more problem "
+    ):
         texts(tmp_path / "nope", tmp_path / "nope2")
 
 
 def test_arguments_that_are_none_are_refused(tmp_path):
-    for options, message in (({"split": "word"}, "no split 'word'"), ({"format": "xml"}, "no format 'xml'")):
+    for options, message in (
+        ({"split": "word"}, "no split 'word'"),
+        ({"format": "xml"}, "no format 'xml'"),
+    ):
         with pytest.raises(AttnscopeError, match=message):
             Corpus(["a"], **options)
     with pytest.raises(AttnscopeError, match="no file"):
@@ -287,13 +307,23 @@ def test_a_text_without_an_end_is_given_up(tmp_path, monkeypatch, split, line):
     (tmp_path / "after.txt").write_text("after")
     corpus = Corpus([tmp_path / "endless.txt", tmp_path / "after.txt"], split=split)
     assert [text.text for text in corpus] == ["whole"] * (split != "file") + ["after"]
-    assert [p.reason for p in corpus.problems] == [f"the {split} is too long for one text: more than 1,000 bytes"]
+    assert [p.reason for p in corpus.problems] == [
+        f"the {split} is too long for one text: more than 1,000 bytes"
+    ]
 
 
 PAIRS = [
-    ("pairs.jsonl", '{"text": "Who?", "text_pair": "The cat."}\n{"text": "Alone.", "text_pair": null}', None),
+    (
+        "pairs.jsonl",
+        '{"text": "Who?", "text_pair": "The cat."}\n{"text": "Alone.", "text_pair": null}',
+        None,
+    ),
     ("pairs.csv", "text,text_pair\nWho?,The cat.\nAlone., \n", None),
-    ("named.jsonl", '{"text": "Who?", "context": "The cat."}\n{"text": "Alone.", "context": " "}', "context"),
+    (
+        "named.jsonl",
+        '{"text": "Who?", "context": "The cat."}\n{"text": "Alone.", "context": " "}',
+        "context",
+    ),
     ("named.tsv", "context\ttext\nThe cat.\tWho?\n\tAlone.\n", "context"),
 ]
 

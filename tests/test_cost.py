@@ -20,7 +20,9 @@ def on_meta(family, auto="AutoModel", **settings):
     import transformers
 
     with torch.device("meta"):
-        return getattr(transformers, auto).from_config(transformers.AutoConfig.for_model(family, **settings))
+        return getattr(transformers, auto).from_config(
+            transformers.AutoConfig.for_model(family, **settings)
+        )
 
 
 def true_counts(model):
@@ -30,7 +32,9 @@ def true_counts(model):
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         inside = any(part in wanted for part in parts)
-        if not inside or any("norm" in part.lower() or part == "relative_attention_bias" for part in parts):
+        if not inside or any(
+            "norm" in part.lower() or part == "relative_attention_bias" for part in parts
+        ):
             continue
         if parameter.ndim == 2:
             matrices += parameter.numel()
@@ -63,7 +67,11 @@ MODELS = [
     ("roberta", "AutoModel", BERT | {"type_vocab_size": 1}),
     ("gpt2", "AutoModelForCausalLM", GPT2),
     ("llama", "AutoModelForCausalLM", LLAMA),
-    ("llama", "AutoModelForCausalLM", LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    (
+        "llama",
+        "AutoModelForCausalLM",
+        LLAMA | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     ("mistral", "AutoModelForCausalLM", LLAMA),
     ("qwen2", "AutoModelForCausalLM", LLAMA | {"head_dim": 16}),
 ]
@@ -72,7 +80,11 @@ MODELS = [
 @pytest.mark.parametrize(("family", "auto", "settings"), MODELS)
 def test_counts_are_those_of_the_model(family, auto, settings):
     matrices, vectors, everything = true_counts(on_meta(family, auto, **settings))
-    found = cost(sizes_of(settings | {"model_type": family}, family, ""), 10) if settings or family != "llama" else None
+    found = (
+        cost(sizes_of(settings | {"model_type": family}, family, ""), 10)
+        if settings or family != "llama"
+        else None
+    )
     assert found.value("projections") == matrices
     assert ("projection_biases" in found["quantities"]["name"]) == (vectors > 0)
     if vectors:
@@ -115,7 +127,9 @@ def test_grouped_queries_cost_less_and_cache_less():
     mqa = cost("llama-2-7b", 4096, n_kv_heads=1)
     assert mha.value("kv_cache_bytes") == 4 * gqa.value("kv_cache_bytes")
     assert mqa.value("kv_cache_bytes") == 2 * 32 * 128 * 4096 * 2
-    assert cost("llama-2-7b", 4096, dtype="int8").value("kv_cache_bytes") == mha.value("kv_cache_bytes") / 2
+    assert (
+        cost("llama-2-7b", 4096, dtype="int8").value("kv_cache_bytes") == mha.value("kv_cache_bytes") / 2
+    )
     assert gqa.value("projections_per_layer") == 2 * 4096**2 + 2 * 4096 * 8 * 128
     assert mqa.value("parameters") < gqa.value("parameters") < mha.value("parameters")
     assert any("with n_kv_heads 8" in note for note in gqa.options["notes"])
@@ -142,7 +156,9 @@ def test_every_formula_with_its_numbers_gives_its_value(preset):
     found = cost(preset, 640)
     checked = 0
     table = found["quantities"]
-    for name, numbers, value in zip(table["name"], table["numbers"].tolist(), table["value"], strict=True):
+    for name, numbers, value in zip(
+        table["name"], table["numbers"].tolist(), table["value"], strict=True
+    ):
         if numbers:
             expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
             np.testing.assert_allclose(eval(expression, {"__builtins__": {}}), value, err_msg=name)
@@ -182,7 +198,9 @@ def test_families_not_known_in_closed_form_are_built_and_counted():
             "eos_token_id": 2,
         }
         found = cost(sizes_of(settings | {"model_type": family}, family, ""), 9)
-        assert found.value("parameters") == sum(p.numel() for p in on_meta(family, **settings).parameters())
+        assert found.value("parameters") == sum(
+            p.numel() for p in on_meta(family, **settings).parameters()
+        )
         assert found.sizes["kind"] == kind
         assert found.value("projections_per_layer") == 4 * 48**2
         assert ("kv_cache_bytes" in found["quantities"]["name"]) == (kind != "encoder")
@@ -195,7 +213,10 @@ def test_families_not_known_in_closed_form_are_built_and_counted():
         ({}, "cannot build"),
         ({"model_type": "llama", "hidden_size": 8}, "does not say n_heads"),
         ({"model_type": "llama"} | LLAMA | {"num_attention_heads": "six"}, "make no sense"),
-        ({"model_type": "llama"} | LLAMA | {"num_key_value_heads": 4}, "6 query heads are not a multiple of 4"),
+        (
+            {"model_type": "llama"} | LLAMA | {"num_key_value_heads": 4},
+            "6 query heads are not a multiple of 4",
+        ),
         ({"model_type": "gpt2"} | GPT2 | {"n_head": 0}, "make no sense"),
         ({"model_type": "gpt2"} | GPT2 | {"n_layer": -1}, "n_layers is -1"),
     ],
@@ -210,7 +231,9 @@ def test_a_hub_models_config_alone_comes_from_the_cache(tmp_path, monkeypatch):
     (home / "refs").mkdir(parents=True)
     (home / "refs" / "main").write_text("abc", "ascii")
     (home / "snapshots" / "abc").mkdir(parents=True)
-    (home / "snapshots" / "abc" / "config.json").write_text(json.dumps({"model_type": "llama", **LLAMA}), "utf-8")
+    (home / "snapshots" / "abc" / "config.json").write_text(
+        json.dumps({"model_type": "llama", **LLAMA}), "utf-8"
+    )
     monkeypatch.setattr(files, "_cache", lambda: tmp_path)
     assert find_sizes("some/llama").source == "Hugging Face Hub, some/llama@abc"
 

@@ -105,8 +105,12 @@ ARCHIVE_DAMAGE = {
     "a description that is deep": lambda path: saved(
         members(path) | {"record": np.frombuffer(b"[" * 100_000, np.uint8)}
     ),
-    "a description of one dimension too few": lambda path: saved(members(path) | {"record": np.uint8(3)}),
-    "a description that is a list": lambda path: saved(members(path) | {"record": np.frombuffer(b"[1]", np.uint8)}),
+    "a description of one dimension too few": lambda path: saved(
+        members(path) | {"record": np.uint8(3)}
+    ),
+    "a description that is a list": lambda path: saved(
+        members(path) | {"record": np.frombuffer(b"[1]", np.uint8)}
+    ),
     "no description": lambda path: saved({"a": np.zeros(3)}),
 }
 ARCHIVES = [name for name in EVERY if name.endswith("npz")]
@@ -138,7 +142,9 @@ def places(value, path=()):
     """The places of all values in a document, but for what says how it was made."""
     if path:
         yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
     for key, inner in items:
         yield from places(inner, (*path, key))
 

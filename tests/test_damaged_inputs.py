@@ -73,7 +73,12 @@ def damage_inputs(chance):
 
 
 def settings():
-    return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device(), torch.get_num_threads()
+    return (
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+    )
 
 
 SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 50))]

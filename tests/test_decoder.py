@@ -42,12 +42,16 @@ def test_the_sum_of_its_parts_is_what_it_computes():
     network = decoder(WORDS, n_layers=2, n_heads=3, d_model=18, d_ff=7, seed=1).double()
     with torch.no_grad():
         for weight in network.parameters():
-            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) / 4)
+            weight.add_(
+                torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) / 4
+            )
     ids = ids_of(1, 9)
     n = 9
     width = 6
     speeds = 10_000.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
-    turns = torch.polar(torch.ones(n, 3, dtype=torch.float64), torch.outer(torch.arange(n).double(), speeds))
+    turns = torch.polar(
+        torch.ones(n, 3, dtype=torch.float64), torch.outer(torch.arange(n).double(), speeds)
+    )
 
     def rotate(rows):
         turned = torch.complex(rows[:, :3], rows[:, 3:]) * turns
@@ -66,7 +70,9 @@ def test_the_sum_of_its_parts_is_what_it_computes():
                 k = given @ a.k_proj.weight[rows].T
                 v = given @ a.v_proj.weight[rows].T
                 scores = rotate(q) @ rotate(k).T / width**0.5
-                heads.append(scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(1) @ v)
+                heads.append(
+                    scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(1) @ v
+                )
             stream = stream + torch.cat(heads, 1) @ a.out_proj.weight.T
             inner = torch.nn.functional.gelu(layer.norm(stream) @ layer.up.weight.T + layer.up.bias)
             stream = stream + inner @ layer.down.weight.T + layer.down.bias
@@ -114,6 +120,8 @@ def test_its_heads_are_taken_out_at_the_seam():
             for text in texts:
                 ids = torch.from_numpy(model.tokenizer.encode(text).ids)[None]
                 logits = network(ids)[0, :-1]
-                sums[int(changed)] += torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").item()
+                sums[int(changed)] += torch.nn.functional.cross_entropy(
+                    logits, ids[0, 1:], reduction="sum"
+                ).item()
     effect = found["heads"]["zero_loss"][found.head_names.index("L1H1")]
     assert effect == pytest.approx((sums[1] - sums[0]) / 13, abs=1e-6)

@@ -27,7 +27,13 @@ def tokens():
         end = start + len(letters)
         spans.append((start, end))
     return build_tokens(
-        TEXT, ids=IDS, pieces=PIECES, offsets=spans, special=special, segments=[0] * len(IDS), style="plain"
+        TEXT,
+        ids=IDS,
+        pieces=PIECES,
+        offsets=spans,
+        special=special,
+        segments=[0] * len(IDS),
+        style="plain",
     )
 
 
@@ -111,10 +117,18 @@ def test_every_feature_has_a_name_of_its_own_words_and_a_share():
 
 def test_lines_and_brackets_of_source_are_features():
     text = "def f(a, [b]):\n  x(\n  y\nz )"
-    pieces, spans = zip(*((found[0], found.span()) for found in re.finditer(r"\w+|[^\w\s]", text)), strict=True)
+    pieces, spans = zip(
+        *((found[0], found.span()) for found in re.finditer(r"\w+|[^\w\s]", text)), strict=True
+    )
     n = len(pieces)
     read = build_tokens(
-        text, ids=range(n), pieces=pieces, offsets=spans, special=[False] * n, segments=[0] * n, style="plain"
+        text,
+        ids=range(n),
+        pieces=pieces,
+        offsets=spans,
+        special=[False] * n,
+        segments=[0] * n,
+        style="plain",
     )
     known = TextFacts(read, np.full(n, -5.0), np.zeros(n, np.bool_))
 

@@ -127,7 +127,9 @@ def test_both_parts_of_the_rows_are_those_of_the_whole_map(own, paragraphs):
     for group in join_rows(own, units, counts):
         np.testing.assert_allclose(group.sinks.mass, 1, atol=2e-3)
         first = group.sinks.starts[:-1]
-        np.testing.assert_allclose(group.sinks.attention[:, first].T[group.sink_rows], group.active.mass, atol=2e-3)
+        np.testing.assert_allclose(
+            group.sinks.attention[:, first].T[group.sink_rows], group.active.mass, atol=2e-3
+        )
         assert (group.sinks.counts[first][group.sink_rows] == np.diff(group.active.starts)).all()
 
 
@@ -178,14 +180,18 @@ def test_a_failure_costs_the_descriptions_alone(own, paragraphs, monkeypatch):
     found = heads(own, paragraphs[:4], HeadsOptions(describe=FEW))
     assert len(found["heads"])
     assert not found.is_described
-    assert found.run["failures"] == [{"step": "describing the heads", "error": "no luck", "hint": "try again"}]
+    assert found.run["failures"] == [
+        {"step": "describing the heads", "error": "no luck", "hint": "try again"}
+    ]
 
 
 def encoder_decoder(folder):
     """A T5 whose decoder's L0H1 and L1H1 look at the token before, by their position bias."""
     write_tiny_t5(folder)
     weights = load_file(folder / "model.safetensors")
-    bias = next(name for name in weights if name.startswith("decoder") and "relative_attention_bias" in name)
+    bias = next(
+        name for name in weights if name.startswith("decoder") and "relative_attention_bias" in name
+    )
     weights[bias][:, 1] = 0.0
     weights[bias][1, 1] = 25.0  # the bucket of distance 1
     for layer in range(2):
@@ -238,7 +244,9 @@ def test_chosen_heads_are_described_as_among_all(own):
     rows = np.flatnonzero(some["heads"]["description"] != "")
     assert rows.tolist() == [some.row(0, 2), some.row(1, 3)]
     assert some["heads"]["description"][rows].tolist() == whole["heads"]["description"][rows].tolist()
-    np.testing.assert_allclose(some["heads"]["whole_explained"][rows], whole["heads"]["whole_explained"][rows])
+    np.testing.assert_allclose(
+        some["heads"]["whole_explained"][rows], whole["heads"]["whole_explained"][rows]
+    )
 
 
 def test_heads_that_there_are_not_are_refused_before_any_text_is_read(own):

@@ -72,7 +72,10 @@ def kl_by_definition(weights, terms, rows, row):
 
 def test_the_loss_of_each_row_is_the_one_of_its_definition():
     features, starts, texts = sample()
-    heads = [attention_of({0: 2.0, 6: 1.5}, features, starts, 0.7), attention_of({3: 1.0}, features, starts, 2.0)]
+    heads = [
+        attention_of({0: 2.0, 6: 1.5}, features, starts, 0.7),
+        attention_of({3: 1.0}, features, starts, 2.0),
+    ]
     rows = rows_with(heads, features, starts, texts)
     terms = {2: 0.8, 6: -1.1, 0: 2.5}
     found = Description(tuple(terms), np.array(list(terms.values())), (), 1.0)
@@ -92,9 +95,13 @@ def test_the_share_of_a_feature_under_a_description_is_the_one_of_its_definition
     mean = 0.0
     for row in part.index:
         by_key = [
-            math.exp(1.2 * features[3, e] - 0.4 * features[6, e] / 8) for e in range(starts[row], starts[row + 1])
+            math.exp(1.2 * features[3, e] - 0.4 * features[6, e] / 8)
+            for e in range(starts[row], starts[row + 1])
         ]
-        on = sum(a * features[6, e] / 8 for a, e in zip(by_key, range(starts[row], starts[row + 1]), strict=True))
+        on = sum(
+            a * features[6, e] / 8
+            for a, e in zip(by_key, range(starts[row], starts[row + 1]), strict=True)
+        )
         mean += on / sum(by_key) / len(part.index)
     assert part.by_entry(6, 0) @ part.weighted(p, 0) == pytest.approx(mean, rel=1e-6)
     assert part.means(p[None], part.weights)[0, 6] == pytest.approx(mean, rel=1e-6)
@@ -114,7 +121,9 @@ def test_a_refit_is_at_the_minimum():
 
     def mean_kl(weights):
         terms = dict(zip((0, 3), weights, strict=True))
-        return float(part.weights[0] @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index])
+        return float(
+            part.weights[0] @ [kl_by_definition(heads[0], terms, rows, row) for row in part.index]
+        )
 
     weights, left = refit(part, 0, (0, 3))
     assert left == pytest.approx(mean_kl(weights), rel=1e-8)

@@ -28,12 +28,15 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["heatmap", "pooled", "heads", "compare", "trace", pytest.param("ablate", marks=pytest.mark.slow)]
+    "name",
+    ["heatmap", "pooled", "heads", "compare", "trace", pytest.param("ablate", marks=pytest.mark.slow)],
 )
 def test_a_layer_on_disk_changes_nothing(name, folder):
     whole = models.load(folder, engine="hf")
     spread = models.load(folder, device_map=FIRST_ON_DISK)
-    assert any(parameter.is_meta for parameter in spread.modules()[0].parameters()), "something lies on disk"
+    assert any(parameter.is_meta for parameter in spread.modules()[0].parameters()), (
+        "something lies on disk"
+    )
     ours = numbers_of(STUDIES[name](whole))
     theirs = numbers_of(STUDIES[name](spread))
     assert len(ours) == len(theirs) > 0

@@ -46,7 +46,12 @@ def numbers_of(found):
     if isinstance(found, list | tuple):
         return [x for value in found for x in numbers_of(value)]
     if hasattr(found, "__dict__"):
-        return [x for name, value in vars(found).items() if not name.startswith("_") for x in numbers_of(value)]
+        return [
+            x
+            for name, value in vars(found).items()
+            if not name.startswith("_")
+            for x in numbers_of(value)
+        ]
     return []
 
 
@@ -61,7 +66,9 @@ STUDIES = {
     "compare-texts": lambda model: attnscope.compare_texts(model, TEXTS[0], "The dog sat on the mat."),
     "relations": lambda model: attnscope.relations(model, "sample_texts/dependencies.conllu"),
     "rollout": lambda model: attnscope.rollout(model, TEXTS[0]),
-    "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))),
+    "ablate": lambda model: attnscope.ablate(
+        model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))
+    ),
     "page": lambda model: vars(page_text(model, Prompt(TEXTS[0]), Choice())),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
     "split": lambda model: attnscope.split(model, TEXTS[0], 1, attnscope.SplitOptions(counts=(1, 3))),

@@ -84,7 +84,8 @@ def test_directions_do_not_depend_on_which_heads_are_fitted_together():
 
 
 @pytest.mark.parametrize(
-    "texts", [["a", "b"], ["the the the", "the the"], ["the cat", "a dog"], ["the cat. the cat"], [". .", ", ,"]]
+    "texts",
+    [["a", "b"], ["the the the", "the the"], ["the cat", "a dog"], ["the cat. the cat"], [". .", ", ,"]],
 )
 def test_texts_of_one_token_or_one_type_are_described_all_the_same(texts):
     found = attnscope.heads(attnscope.load("own"), texts, HeadsOptions(describe=DescribeOptions()))

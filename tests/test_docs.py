@@ -51,7 +51,9 @@ class Block:
     def commands(self):
         """The lines of a bash block, those that end in a backslash joined."""
         joined = self.body.replace("\\\n", " ")
-        return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        return [
+            line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")
+        ]
 
 
 def blocks(page):
@@ -149,7 +151,9 @@ def elsewhere(tmp_path, monkeypatch):
         return STUDIED[repr(name)]
 
     monkeypatch.setattr(heads_study, "heads", study_once)
-    monkeypatch.setattr(attnscope, "load", once)  # first, as it is imported on use: what is put back is the real one
+    monkeypatch.setattr(
+        attnscope, "load", once
+    )  # first, as it is imported on use: what is put back is the real one
     monkeypatch.setattr(models, "load", once)
     yield tmp_path
 
@@ -181,12 +185,25 @@ def write_protein_model(folder):
     import torch
     from transformers import EsmConfig, EsmForMaskedLM, EsmTokenizer
 
-    vocabulary = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
+    vocabulary = [
+        "<cls>",
+        "<pad>",
+        "<eos>",
+        "<unk>",
+        *"LAGVSERTIDPKQNFYMHWCXBUZO.-",
+        "<null_1>",
+        "<mask>",
+    ]
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join(vocabulary), "utf-8")
     EsmTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+    }
     config = EsmConfig(
         vocab_size=len(vocabulary),
         pad_token_id=1,
@@ -213,7 +230,9 @@ def run(command, monkeypatch, capfd):
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
     piped = (
-        subprocess.run(before, shell=True, capture_output=True, timeout=LIMIT_S, check=True).stdout if before else b""
+        subprocess.run(before, shell=True, capture_output=True, timeout=LIMIT_S, check=True).stdout
+        if before
+        else b""
     )
     with io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8") as stdin, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", stdin)
@@ -247,7 +266,11 @@ def names_in_files(folder):
             with np.load(path, allow_pickle=False) as archive:
                 found |= set(archive.files)
         elif path.suffix in (".json", ".jsonl"):
-            for line in [path.read_text("utf-8")] if path.suffix == ".json" else path.read_text("utf-8").splitlines():
+            for line in (
+                [path.read_text("utf-8")]
+                if path.suffix == ".json"
+                else path.read_text("utf-8").splitlines()
+            ):
                 found |= set(json.loads(line))
         elif path.suffix == ".csv":
             found |= set(path.read_text("utf-8").splitlines()[0].split(","))
@@ -278,10 +301,14 @@ def test_every_command_runs(page, monkeypatch, capfd):
         printed = "".join([run(command, monkeypatch, capfd) for command in block.commands])
         if block.output is not None:
             differences = difflib.ndiff(lines_of(block.output), lines_of(printed))
-            assert is_output(block.output, printed), f"{page.name}: {block.body}\n" + "\n".join(differences)
+            assert is_output(block.output, printed), f"{page.name}: {block.body}\n" + "\n".join(
+                differences
+            )
     if page.name == "formats.md":
         told = set(re.findall(r"`([^`\n]+)`", page.read_text("utf-8")))
-        entries = re.findall(r"^  (\S.*?)(?:  | \S+ \S+$|$)", (ROOT / "docs/tables.md").read_text("utf-8"), re.M)
+        entries = re.findall(
+            r"^  (\S.*?)(?:  | \S+ \S+$|$)", (ROOT / "docs/tables.md").read_text("utf-8"), re.M
+        )
         told |= set(re.findall(r"^(\w+)$", (ROOT / "docs/tables.md").read_text("utf-8"), re.M))
         told |= {name for entry in entries for name in entry.split(", ")}
         unnamed = sorted(names_in_files(Path()) - told)
@@ -307,7 +334,9 @@ def test_the_options_of_long_pages_are_there(page):
 
 
 def test_every_picture_stands_on_a_page():
-    shown = {name for page in PAGES for name in re.findall(r"\(\S*images/(\S+?)\)", page.read_text("utf-8"))}
+    shown = {
+        name for page in PAGES for name in re.findall(r"\(\S*images/(\S+?)\)", page.read_text("utf-8"))
+    }
     assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
@@ -321,7 +350,9 @@ def readme_lines():
     """What a newcomer types: the lines of README's bash blocks, without those that take long or need a model."""
     installing = "it installs packages"
     typed = [
-        block for block in blocks(ROOT / "README.md") if block.kind == "bash" and block.why_not in (None, installing)
+        block
+        for block in blocks(ROOT / "README.md")
+        if block.kind == "bash" and block.why_not in (None, installing)
     ]
     return [line for block in typed for line in block.commands]
 
@@ -337,7 +368,9 @@ def test_a_newcomer_types_nothing_but_readme():
 
 
 def test_help_lists_commands_in_the_order_of_readme():
-    listed = (ROOT / "README.md").read_text("utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]
+    listed = (
+        (ROOT / "README.md").read_text("utf-8").partition("\n## Commands\n")[2].partition("\n## ")[0]
+    )
     names = dict.fromkeys(name.split()[0] for name in cli.commands())
     assert list(names) == list(dict.fromkeys(re.findall(r"`(\w+)`", listed)))
 
@@ -364,10 +397,21 @@ printf %s {shlex.quote(install)} > "$3/bin/pip" && chmod +x "$3/bin/pip"
 """
     (path / "python3").write_text(python3)
     (path / "python3").chmod(0o755)
-    environment = {"PATH": f"{path}:/usr/bin:/bin", "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg"}
+    environment = {
+        "PATH": f"{path}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "MPLBACKEND": "Agg",
+    }
     typed = "set -e\n" + "\n".join(readme_lines()) + "\n"
     done = subprocess.run(
-        ["bash"], input=typed, cwd=clone, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        ["bash"],
+        input=typed,
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     assert {"overview.png", "L03H01.png", "page.html"} <= {
@@ -403,7 +447,9 @@ def test_a_page_that_is_made_is_up_to_date(name):
     written = (generate.FOLDER / name).read_text("utf-8")
     made = generate.PAGES[name]()
     changed = list(difflib.unified_diff(written.splitlines(), made.splitlines(), lineterm="", n=0))
-    assert not changed, f"docs/{name} is out of date: run `python -m docs.generate`\n" + "\n".join(changed[:20])
+    assert not changed, f"docs/{name} is out of date: run `python -m docs.generate`\n" + "\n".join(
+        changed[:20]
+    )
 
 
 def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_are_made():
@@ -414,10 +460,14 @@ def test_numbers_of_measures_roles_and_model_types_are_those_of_the_pages_that_a
         assert counts == [(str(len(MEASURES)), str(active))], page
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
     table = dict(
-        re.findall(r"^\| ([^|]+) \| (\d+) \| .* \|$", (ROOT / "docs/architectures.md").read_text("utf-8"), re.M)
+        re.findall(
+            r"^\| ([^|]+) \| (\d+) \| .* \|$", (ROOT / "docs/architectures.md").read_text("utf-8"), re.M
+        )
     )
     exact = sum(int(number) for result, number in table.items() if result.startswith("exact"))
-    stated = re.search(r"all (\d+) model types .*?\. (\d+) are shown exactly, and none wrongly\b", readme)
+    stated = re.search(
+        r"all (\d+) model types .*?\. (\d+) are shown exactly, and none wrongly\b", readme
+    )
     assert "shown wrongly" not in table
     assert stated.groups() == (str(sum(map(int, table.values()))), str(exact))
 

@@ -24,7 +24,11 @@ def failed_record(name):
     return replace(record, run={**record.run, "failures": [FAILURE]})
 
 
-WITH_RUN = [name for name in sorted(path.name for path in RECORDS.iterdir()) if hasattr(load(RECORDS / name), "run")]
+WITH_RUN = [
+    name
+    for name in sorted(path.name for path in RECORDS.iterdir())
+    if hasattr(load(RECORDS / name), "run")
+]
 
 
 @pytest.mark.parametrize("name", WITH_RUN)
@@ -39,7 +43,9 @@ def test_tables_name_the_part_that_failed(name, run, tmp_path):
     assert (status, SENTENCE in out) == (0, True), err
 
 
-@pytest.mark.parametrize("name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)])
+@pytest.mark.parametrize(
+    "name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)]
+)
 def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
     said = []
 

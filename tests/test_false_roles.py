@@ -100,7 +100,16 @@ def test_sharp_random_heads_get_no_role_that_other_texts_deny(kind, sharpness, t
 
 # On tallies ------------------------------------------------------------------------------------------------------
 
-TESTED = ("previous_token", "next_token", "self_token", "same_token", "induction", "local", "first_token", "delimiter")
+TESTED = (
+    "previous_token",
+    "next_token",
+    "self_token",
+    "same_token",
+    "induction",
+    "local",
+    "first_token",
+    "delimiter",
+)
 """Roles of which each head of a simulation has a true value at its limit, or above it."""
 
 
@@ -119,7 +128,10 @@ def found_on(n_texts, n_null, n_true, chance, *, above=0.0, alike=0.1):
     means = np.zeros((n_null + n_true, len(NAMES)))
     means[:, NAMES.index("relative_entropy")] = 0.5
     for column, name in enumerate(NAMES):
-        rule = next((RULES[role] for role in TESTED if name.removesuffix("_active") in RULES[role].measures), None)
+        rule = next(
+            (RULES[role] for role in TESTED if name.removesuffix("_active") in RULES[role].measures),
+            None,
+        )
         if rule is not None:
             means[:n_null, column], means[n_null:, column] = rule.threshold, rule.threshold + above
     tally = tally_of(*({},) * len(means), n_texts=1)
@@ -166,5 +178,7 @@ def few_texts_define(tally):
     return {
         name
         for name, rule in RULES.items()
-        if all(effective[..., tally.names.index(measure)].min() < LEAST_TEXTS for measure in rule.measures)
+        if all(
+            effective[..., tally.names.index(measure)].min() < LEAST_TEXTS for measure in rule.measures
+        )
     }

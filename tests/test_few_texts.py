@@ -30,7 +30,9 @@ def test_planted_heads_that_fire_rarely_are_held(firing, n_texts):
     n_draws = 400
     for _ in range(n_draws):
         fires = drawn.random(n_texts) < firing
-        left = 0.004 * drawn.lognormal(-0.125, 0.5, n_texts) + 2.1 * fires * drawn.gamma(4.0, 0.25, n_texts)
+        left = 0.004 * drawn.lognormal(-0.125, 0.5, n_texts) + 2.1 * fires * drawn.gamma(
+            4.0, 0.25, n_texts
+        )
         how = score_of_texts(np.arange(n_texts), left, 2.0 * drawn.gamma(50.0, 0.02, n_texts))
         n_missed += how.low > true or how.high < true
     assert n_missed <= 0.05 * n_draws
@@ -79,7 +81,10 @@ def test_measures_of_some_queries_hold_if_few_texts_repeat_a_token(n_texts):
     counts = np.where(repeats, 1.0, drawn.beta(0.7, 9, shape))
     share = np.where(repeats, 0.95, drawn.beta(2, 15, shape))
     sums = RunningSums((2000, 2))
-    sums.add(np.concatenate([np.full(shape, 0.5), counts * share], 2), np.concatenate([np.ones(shape), counts], 2))
+    sums.add(
+        np.concatenate([np.full(shape, 0.5), counts * share], 2),
+        np.concatenate([np.ones(shape), counts], 2),
+    )
     low, high = measure_intervals(sums, ["resting", "same_token"], 15.0, np.full((2000, 2), 0.1))
     mean_count = 0.7 / 9.7
     mean_share = 2 / 17
@@ -95,8 +100,12 @@ def test_the_shares_excluding_sinks_of_a_head_that_rests_are_held():
     active = np.where(rests, 0.02, 0.4)
     share = np.where(rests, 0.7, 0.1) + drawn.normal(0, 0.05, shape)
     sums = RunningSums((2000, 2))
-    sums.add(np.concatenate([active * share, active * share], 2), np.concatenate([np.ones(shape), active], 2))
-    low, high = measure_intervals(sums, ["self_token", "self_token_active"], 15.0, np.full((2000, 2), 0.1))
+    sums.add(
+        np.concatenate([active * share, active * share], 2), np.concatenate([np.ones(shape), active], 2)
+    )
+    low, high = measure_intervals(
+        sums, ["self_token", "self_token_active"], 15.0, np.full((2000, 2), 0.1)
+    )
     true = (0.97 * 0.02 * 0.7 + 0.03 * 0.4 * 0.1) / (0.97 * 0.02 + 0.03 * 0.4)
     assert ((low <= true) & (true <= high))[:, 1].mean() >= 0.9
 

@@ -30,7 +30,9 @@ def encoder_decoder():
     source = tokens_of(["a", "b", "c", "</s>"], (3,))
     target = tokens_of(["x", "y"])
     return record_of(
-        map_of(source), map_of(target, kind="decoder", seed=1), map_of(target, source, kind="cross", seed=2)
+        map_of(source),
+        map_of(target, kind="decoder", seed=1),
+        map_of(target, source, kind="cross", seed=2),
     )
 
 
@@ -81,7 +83,10 @@ def test_each_kind_of_attention_has_figures_of_its_own():
     record = encoder_decoder()
     kinds = ("encoder", "decoder", "cross")
     assert stems(record) == [f"{kind}-{stem}" for kind in kinds for stem in each]
-    assert [stem for stem in stems(record, "x") if "query" in stem] == ["decoder-query-000", "cross-query-000"]
+    assert [stem for stem in stems(record, "x") if "query" in stem] == [
+        "decoder-query-000",
+        "cross-query-000",
+    ]
     assert "toy · cross-attention · layer 1" in words(page_of(record, "cross-L01"))
 
 
@@ -117,14 +122,20 @@ def test_a_cell_is_drawn_where_its_query_and_key_stand():
     assert black == [(1, 3)]
     rows = {text.get_text(): text.get_position()[1] for text in row_labels(canvas)}
     assert rows["t1"] == y + 1.5 * cell
-    columns = {text.get_text(): text.get_position()[0] for text in canvas.axes.texts if text.get_rotation() == 90}
+    columns = {
+        text.get_text(): text.get_position()[0]
+        for text in canvas.axes.texts
+        if text.get_rotation() == 90
+    }
     assert columns["[SEP]"] == x + 3.5 * cell
 
 
 def test_limits_follow_the_scale():
     record = simple(6)
     tops = [float(record.weights[0, head].max()) for head in range(3)]
-    limits = {scale: [p.get_clim() for p in page_of(record, "L00", scale=scale).maps] for scale in SCALES}
+    limits = {
+        scale: [p.get_clim() for p in page_of(record, "L00", scale=scale).maps] for scale in SCALES
+    }
     assert limits["fixed"] == [(0, 1)] * 3
     assert limits["head"] == [(0, top) for top in tops]
     assert limits["figure"] == [(0, max(tops))] * 3
@@ -194,7 +205,10 @@ def test_figures_too_large_to_draw_are_pooled(monkeypatch):
     assert f"a cell shows the largest weight of {canvas.pool} × {canvas.pool} tokens" in foot
     place = canvas.pool * canvas.tokens_per_label
     label = next(text for text in row_labels(canvas) if text.get_text() == f"t{place}")
-    assert label.get_position()[1] == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
+    assert (
+        label.get_position()[1]
+        == canvas.corners[0][1] + (canvas.tokens_per_label + 0.5) * canvas.places.cell[0]
+    )
 
 
 def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit():
@@ -217,7 +231,9 @@ def test_a_query_is_shown_in_all_heads_with_their_weights():
     canvas = page_of(record, "query-002", "t2")
     np.testing.assert_array_equal(canvas.maps[0].get_array(), record.weights[:, :, 2].reshape(6, 5))
     rows = [text.get_text() for text in row_labels(canvas)]
-    assert [row for row in rows if row.startswith("L")] == [f"L{layer}H{head}" for layer in (0, 1) for head in range(3)]
+    assert [row for row in rows if row.startswith("L")] == [
+        f"L{layer}H{head}" for layer in (0, 1) for head in range(3)
+    ]
     numbers = [text.get_text() for text in canvas._numbers]
     assert numbers == written_weights(record.weights[:, :, 2])
 
@@ -281,7 +297,9 @@ def test_two_processes_draw_the_same_bytes_whatever_matplotlib_is_told(tmp_path)
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     environment["PYTHONHASHSEED"] = "random"
     outputs = [
-        python("-W", "error", "-c", _IN_A_PROCESS, tmp_path / name, cwd=tmp_path / folder, env=environment).stdout
+        python(
+            "-W", "error", "-c", _IN_A_PROCESS, tmp_path / name, cwd=tmp_path / folder, env=environment
+        ).stdout
         for name, folder in (("plain", "."), ("styled", "styled"))
     ]
     first, second = (json.loads(output) for output in outputs)
@@ -300,7 +318,18 @@ HOSTILE = {
     "emoji": ["😀", "👩\u200d👩\u200d👧", "🇩🇪", "☺\ufe0f"],
     "marks": ["e\u0301", "◌\u0301", "a\u0336b\u0336", "नमस्ते", "ก็"],
     "long": ["x" * 200, "字" * 200, "W" * 40, "i"],
-    "odd": ["\u200b", "\ufeff", "\u2028", "\u00ad", "\U0001f9ff", "\ue000", "<0xE4>", "<U+0007>", "·", "⏎"],
+    "odd": [
+        "\u200b",
+        "\ufeff",
+        "\u2028",
+        "\u00ad",
+        "\U0001f9ff",
+        "\ue000",
+        "<0xE4>",
+        "<U+0007>",
+        "·",
+        "⏎",
+    ],
 }
 
 

@@ -25,7 +25,9 @@ def write_set(target, content, names):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 OLD = ("a.npz", "b.csv", "c.csv")
@@ -94,7 +96,9 @@ def test_an_empty_name_is_not_the_working_folder(command, run):
     assert {*Path.cwd().iterdir()} == before
 
 
-def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_drawing_leaves_the_earlier_set_and_keeps_the_new_data(
+    tmp_path, capsys, monkeypatch
+):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 

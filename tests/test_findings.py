@@ -78,12 +78,16 @@ def test_columns_are_arrays_and_grids_have_nan_where_there_is_no_such_head():
     assert found.kinds == ("encoder", "cross")
     np.testing.assert_array_equal(found["heads"]["x"], [2.0, NAN, NAN])
     np.testing.assert_array_equal(found["heads"].interval("x")[0], [2.0, 1.0, 3.0])
-    np.testing.assert_array_equal(found["heads"].grid("x", "encoder"), [[NAN, NAN, 2.0], [NAN, NAN, NAN]])
+    np.testing.assert_array_equal(
+        found["heads"].grid("x", "encoder"), [[NAN, NAN, 2.0], [NAN, NAN, NAN]]
+    )
     assert found["heads"].grid("x", "decoder").shape == (0, 0)
 
 
 def test_a_head_is_found_with_the_evidence_for_its_roles():
-    found = of(head(0, 0, role("rare")), head(0, 1), head(0, 1, role("local"), role("sink"), kind="cross"))
+    found = of(
+        head(0, 0, role("rare")), head(0, 1), head(0, 1, role("local"), role("sink"), kind="cross")
+    )
     assert found.row(0, 1) == 1
     assert found.row(0, 1, "cross") == 2
     assert found.roles_of(2)["role"].tolist() == ["local", "sink"]
@@ -99,7 +103,8 @@ def test_heads_are_picked_with_all_that_belongs_to_them():
     for row, before in enumerate((0, 5)):
         assert found.roles_of(row)["value"].tolist() == whole.roles_of(before)["value"].tolist()
         terms = [
-            result["terms"]["words"][result["terms"]["head"] == at] for result, at in ((found, row), (whole, before))
+            result["terms"]["words"][result["terms"]["head"] == at]
+            for result, at in ((found, row), (whole, before))
         ]
         assert terms[0].tolist() == terms[1].tolist()
     with pytest.raises(UsageError, match="there is no head L9H9 in this record of heads"):
@@ -115,14 +120,21 @@ def test_heads_that_do_nothing_are_told_by_the_upper_ends_of_all_ablations():
     small = Estimate(0.005, 0.004, 0.006, count=9.0)
     large = Estimate(0.005, -0.001, 0.011, count=9.0)
     lone = Estimate(0.005, NAN, NAN, count=1.0)
-    cases = [((small, small), True), ((small, large), False), ((lone, lone), True), ((None, None), False)]
+    cases = [
+        ((small, small), True),
+        ((small, large), False),
+        ((lone, lone), True),
+        ((None, None), False),
+    ]
     effects = Table.of(
         [number("zero_l2"), number("mean_l2")],
         [dict(zip(("zero_l2", "mean_l2"), pair, strict=True)) for pair, _ in cases],
     )
     # With one kind of attention and with two, whose names tell them apart.
     for kinds in (("encoder",), ("encoder", "cross")):
-        made = [head(0, n, role("previous_token"), kind=kind) for kind in kinds for n in range(len(cases))]
+        made = [
+            head(0, n, role("previous_token"), kind=kind) for kind in kinds for n in range(len(cases))
+        ]
         causal = {"quantity": "l2", "what": "change", "nothing_below": 0.01, "modes": ["zero", "mean"]}
         found = of(*made, options={"causal": causal})
         heads = found["heads"]

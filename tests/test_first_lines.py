@@ -53,7 +53,8 @@ def test_every_command_has_its_first_lines():
     missing = [
         name
         for name in cli.commands()
-        if name not in elsewhere_tested and not any(f"{words} ".startswith(f"{name} ") for words in shown)
+        if name not in elsewhere_tested
+        and not any(f"{words} ".startswith(f"{name} ") for words in shown)
     ]
     assert not missing
 
@@ -70,7 +71,13 @@ def main():
                 cwd=folder,
                 capture_output=True,
                 text=True,
-                env={"PATH": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "PYTHONPATH": str(ROOT), "HOME": name},
+                env={
+                    "PATH": "",
+                    "HF_HUB_OFFLINE": "1",
+                    "COLUMNS": "80",
+                    "PYTHONPATH": str(ROOT),
+                    "HOME": name,
+                },
             )
         lines = first_lines(done.stdout, folder) if done.returncode == 0 else [done.stderr]
         path.write_text("\n".join([f"$ {command}", *lines]) + "\n", "utf-8")

@@ -13,7 +13,12 @@ from tests.corpus_helpers import CLS, SEP, encode
 # The probe
 
 
-@given(st.sets(st.integers(0, 500), min_size=1), st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**70))
+@given(
+    st.sets(st.integers(0, 500), min_size=1),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.integers(0, 2**70),
+)
 def test_the_probe_repeats_what_it_says_first(vocabulary, n, length, seed):
     made = list(repeat_probe(list(vocabulary), n, length, seed, before=[CLS], after=[SEP, SEP]))
     assert [text.index for text in made] == list(range(n))
@@ -24,7 +29,9 @@ def test_the_probe_repeats_what_it_says_first(vocabulary, n, length, seed):
         assert length <= 2 * half <= 2 * length
         assert text.ids[1 : 1 + half] == text.ids[1 + half : -2]
         assert set(text.ids[1:-2]) <= vocabulary
-    more = repeat_probe(sorted(vocabulary, reverse=True), n + 1, length, seed, before=[CLS], after=[SEP, SEP])
+    more = repeat_probe(
+        sorted(vocabulary, reverse=True), n + 1, length, seed, before=[CLS], after=[SEP, SEP]
+    )
     assert list(more)[:n] == made
 
 
@@ -46,7 +53,11 @@ def test_probes_that_cannot_be_are_refused():
 
 
 def test_the_tokens_of_a_corpus_are_counted_without_special_ones():
-    texts = [CorpusText(0, "a", 1, "ab"), CorpusText(1, "a", 2, ids=(1, 100, 2)), CorpusText(2, "a", 3, "b")]
+    texts = [
+        CorpusText(0, "a", 1, "ab"),
+        CorpusText(1, "a", 2, ids=(1, 100, 2)),
+        CorpusText(2, "a", 3, "b"),
+    ]
     counts = count_tokens(texts, encode, special_ids=[CLS, SEP])
     assert {i: int(n) for i, n in enumerate(counts) if n} == {100: 2, 101: 2}
     assert count_tokens([], encode).tolist() == [0]

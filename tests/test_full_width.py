@@ -18,9 +18,12 @@ def call_of(n_kv_heads=HEADS, texts=2, layer=0, **changes):
     drawn = torch.Generator().manual_seed(5)
     shapes = {"query": (HEADS, QUERIES), "key": (n_kv_heads, KEYS), "value": (n_kv_heads, KEYS)}
     tensors = {
-        name: torch.randn(texts, *shape, WIDTH, generator=drawn, dtype=torch.float64) for name, shape in shapes.items()
+        name: torch.randn(texts, *shape, WIDTH, generator=drawn, dtype=torch.float64)
+        for name, shape in shapes.items()
     }
-    return AttentionCall(**({"layer": layer, "kind": "encoder", "scale": 1 / math.sqrt(WIDTH), **tensors} | changes))
+    return AttentionCall(
+        **({"layer": layer, "kind": "encoder", "scale": 1 / math.sqrt(WIDTH), **tensors} | changes)
+    )
 
 
 def side_by_side(heads, repeated=1):

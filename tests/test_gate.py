@@ -28,7 +28,9 @@ def test_a_gate_multiplies_each_heads_output_and_puts_a_vector_in_its_place():
     for batch in range(2):
         for head in range(4):
             for query in range(5):
-                expected = factors[head] * output[batch, head, query] + (1 - factors[head]) * stand_in[head]
+                expected = (
+                    factors[head] * output[batch, head, query] + (1 - factors[head]) * stand_in[head]
+                )
                 torch.testing.assert_close(gated[batch, head, query], expected, rtol=1e-12, atol=1e-12)
 
 
@@ -141,7 +143,8 @@ def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
             gate = _gates(model, batch, 3, place, model.info.n_heads[model.info.kinds.index(place[0])])
             short = rerun.again(gate, rerun.block([place]), 3)
             repeated = Batch(
-                batch.ids.repeat(3, 1), target_ids=None if batch.target_ids is None else batch.target_ids.repeat(3, 1)
+                batch.ids.repeat(3, 1),
+                target_ids=None if batch.target_ids is None else batch.target_ids.repeat(3, 1),
             )
             whole = model.outputs(repeated, gate)
             torch.testing.assert_close(short.hidden, whole.hidden, rtol=1e-5, atol=1e-5)
@@ -183,7 +186,9 @@ def test_models_of_our_own_are_resumed(spec):
     from attnscope.models import load
 
     model = load(spec)
-    tokens = [model.tokenizer.encode(text).ids.astype("int64") for text in ("the cat sat", "a dog ran on")]
+    tokens = [
+        model.tokenizer.encode(text).ids.astype("int64") for text in ("the cat sat", "a dog ran on")
+    ]
     n = min(map(len, tokens))
     batch = Batch(torch.stack([torch.from_numpy(ids[:n]) for ids in tokens]))
     kind = model.info.kinds[0]

@@ -16,7 +16,9 @@ def test_heads_come_in_the_order_that_is_asked_for():
         require_sort("size")
 
 
-@pytest.mark.parametrize("more", [("a b",), ("--file", "nothing.txt", "--no-describe"), ("--image", "nothing.png")])
+@pytest.mark.parametrize(
+    "more", [("a b",), ("--file", "nothing.txt", "--no-describe"), ("--image", "nothing.png")]
+)
 def test_a_measure_that_there_is_not_is_said_before_a_model_is_loaded(run, more):
     status, out, err = run("heads", *more, "-m", "no/such-model", "--measures", "reach,entropi_nats")
     assert (status, out) == (2, "")

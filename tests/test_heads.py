@@ -20,12 +20,18 @@ from tests.heads_helpers import head_of, heads_in, names_of, require_same, study
 # measure counts is the evidence of so many texts.
 TENTATIVE = {
     ("own", "multilingual"): {"L0H4 same_token": 9.4, "L1H1 induction": 9.0, "L1H4 same_token": 9.4},
-    ("own-causal", "multilingual"): {"L0H4 same_token": 9.4, "L1H1 induction": 9.0, "L1H4 same_token": 9.4},
+    ("own-causal", "multilingual"): {
+        "L0H4 same_token": 9.4,
+        "L1H1 induction": 9.0,
+        "L1H4 same_token": 9.4,
+    },
 }
 
 
 @pytest.mark.parametrize("name", ["own", "own-causal"])
-@pytest.mark.parametrize(("file", "split"), [("sentences", "line"), ("multilingual", "line"), ("alice", "paragraph")])
+@pytest.mark.parametrize(
+    ("file", "split"), [("sentences", "line"), ("multilingual", "line"), ("alice", "paragraph")]
+)
 def test_every_head_of_the_glass_box_is_named_right(name, file, split):
     corpus = attnscope.Corpus([SAMPLES / f"{file}.txt"], split=split)
     found = heads(attnscope.load(name), corpus)
@@ -38,7 +44,11 @@ def test_every_head_of_the_glass_box_is_named_right(name, file, split):
     roles = [(f"L{head.layer}H{head.head}", role) for head in heads_in(found) for role in head.roles]
     for _, role in roles:
         assert role.tentative == (role.effective_texts < FEWEST_TEXTS)
-    few = {f"{place} {role.name}": round(role.effective_texts or 0, 1) for place, role in roles if role.tentative}
+    few = {
+        f"{place} {role.name}": round(role.effective_texts or 0, 1)
+        for place, role in roles
+        if role.tentative
+    }
     assert few == TENTATIVE.get((name, file), {})
 
 
@@ -59,7 +69,12 @@ def random_model(folder, kind, seed):
     from transformers import AutoConfig, AutoModel
 
     sizes = {
-        "bert": {"hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 32},
+        "bert": {
+            "hidden_size": 24,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 3,
+            "intermediate_size": 32,
+        },
         "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 3, "bos_token_id": 3, "eos_token_id": 4},
         "llama": {
             "hidden_size": 24,
@@ -71,7 +86,9 @@ def random_model(folder, kind, seed):
     }[kind]
     if not folder.exists():
         torch.manual_seed(0)
-        config = AutoConfig.for_model(kind, vocab_size=len(VOCABULARY), max_position_embeddings=200, **sizes)
+        config = AutoConfig.for_model(
+            kind, vocab_size=len(VOCABULARY), max_position_embeddings=200, **sizes
+        )
         AutoModel.from_config(config).save_pretrained(folder)
         write_tokenizer(folder)
     return attnscope.load(str(folder), check=False, engine="hf").untrained(seed)

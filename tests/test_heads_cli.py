@@ -30,7 +30,9 @@ def roles_in(found, layer, head):
 
 
 def test_a_grid_a_table_and_the_files(study, tmp_path):
-    status, out, err = study("--file", SENTENCES, "-o", "out", "-f", "npz,csv,json", "--measures", "entropy_nats")
+    status, out, err = study(
+        "--file", SENTENCES, "-o", "out", "-f", "npz,csv,json", "--measures", "entropy_nats"
+    )
     assert status == 0, err
     assert "previous token" in out
     assert "entropy" in out
@@ -52,7 +54,9 @@ def test_one_json_document_with_the_names_of_measures(study):
     first = found["heads"][0]
     parts = {f"previous_token{part}" for part in ("", "_low", "_high", "_baseline", "_count")}
     assert {*measure_names(), *parts} <= set(first)
-    assert {"role", "value", "value_low", "value_high", "value_baseline", "q", "tentative"} <= set(found["roles"][0])
+    assert {"role", "value", "value_low", "value_high", "value_baseline", "q", "tentative"} <= set(
+        found["roles"][0]
+    )
     assert roles_in(found, 0, 0) == {"previous_token", "local"}
 
 

@@ -13,13 +13,25 @@ from attnscope.errors import AttnscopeError
 from attnscope.report.figures import pages
 from attnscope.report.head_maps import scale_of
 from attnscope.results.table import Estimate, Table, number
-from tests.findings_helpers import NAN, Head, described_findings, fake_findings, head, of, page_of, role, written
+from tests.findings_helpers import (
+    NAN,
+    Head,
+    described_findings,
+    fake_findings,
+    head,
+    of,
+    page_of,
+    role,
+    written,
+)
 
 
 def with_values(found, name, values):
     heads = found["heads"]
     array = np.full(len(heads), values)
-    return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, name: array})})
+    return replace(
+        found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, name: array})}
+    )
 
 
 def stems_of(found, **how):
@@ -59,19 +71,25 @@ class TestSmallMaps:
         best = int(heads["local"].argmax())
         assert "local" in texts
         assert "attends within 3 tokens" in texts
-        assert any(text.startswith("largest ") and text.endswith(heads.head_names()[best]) for text in texts)
+        assert any(
+            text.startswith("largest ") and text.endswith(heads.head_names()[best]) for text in texts
+        )
         assert texts.count("▲") == len(found.measure_names)
 
     def test_cells_that_are_not_above_the_baseline_are_pale(self):
         parts = {"low": (0.1, 0.2), "high": (0.9, 0.2)}
         made = of(
             *(
-                Head("encoder", 0, n, (), 0.5, {"a": Estimate(value, baseline=even), "b": Estimate(value)})
+                Head(
+                    "encoder", 0, n, (), 0.5, {"a": Estimate(value, baseline=even), "b": Estimate(value)}
+                )
                 for n, (value, even) in enumerate(parts.values())
             )
         )
         fills = [
-            tuple(color[:3]) for cells in page_of(made, "measures").axes.collections for color in cells.get_facecolors()
+            tuple(color[:3])
+            for cells in page_of(made, "measures").axes.collections
+            for color in cells.get_facecolors()
         ]
         # The first map draws its low cell a second time, paler than the second map has it.
         assert len(fills) >= 5
@@ -84,7 +102,10 @@ class TestSmallMaps:
         assert len(sheets) > 1
         assert all(page.figure.get_size_inches()[1] <= 9.5 for page in sheets)
         bold = [
-            text.get_text() for page in sheets for text in page.figure.findobj(Written) if text.get_weight() == "bold"
+            text.get_text()
+            for page in sheets
+            for text in page.figure.findobj(Written)
+            if text.get_weight() == "bold"
         ]
         titles = [text for text in bold if text[0].islower() and "·" not in text]
         assert len(titles) == len(found.measure_names)
@@ -105,7 +126,9 @@ class TestRoles:
 
     def test_a_cell_shows_the_first_role_its_value_and_whether_there_are_more(self):
         roles = (role("local", 0.914, active_share=0.4), role("rare"), role("sink"))
-        page = page_of(of(head(0, 0, *roles), head(0, 1), head(0, 2, role("local", tentative=True))), "roles")
+        page = page_of(
+            of(head(0, 0, *roles), head(0, 1), head(0, 2, role("local", tentative=True))), "roles"
+        )
         assert {one.text for one in page.written_numbers} == {"L+", "0.91", "·", "l", "0.80"}
         assert "local 2" in written(page)
 
@@ -160,10 +183,15 @@ class TestLargeMaps:
     def test_of_many_cells_the_ten_largest_have_numbers(self):
         values = np.random.default_rng(0).permutation(101) - 50.3
         values[:2] = np.nan
-        heads = [Head("encoder", n // 10, n % 10, (), NAN, {"x": Estimate(v)}) for n, v in enumerate(values.tolist())]
+        heads = [
+            Head("encoder", n // 10, n % 10, (), NAN, {"x": Estimate(v)})
+            for n, v in enumerate(values.tolist())
+        ]
         page = page_of(of(*heads), "measure-x")
         largest = sorted(values[2:], key=abs)[-10:]
-        assert sorted(one.text for one in page.written_numbers) == sorted(f"{v:.1f}".replace("-", "−") for v in largest)
+        assert sorted(one.text for one in page.written_numbers) == sorted(
+            f"{v:.1f}".replace("-", "−") for v in largest
+        )
         assert any("numbers: the 10 largest by absolute value" in text for text in written(page))
         assert any(text.endswith("grey: undefined") for text in written(page))
         assert len(page_of(of(*heads[:100]), "measure-x").written_numbers) == 100

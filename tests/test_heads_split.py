@@ -21,7 +21,9 @@ def sums_of_texts(model, texts):
     """All sums and counts."""
     (tally,) = study_tallies(model, texts)[1].values()
     parts = (tally.measures, tally.uniform, tally.pairs)
-    return {f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")}
+    return {
+        f"{number}{name}": part.total(name) for number, part in enumerate(parts) for name in ("s", "c")
+    }
 
 
 class Dense:
@@ -29,7 +31,11 @@ class Dense:
 
     def __init__(self, model):
         self.info = replace(model.info, path="eager")
-        self.tokenizer, self.static_embeddings, self._run = model.tokenizer, model.static_embeddings, model.run
+        self.tokenizer, self.static_embeddings, self._run = (
+            model.tokenizer,
+            model.static_embeddings,
+            model.run,
+        )
         self.blocks, self.writer = model.blocks, None
 
     def run(self, batch, probe):
@@ -52,15 +58,23 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(spec, monkeypatch,
     # A measure adds up over queries what it adds up over keys.
     slack = rounding.adding(2 * max(len(model.tokenizer.encode(text).ids) for text in texts))
     for part, true in exact.items():
-        if part.startswith(("2", "3")):  # where the largest weight is, of equal ones, is a matter of rounding
+        if part.startswith(
+            ("2", "3")
+        ):  # where the largest weight is, of equal ones, is a matter of rounding
             continue
         size = np.abs(true).max((0, 1)) if part[0] in "01" else None
         if part in ("0s", "1s"):  # what is the difference of two sums is as exact as these
             for ending in ("", "_active"):
-                size[names.index(f"signed_distance_tokens{ending}")] = size[names.index(f"distance_tokens{ending}")]
+                size[names.index(f"signed_distance_tokens{ending}")] = size[
+                    names.index(f"distance_tokens{ending}")
+                ]
                 size[names.index(f"similar_token{ending}")] = exact["0c"].max()
         # Values have no norms where there are but weights.
-        has = [not name.startswith(("value_", "norm_")) for name in names] if part[0] in "01" else slice(None)
+        has = (
+            [not name.startswith(("value_", "norm_")) for name in names]
+            if part[0] in "01"
+            else slice(None)
+        )
         for ours in (together[part], sum(one[part] for one in alone)):
             rounding.require_no_worse(
                 ours[..., has],
@@ -159,7 +173,9 @@ def test_an_encoder_decoder_writes_again_what_it_reads(road, tmp_path):
             total = sum((one.sum[i].sum(0) / size for one, size in zip(sums, sizes, strict=True)))
             count = sum((one.count[i].sum(0) / size for one, size in zip(sums, sizes, strict=True)))
             value = np.divide(total, count, out=np.full(3, np.nan), where=count > 0)
-            np.testing.assert_allclose(found["heads"].grid(name, kind)[1], value, atol=1e-5, err_msg=f"{kind} {name}")
+            np.testing.assert_allclose(
+                found["heads"].grid(name, kind)[1], value, atol=1e-5, err_msg=f"{kind} {name}"
+            )
     # Across, a query has no token before it.
     across = next(head for head in heads_in(found) if head.kind == "cross")
     assert np.isnan([across.measures[name].value for name in ("previous_token", "induction")]).all()

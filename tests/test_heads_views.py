@@ -52,30 +52,55 @@ def plain(text):
 def with_columns(found, **values):
     """The same with other values in columns of its heads."""
     heads = found["heads"]
-    return replace(found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, **values})})
+    return replace(
+        found, tables={**found.tables, "heads": Table(heads.columns, {**heads.values, **values})}
+    )
 
 
 class TestMarks:
     def test_every_known_role_has_its_own_letter_and_colour(self):
         assert set(MARKS) == {*RULES, *ROLES}
         marks = list(MARKS.values())
-        assert len({mark.glyph for mark in marks}) == len({mark.color.upper() for mark in marks}) == len(marks)
+        assert (
+            len({mark.glyph for mark in marks})
+            == len({mark.color.upper() for mark in marks})
+            == len(marks)
+        )
 
     def test_known_roles_can_be_told_apart_without_one_kind_of_cone(self):
         # Machado et al. 2009, severity 1; differences in OKLab, where 0.02 is just noticeable.
         visions = [
             np.eye(3),
-            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-            [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-            [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+            [
+                [0.367322, 0.860646, -0.227968],
+                [0.280085, 0.672501, 0.047413],
+                [-0.011820, 0.042940, 0.968881],
+            ],
+            [
+                [0.152286, 1.052583, -0.204868],
+                [0.114503, 0.786281, 0.099216],
+                [-0.003882, -0.048116, 1.051998],
+            ],
+            [
+                [1.255528, -0.076749, -0.178779],
+                [-0.078411, 0.930809, 0.147602],
+                [0.004733, 0.691367, 0.303900],
+            ],
         ]
-        to_cones = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
-        to_lab = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
+        to_cones = np.array(
+            [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+        )
+        to_lab = np.array(
+            [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+        )
 
         def seen(color):
             parts = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
             linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-            return [to_lab @ np.cbrt(to_cones @ np.clip(np.array(vision) @ linear, 0, 1)) for vision in visions]
+            return [
+                to_lab @ np.cbrt(to_cones @ np.clip(np.array(vision) @ linear, 0, 1))
+                for vision in visions
+            ]
 
         colors = [seen(mark.color) for mark in MARKS.values()]
         for one, other in itertools.combinations(colors, 2):
@@ -170,7 +195,9 @@ class TestEvidence:
     def test_a_row_says_all_that_is_known(self):
         local = role("local", 0.91, low=0.9, high=0.93, baseline=0.2, q=0.0123, active_share=0.37)
         findings = of(head(3, 11, local, role("rare", 0.5)), head(0, 0))
-        row = next(line for line in shown(whole, findings, 120).splitlines() if line.startswith("local "))
+        row = next(
+            line for line in shown(whole, findings, 120).splitlines() if line.startswith("local ")
+        )
         assert row.split()[:5] == ["local", "L3H11", "0.910", "[0.900,", "0.930]"]
         assert row.split()[5] == "0.012"
         assert row.split()[-3:] == ["0.200", "50%", "37%"]
@@ -196,11 +223,16 @@ class TestDescriptions:
 class TestHostileNames:
     @pytest.fixture
     def findings(self):
-        made = fake_findings(3, 4, roles=HOSTILE, share_without=0.1, model="[bold]m[/]\x1b[2J", kinds=("[b]k",))
+        made = fake_findings(
+            3, 4, roles=HOSTILE, share_without=0.1, model="[bold]m[/]\x1b[2J", kinds=("[b]k",)
+        )
         heads = made["heads"]
         for name in HOSTILE:
             heads = heads.with_column(numbers(name, "[red]w\x1b[31m"), heads["local"])
-        options = {"measures": list(HOSTILE), "roles": {"[/]": {"what": "[red]w\x1b[31m", "measure": "x"}}}
+        options = {
+            "measures": list(HOSTILE),
+            "roles": {"[/]": {"what": "[red]w\x1b[31m", "measure": "x"}},
+        }
         corpus = {"sources": ["[red]s\x1b[31m"], "n_texts": 3}
         return replace(made, corpus=corpus, options=options, tables={**made.tables, "heads": heads})
 

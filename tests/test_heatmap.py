@@ -98,7 +98,10 @@ def test_pairs_are_read_as_two_texts(minilm):
     [
         ({"layers": [6]}, "there is no layer 6: minilm has 6 layers (they are numbered 0 to 5)"),
         ({"heads": [1, 12]}, "there is no head 12: minilm has 12 heads (they are numbered 0 to 11)"),
-        ({"pick": [(0, 0), (9, 1)]}, "there is no layer 9: minilm has 6 layers (they are numbered 0 to 5)"),
+        (
+            {"pick": [(0, 0), (9, 1)]},
+            "there is no layer 9: minilm has 6 layers (they are numbered 0 to 5)",
+        ),
         ({"layers": [-1]}, "there is no layer -1: minilm has 6 layers (they are numbered 0 to 5)"),
     ],
 )
@@ -119,7 +122,9 @@ def test_what_is_no_text_is_refused(minilm, text, where):
 
 def test_a_text_over_the_limit_is_cut_and_that_is_said(minilm):
     text = "word " * 600
-    with pytest.warns(UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of the") as told:
+    with pytest.warns(
+        UserWarning, match=r"the text has 602 tokens, the model takes 512: the first 510 of the"
+    ) as told:
         record = attnscope.heatmap(minilm, text, layers=[0], heads=[0])
     assert len(told) == 1
     assert told[0].filename == __file__  # it points at the caller
@@ -165,7 +170,9 @@ def test_a_text_of_special_tokens_only_is_no_text():
 
 def test_maps_that_no_machine_could_hold_are_refused_before_the_model_runs(monkeypatch):
     monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}[name])
-    with pytest.raises(AttnscopeError, match="of 60 tokens need 0 GiB, this machine has 0 GiB") as caught:
+    with pytest.raises(
+        AttnscopeError, match="of 60 tokens need 0 GiB, this machine has 0 GiB"
+    ) as caught:
         running._require_memory(simple(60))
     assert "--pick" in caught.value.hint
     monkeypatch.setattr(os, "sysconf", lambda name: 2**20)

@@ -25,14 +25,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:Futu
 
 def bert_classifier():
     torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, num_hidden_layers=2))
+    return transformers.BertForSequenceClassification(
+        transformers.BertConfig(**SIZES, num_hidden_layers=2)
+    )
 
 
 def adapted(base, folder, cls, targets, **more):
     """A LoRA of a model in a folder, with weights large enough to matter, saved into another folder."""
     model = cls.from_pretrained(base, attn_implementation="eager")
     torch.manual_seed(1)
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, **more))
+    wrapped = peft.get_peft_model(
+        model, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, **more)
+    )
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:
@@ -68,7 +72,11 @@ def test_maps_are_those_of_peft_by_folder_by_option_and_in_memory(tuned):
         expected = torch.stack(wrapped(IDS, output_attentions=True).attentions)
     plain = maps(load(str(base)), IDS)
     assert float((plain - expected).abs().max()) > 0.05
-    for shown in (load(str(lora)), load(str(base), adapter=lora), load(resolve(str(base)), adapter=str(lora))):
+    for shown in (
+        load(str(lora)),
+        load(str(base), adapter=lora),
+        load(resolve(str(base)), adapter=str(lora)),
+    ):
         torch.testing.assert_close(maps(shown, IDS), expected, rtol=0, atol=2e-5)
         assert shown.info.name == "base+lora"
         assert shown.info.adapter == "lora"
@@ -126,11 +134,15 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tuned, tmp_path):
     with pytest.raises(AttnscopeError, match="the native engine does not run .*: it has an adapter"):
         load(str(lora), engine="native")
     config = json.loads((lora / "adapter_config.json").read_text())
-    (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")}))
+    (lora / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(tmp_path / "gone")})
+    )
     with pytest.raises(AttnscopeError, match="is an adapter, .*gone") as caught:
         load(str(lora))
     assert "--adapter" in caught.value.hint
-    (lora / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": str(lora)}))
+    (lora / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": str(lora)})
+    )
     (lora / "config.json").unlink(missing_ok=True)
     with pytest.raises(AttnscopeError, match="that is an adapter, too") as caught:
         load(str(lora))

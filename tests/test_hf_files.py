@@ -32,9 +32,13 @@ T5 = {
 def saved(model, folder):
     boost(model)
     model.save_pretrained(folder)
-    words = Tokenizer(WordLevel({name: number for number, name in enumerate(["[UNK]", "[PAD]", *"abcdefgh"])}, "[UNK]"))
+    words = Tokenizer(
+        WordLevel({name: number for number, name in enumerate(["[UNK]", "[PAD]", *"abcdefgh"])}, "[UNK]")
+    )
     words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -59,7 +63,9 @@ def without(part):
 
 def llama(**more):
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **{"num_hidden_layers": 3, **more}))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, **{"num_hidden_layers": 3, **more})
+    )
 
 
 def switch():
@@ -69,7 +75,9 @@ def switch():
 
 
 def nllb_moe():
-    heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads", "encoder_layers", "decoder_layers"), 2)
+    heads = dict.fromkeys(
+        ("encoder_attention_heads", "decoder_attention_heads", "encoder_layers", "decoder_layers"), 2
+    )
     widths = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "d_model"), 16)
     sparse = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 1)
     config = transformers.NllbMoeConfig(vocab_size=60, num_experts=2, **heads, **widths, **sparse)
@@ -100,7 +108,9 @@ def test_a_head_that_is_missing_is_told_by_its_place(tmp_path):
 
 def _with_norms(weights):
     layers = {name.partition(".self_attn")[0] for name in weights if "self_attn" in name}
-    return weights | {f"{layer}.self_attn.{n}_norm.weight": torch.ones(8) for layer in layers for n in "qk"}
+    return weights | {
+        f"{layer}.self_attn.{n}_norm.weight": torch.ones(8) for layer in layers for n in "qk"
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,7 +126,9 @@ def _with_norms(weights):
         ({}, {"num_hidden_layers": 2}, dict, r"9 weights .*layers\.2\.input_layernorm\.weight"),
     ],
 )
-def test_weights_that_the_configuration_has_no_place_for_are_refused(saved_with, settings, more, named, tmp_path):
+def test_weights_that_the_configuration_has_no_place_for_are_refused(
+    saved_with, settings, more, named, tmp_path
+):
     folder = saved(llama(**saved_with), tmp_path)
     opened(folder)
     configure(folder, **settings)
@@ -142,9 +154,15 @@ def test_what_is_computed_today_or_lies_beside_the_model_is_no_reason_to_refuse(
     change(folder, old)
     assert opened(folder).info.notes == clean
     change(
-        folder, lambda weights: weights | {"value_head.weight": torch.ones(1, 32), "mtp.norm.weight": torch.ones(32)}
+        folder,
+        lambda weights: (
+            weights | {"value_head.weight": torch.ones(1, 32), "mtp.norm.weight": torch.ones(32)}
+        ),
     )
-    assert "The files also hold mtp, value_head, which is not part of what is shown." in opened(folder).info.notes
+    assert (
+        "The files also hold mtp, value_head, which is not part of what is shown."
+        in opened(folder).info.notes
+    )
 
 
 @pytest.mark.parametrize("name", ["T5EncoderModel", "UMT5EncoderModel"])

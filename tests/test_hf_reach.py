@@ -30,13 +30,20 @@ def state(model):
     for name, module in model.named_modules():
         plain = {k: v for k, v in vars(module).items() if isinstance(v, bool | int | float | str)}
         hooks = {k: list(v) for k, v in vars(module).items() if "hooks" in k}
-        found.append((name, id(module), plain, hooks, [id(buffer) for buffer in module.buffers(recurse=False)]))
+        found.append(
+            (name, id(module), plain, hooks, [id(buffer) for buffer in module.buffers(recurse=False)])
+        )
     return found
 
 
 def big_bird(**more):
     """Build one that attends in full up to 28 tokens, block-sparsely beyond."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     sizes |= {"vocab_size": 60, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 96}
     torch.manual_seed(0)
     model = AutoModel.from_config(transformers.BigBirdConfig(**sizes, **more))

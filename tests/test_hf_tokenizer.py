@@ -32,7 +32,11 @@ def byte_level(**settings):
     )
     backend.add_special_tokens(["<s>", "</s>", "<|user|>"])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|user|>"], **settings
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=["<|user|>"],
+        **settings,
     )
 
 
@@ -121,9 +125,13 @@ def test_written_tokens_follow_the_given_ones():
 
 def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own():
     """Decoded by itself a written word may lose the space before it: here as WordLevel's and SentencePiece's do."""
-    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "<image>": 1, "a": 2, "circle": 3, "red": 4}, unk_token="[UNK]"))
+    backend = Tokenizer(
+        models.WordLevel({"[UNK]": 0, "<image>": 1, "a": 2, "circle": 3, "red": 4}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = HuggingFaceTokenizer(transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    tokenizer = HuggingFaceTokenizer(
+        transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    )
     tokens = tokenizer.encode_among([1, 2, 3, 4, 2], {0: "the picture"}, 3)
     assert tokens.text == "a circle red a"
     assert tokens.words.tolist() == [-1, 0, 1, 2, 3]
@@ -172,7 +180,9 @@ def test_a_panic_of_the_tokenizer_is_one_line(tmp_path):
     catastrophe = "a" * 40 + "b"
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
     for tokenizer in (FastTokenizer.open(tmp_path), HuggingFaceTokenizer(fast)):
-        with pytest.raises(AttnscopeError, match="the tokenizer cannot read this text: Onig: Regex search error"):
+        with pytest.raises(
+            AttnscopeError, match="the tokenizer cannot read this text: Onig: Regex search error"
+        ):
             tokenizer.encode(catastrophe)
     with pytest.raises(AttnscopeError, match="the tokenizer cannot read the target: Onig"):
         HuggingFaceTokenizer(fast).encode_target(catastrophe, 0, ())

@@ -28,7 +28,9 @@ def handler():
 @pytest.fixture
 def interrupting_module(tmp_path, monkeypatch):
     """A module in the middle of whose import Ctrl-C comes."""
-    (tmp_path / "struck.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n")
+    (tmp_path / "struck.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nwhole = True\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "struck", raising=False)
     return "struck"
@@ -116,8 +118,12 @@ main()
 
 @pytest.mark.parametrize("name", ["typer", "attnscope.cli.heatmap", "rich", "torch", "numpy"])
 def test_ctrl_c_at_an_import_is_one_line_and_130(name, tmp_path):
-    code = _STRUCK.format(name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"])
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
+    code = _STRUCK.format(
+        name=name, arguments=["heatmap", "a b", "-m", "own", "-o", "out", "-f", "png,npz"]
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path
+    )
     assert found.returncode == 130, found.stderr
     assert found.stderr.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in found.stderr
@@ -130,12 +136,23 @@ def test_ctrl_c_at_an_import_is_one_line_and_130(name, tmp_path):
 
 def command(folder, *arguments):
     """Runs attnscope in a folder, in a process of its own that looks for modules as the installed script does."""
-    return python("-P", "-m", "attnscope", *arguments, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return python(
+        "-P", "-m", "attnscope", *arguments, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
 
 
 def test_no_code_of_the_working_folder_runs(tmp_path):
     """Not in this process, nor in workers, in what draws, or in what keeps the locks of a pool."""
-    for name in ("numpy", "torch", "matplotlib", "multiprocessing", "signal", "json", "attnscope", "sitecustomize"):
+    for name in (
+        "numpy",
+        "torch",
+        "matplotlib",
+        "multiprocessing",
+        "signal",
+        "json",
+        "attnscope",
+        "sitecustomize",
+    ):
         (tmp_path / f"{name}.py").write_text("open('ran', 'a').write(__name__)\nraise SystemExit(3)\n")
     (tmp_path / "texts.txt").write_text("the cat\na dog\n")
     for asked in (("heads", "--file", "texts.txt", "--workers", 2), ("heatmap", "a cat")):
@@ -150,7 +167,9 @@ def test_settings_of_matplotlib_in_the_working_folder_change_no_figure(tmp_path)
         (tmp_path / name).mkdir()
         if name == "settings":
             (tmp_path / name / "matplotlibrc").write_text("figure.dpi: 7\naxes.facecolor: red\n")
-        done = command(tmp_path / name, "heatmap", "a cat", "-m", "own", "-L", 0, "-f", "png", "-o", "out", "-q")
+        done = command(
+            tmp_path / name, "heatmap", "a cat", "-m", "own", "-L", 0, "-f", "png", "-o", "out", "-q"
+        )
         assert (done.returncode, done.stderr) == (0, "")
         drawn.append((tmp_path / name / "out/L00.png").read_bytes())
     assert drawn[0] == drawn[1]

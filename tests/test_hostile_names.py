@@ -28,7 +28,12 @@ def model(tiny_bert):
     folder = tiny_bert.rename(tiny_bert.parent / NAME)
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    config |= {"_name_or_path": NAME, "architectures": [NAME], "id2label": {"0": NAME}, "label2id": {NAME: 0}}
+    config |= {
+        "_name_or_path": NAME,
+        "architectures": [NAME],
+        "id2label": {"0": NAME},
+        "label2id": {NAME: 0},
+    }
     path.write_text(json.dumps(config), "utf-8")
     odd = {"cat": "[red]", "the": "\x1b[31m\u202e"}
     write_tokenizer(folder, [odd.get(piece, piece) for piece in VOCABULARY])

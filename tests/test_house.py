@@ -80,7 +80,9 @@ def test_no_circle_of_imports():
 def test_no_file_tries_to_be_everything():
     own = dict.fromkeys((*FILES, *ROOT.rglob("*.js"), *ROOT.rglob("*.css")), MOST_LINES)
     most = own | dict.fromkeys(Path(__file__).parent.rglob("*.py"), MOST_LINES_OF_TESTS)
-    long = {str(path): n for path in most if (n := len(path.read_text("utf-8").splitlines())) > most[path]}
+    long = {
+        str(path): n for path in most if (n := len(path.read_text("utf-8").splitlines())) > most[path]
+    }
     assert not long
 
 
@@ -94,7 +96,13 @@ def test_names_say_what_they_hold():
         name
         for path in FILES
         for node in ast.walk(parse(path))
-        if (name := node.arg if isinstance(node, ast.arg) else getattr(node, "id", "") if _is_set(node) else "")
+        if (
+            name := node.arg
+            if isinstance(node, ast.arg)
+            else getattr(node, "id", "")
+            if _is_set(node)
+            else ""
+        )
         in NO_NAMES
     )
     assert names.total() <= MOST_OF_NO_NAMES, names
@@ -118,8 +126,12 @@ def test_no_function_has_more_parameters_than_a_reader_holds():
 
 
 def test_a_folder_shows_its_question():
-    counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file())
-    crowded = {folder for folder, n in counts.items() if n > MOST_FILES and not folder.endswith("__pycache__")}
+    counts = Counter(
+        path.parent.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if path.is_file()
+    )
+    crowded = {
+        folder for folder, n in counts.items() if n > MOST_FILES and not folder.endswith("__pycache__")
+    }
     assert crowded <= MANY_FILES
 
 
@@ -143,6 +155,14 @@ def test_what_a_view_counts_may_be_one():
 
 
 def test_the_formatter_has_the_last_word():
-    roots = [Path(__file__).parent, ROOT, ROOT.parent / "examples", ROOT.parent / "benchmarks", ROOT.parent / "docs"]
+    roots = [
+        Path(__file__).parent,
+        ROOT,
+        ROOT.parent / "examples",
+        ROOT.parent / "benchmarks",
+        ROOT.parent / "docs",
+    ]
     mark = "# fmt: " + "skip"
-    assert not [str(path) for root in roots for path in root.rglob("*.py") if mark in path.read_text("utf-8")]
+    assert not [
+        str(path) for root in roots for path in root.rglob("*.py") if mark in path.read_text("utf-8")
+    ]

@@ -18,12 +18,19 @@ def dead_hub(request, monkeypatch):
             server.listen()  # the system connects whoever comes, and nobody ever accepts
             monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 0.2)
         else:
-            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 60)  # it is not the clock that ends it
+            monkeypatch.setattr(
+                "attnscope.models.catalog.PATIENCE_S", 60
+            )  # it is not the clock that ends it
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         sleep = time.sleep
-        monkeypatch.setattr("time.sleep", lambda seconds: slept.append(seconds) if seconds >= 0.5 else sleep(seconds))
-        yield slept, "Connection refused" if request.param == "refuses" else "timed out|no answer within 0.2 s"
+        monkeypatch.setattr(
+            "time.sleep", lambda seconds: slept.append(seconds) if seconds >= 0.5 else sleep(seconds)
+        )
+        yield (
+            slept,
+            "Connection refused" if request.param == "refuses" else "timed out|no answer within 0.2 s",
+        )
 
 
 @pytest.mark.parametrize(

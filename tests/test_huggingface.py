@@ -69,19 +69,32 @@ def test_hidden_states_are_those_that_the_model_computes_by_itself(model_type):
             assert float((gap if real is None else gap[real]).max()) < 5e-5 * float(own.abs().max())
 
 
-@pytest.mark.parametrize(("model_type", "input_name"), [("vit", "pixel_values"), ("whisper", "input_features")])
+@pytest.mark.parametrize(
+    ("model_type", "input_name"), [("vit", "pixel_values"), ("whisper", "input_features")]
+)
 def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     if model_type == "vit":
-        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+        sizes = {
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 16,
+        }
         config = transformers.ViTConfig(**sizes, image_size=24, patch_size=8)
         inputs = {input_name: torch.randn(2, 3, 24, 24)}
     else:
-        sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {"d_model": 24, "vocab_size": 60}
+        sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 2) | {
+            "d_model": 24,
+            "vocab_size": 60,
+        }
         heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4)
         ends = {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 4}
         more = {"num_mel_bins": 7, "max_source_positions": 11, "max_target_positions": 13}
         config = transformers.WhisperConfig(**sizes, **heads, **ends, **more)
-        inputs = {input_name: torch.randn(2, 7, 22), "decoder_input_ids": torch.tensor([[4, 9, 17], [4, 21, 5]])}
+        inputs = {
+            input_name: torch.randn(2, 7, 22),
+            "decoder_input_ids": torch.tensor([[4, 9, 17], [4, 21, 5]]),
+        }
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval()
     boost(model)
@@ -94,12 +107,20 @@ def test_pictures_and_sounds_pass_the_seam_too(model_type, input_name):
     with torch.no_grad():
         output = model(**inputs, output_attentions=True)
     torch.testing.assert_close(hidden, output.last_hidden_state, rtol=1e-4, atol=1e-4)
-    names = {"encoder": "encoder_attentions", "decoder": "decoder_attentions", "cross": "cross_attentions"}
+    names = {
+        "encoder": "encoder_attentions",
+        "decoder": "decoder_attentions",
+        "cross": "cross_attentions",
+    }
     for kind, maps in probe.maps.items():
         theirs = output.attentions if model_type == "vit" else getattr(output, names[kind])
         assert list(maps) == [0, 1]
-        torch.testing.assert_close(torch.stack(list(maps.values())), torch.stack(theirs), rtol=1e-4, atol=1e-5)
-    assert tuple(probe.maps) == shown.info.kinds == (("encoder",) if model_type == "vit" else tuple(names))
+        torch.testing.assert_close(
+            torch.stack(list(maps.values())), torch.stack(theirs), rtol=1e-4, atol=1e-5
+        )
+    assert (
+        tuple(probe.maps) == shown.info.kinds == (("encoder",) if model_type == "vit" else tuple(names))
+    )
 
 
 # What is refused ------------------------------------------------------------------------------------------------
@@ -241,9 +262,18 @@ def test_what_is_peculiar_is_noted(model_type, note):
 
 
 def test_the_window_of_an_encoder_reaches_to_either_side():
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    sizes = {
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 16,
+    }
     config = transformers.ModernBertConfig(
-        **sizes, vocab_size=60, pad_token_id=0, local_attention=4, layer_types=["full_attention", "sliding_attention"]
+        **sizes,
+        vocab_size=60,
+        pad_token_id=0,
+        local_attention=4,
+        layer_types=["full_attention", "sliding_attention"],
     )
     shown = wrap(AutoModel.from_config(config))
     assert "A sliding window of 2 tokens to either side in encoder layers 1." in shown.info.notes
@@ -266,12 +296,17 @@ def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers():
 
 
 @pytest.mark.parametrize(
-    ("model_type", "limit"), [("bert", 64), ("roberta", 62), ("opt", 64), ("t5", None), ("bloom", None), ("llama", 64)]
+    ("model_type", "limit"),
+    [("bert", 64), ("roberta", 62), ("opt", 64), ("t5", None), ("bloom", None), ("llama", 64)],
 )
 def test_the_limit_in_tokens(model_type, limit):
     if model_type == "roberta":
         config = transformers.RobertaConfig(
-            hidden_size=24, num_hidden_layers=1, num_attention_heads=4, vocab_size=60, max_position_embeddings=64
+            hidden_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            vocab_size=60,
+            max_position_embeddings=64,
         )
         model = AutoModel.from_config(config)
         assert config.pad_token_id == 1
@@ -384,7 +419,9 @@ def test_threads_do_not_see_each_other():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_masks_of_floats_are_taken_apart(dtype):
     least = torch.finfo(dtype).min
-    added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[None, None]
+    added = torch.tensor([[0.0, least, -torch.inf, 1.5], [0.0, least + 20, 0.0, -3.0]], dtype=dtype)[
+        None, None
+    ]
     mask, bias = mask_and_bias(added, dtype)
     assert mask[0, 0].tolist() == [[True, False, False, True], [True, False, True, True]]
     assert bias[0, 0].tolist() == [[0, 0, 0, 1.5], [0, 0, 0, -3.0]]
@@ -395,7 +432,9 @@ def test_a_callers_autocast_does_not_lower_what_a_record_calls_float32(name, tmp
     folder = write_tiny(tmp_path / "bert")
 
     def seen():
-        model = attnscope.load("own" if name == "own" else folder, engine=name if name in ("native", "hf") else "auto")
+        model = attnscope.load(
+            "own" if name == "own" else folder, engine=name if name in ("native", "hf") else "auto"
+        )
         record = attnscope.heatmap(model, "the cat sat")
         outputs = model.outputs(Batch(torch.arange(5)[None]), attend)
         assert record.run["dtype"] == "float32"

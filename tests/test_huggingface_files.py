@@ -35,7 +35,9 @@ def test_loading_from_a_folder_equals_transformers(tiny_bert, capfd):
     shown = load_huggingface(folder_source(tiny_bert))
     assert capfd.readouterr() == ("", "")
     tokens = shown.tokenizer.encode("the cat, abc.", "cat")
-    batch = Batch(torch.from_numpy(tokens.ids)[None], segments=torch.from_numpy(tokens.segments)[None].long())
+    batch = Batch(
+        torch.from_numpy(tokens.ids)[None], segments=torch.from_numpy(tokens.segments)[None].long()
+    )
     probe = Weights()
     hidden = shown.run(batch, probe)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_bert)
@@ -43,7 +45,9 @@ def test_loading_from_a_folder_equals_transformers(tiny_bert, capfd):
     with torch.no_grad():
         output = model(**tokenizer("the cat, abc.", "cat", return_tensors="pt"), output_attentions=True)
     torch.testing.assert_close(hidden, output.last_hidden_state, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.stack(list(probe.maps["encoder"].values())), torch.stack(output.attentions))
+    torch.testing.assert_close(
+        torch.stack(list(probe.maps["encoder"].values())), torch.stack(output.attentions)
+    )
     assert len(shown.info.sha256) == 64
     assert shown.info.n_parameters == sum(parameter.numel() for parameter in model.parameters())
 
@@ -71,7 +75,9 @@ def _change_weights(folder, change):
 
 
 def test_weights_that_would_be_random_are_refused(tiny_bert):
-    _change_weights(tiny_bert, lambda weights: weights.pop("encoder.layer.1.attention.self.query.weight"))
+    _change_weights(
+        tiny_bert, lambda weights: weights.pop("encoder.layer.1.attention.self.query.weight")
+    )
     with pytest.raises(AttnscopeError, match=r"lacks 1 weights.*query\.weight.*random"):
         load_huggingface(folder_source(tiny_bert))
 
@@ -88,7 +94,10 @@ def test_a_missing_pooler_is_noted(tiny_bert):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_weights_that_are_no_numbers_are_refused(tiny_bert, value):
-    _change_weights(tiny_bert, lambda weights: weights["encoder.layer.0.output.dense.weight"].view(-1)[3].fill_(value))
+    _change_weights(
+        tiny_bert,
+        lambda weights: weights["encoder.layer.0.output.dense.weight"].view(-1)[3].fill_(value),
+    )
     with pytest.raises(AttnscopeError, match=r"no numbers.*output\.dense\.weight"):
         load_huggingface(folder_source(tiny_bert))
 
@@ -97,7 +106,9 @@ def test_weights_that_are_no_numbers_are_refused(tiny_bert, value):
 def test_damaged_weights_are_refused(tiny_bert, damage):
     path = tiny_bert / "model.safetensors"
     whole = path.read_bytes()
-    path.write_bytes({"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage])
+    path.write_bytes(
+        {"cut": whole[: len(whole) // 2], "text": b"<html>not found</html>", "empty": b""}[damage]
+    )
     with pytest.raises(AttnscopeError, match="cannot load tiny-bert") as caught:
         load_huggingface(folder_source(tiny_bert))
     assert "\n" not in str(caught.value)
@@ -110,7 +121,9 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(edit_config):
 
 
 def test_code_of_strangers_does_not_run(tiny_bert, edit_config, tmp_path):
-    (tiny_bert / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
+    (tiny_bert / "evil.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+    )
     edit_config(model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
     with pytest.raises(AttnscopeError) as caught:
         load_huggingface(folder_source(tiny_bert))
@@ -142,7 +155,9 @@ def test_gguf_without_its_packages(tiny_bert, monkeypatch):
     (tiny_bert / "model.gguf").write_bytes(b"GGUF")
     find = loading.importlib.util.find_spec
     absent = {"gguf", "accelerate"}
-    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(
+        loading.importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
     for spec in (tiny_bert, tiny_bert / "model.gguf"):
         with pytest.raises(AttnscopeError, match="gguf and accelerate") as caught:
             load(str(spec))
@@ -217,7 +232,10 @@ def test_a_model_saved_with_its_head_writes_after_loading(tmp_path):
     model.save_pretrained(folder)
     write_tokenizer(folder)
     shown = load_huggingface(folder_source(folder))
-    written = [one.writer.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist() for one in (shown, wrap(model))]
+    written = [
+        one.writer.generate(NumbersTokenizer().encode("7 30"), 5).ids.tolist()
+        for one in (shown, wrap(model))
+    ]
     assert written[0] == written[1]
     assert shown.info.kinds == ("decoder",)
 
@@ -238,7 +256,9 @@ def test_the_greedy_target_of_an_encoder_decoder(model_type):
     expected = [2]
     with torch.no_grad():
         for _ in range(5):
-            logits = model(torch.tensor([[11, 12, 13, 14]]), decoder_input_ids=torch.tensor([expected])).logits
+            logits = model(
+                torch.tensor([[11, 12, 13, 14]]), decoder_input_ids=torch.tensor([expected])
+            ).logits
             expected.append(int(logits[0, -1].argmax()))
     expected = expected[: expected.index(98)] if 98 in expected else expected
     assert target.ids.tolist() == expected

@@ -12,7 +12,12 @@ from attnscope.studies.ablate.reading import Reader
 from tests.ablation_helpers import VOCABULARY, tiny
 
 TEXTS = [
-    CorpusText(i, "texts", i + 1, ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)))
+    CorpusText(
+        i,
+        "texts",
+        i + 1,
+        ids=tuple(3 + (7 * i + 5 * j * j) % (VOCABULARY - 3) for j in range(4 + 2 * i)),
+    )
     for i in range(3)
 ]
 STEP = 1e-5

@@ -30,7 +30,9 @@ def test_the_name_that_comes_once_is_right():
             others = Counter(corrupt)
             assert counts[pair["right"]] == 1
             assert others[pair["wrong"]] == 1
-            assert differ == [3] if question == "again" else len(differ) == 1 and counts[pair["wrong"]] == 0
+            assert (
+                differ == [3] if question == "again" else len(differ) == 1 and counts[pair["wrong"]] == 0
+            )
 
 
 def study(shape, seed):

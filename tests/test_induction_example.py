@@ -37,8 +37,12 @@ def test_the_least_loss_is_that_of_the_bayesian_prediction():
     share = induction.CONCENTRATION
     first = 1 / induction.WORDS
     again = (1 + share) / (1 + induction.WORDS * share)
-    assert induction.bigram_loss(ids) == pytest.approx(-(2 * np.log(first) + np.log(again)) / 3, rel=1e-5)
-    assert induction.unigram_loss(ids) == pytest.approx(-np.mean(np.log([1 / 9, 2 / 10, 2 / 11])), rel=1e-5)
+    assert induction.bigram_loss(ids) == pytest.approx(
+        -(2 * np.log(first) + np.log(again)) / 3, rel=1e-5
+    )
+    assert induction.unigram_loss(ids) == pytest.approx(
+        -np.mean(np.log([1 / 9, 2 / 10, 2 / 11])), rel=1e-5
+    )
     held_out = induction.held_out()
     assert induction.bigram_loss(held_out) < induction.unigram_loss(held_out) - APART
 
@@ -71,7 +75,8 @@ def trained(tmp_path_factory):
         models = [attnscope.load(folder / f"checkpoint-{induction.STEPS}") for folder in (one, two)]
         with torch.inference_mode():
             losses = tuple(
-                induction.model_loss(model.outputs(Batch(ids), attend).logits, ids).item() for model in models
+                induction.model_loss(model.outputs(Batch(ids), attend).logits, ids).item()
+                for model in models
             )
         made.append(Trained(models[1], losses, attnscope.heads(models[1], induction.texts_of(ids[:80]))))
     return made
@@ -103,7 +108,11 @@ def test_without_either_head_the_loss_is_back_up(trained):
         looking = one.best(1, "induction")[0]
         found = attnscope.ablate(one.two, texts, attnscope.AblateOptions(modes=("zero",)))
         low = dict(zip(found.head_names, found["heads"]["zero_loss_low"].tolist(), strict=True))
-        print(dict(zip(found.head_names, found["heads"]["zero_loss"].tolist(), strict=True)), previous, looking)
+        print(
+            dict(zip(found.head_names, found["heads"]["zero_loss"].tolist(), strict=True)),
+            previous,
+            looking,
+        )
         assert low[f"L0H{previous}"] > 0.2
         assert low[f"L1H{looking}"] > 0.1
 
@@ -117,7 +126,9 @@ def test_their_composition_through_keys_is_above_that_of_all_other_pairs(trained
         found = attnscope.weights(one.two)
         names = found.head_names
         excess = found.excess[1]  # of K, (sender, receiver)
-        above = {f"{names[i]} → {names[j]}": float(excess[i, j]) for i, j in np.argwhere(np.isfinite(excess))}
+        above = {
+            f"{names[i]} → {names[j]}": float(excess[i, j]) for i, j in np.argwhere(np.isfinite(excess))
+        }
         print(above, previous, looking)
         others = [share for name, share in above.items() if not name.startswith(f"L0H{previous}")]
         assert len(others) == 2
@@ -135,7 +146,13 @@ def test_at_its_key_the_induction_head_reads_what_the_previous_token_head_wrote(
             for text in induction.texts_of(induction.held_out()[:10])
         ]
         names = records[0]["parts"]["part"].tolist()
-        added = dict(zip(names, np.mean([record["parts"]["key_nats"] for record in records], 0).tolist(), strict=True))
+        added = dict(
+            zip(
+                names,
+                np.mean([record["parts"]["key_nats"] for record in records], 0).tolist(),
+                strict=True,
+            )
+        )
         print(added, f"L0H{previous}")
         assert max(added, key=lambda name: added[name]) == f"L0H{previous}"
 

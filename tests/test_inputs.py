@@ -63,7 +63,9 @@ def test_refused_types_run_with_inputs_and_equal_their_own_eager_attention(name)
     assert loaded.info.n_layers == (2,)
     ours = maps_of(loaded)
     shape = ours[0].shape
-    theirs = [weights.reshape(shape) for weights in own_maps(model, inputs) if weights.numel() == shape.numel()]
+    theirs = [
+        weights.reshape(shape) for weights in own_maps(model, inputs) if weights.numel() == shape.numel()
+    ]
     for own, other in zip(ours, theirs or ours, strict=True):
         np.testing.assert_allclose(own, other, atol=2e-6)
     assert bool(theirs) or name in ("qwen2_5_vl_vision", "qwen3_vl_vision", "glm4v_vision")
@@ -77,7 +79,9 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
 
     def forward(self, x):
-        query, key, value = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1)
+        )
         return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
 
     def attend(self, query, key, value):
@@ -160,7 +164,13 @@ def test_a_module_that_asks_for_weights_gets_them(average):
 
 def test_sequences_are_told_apart_and_named_alone():
     loaded = load(Attention(), X, [list("abcdef")] * 4 + [list("uvwxyz")])
-    assert [loaded.tokenizer.encode(text).labels[0] for text in loaded.texts] == ["a", "a", "a", "a", "u"]
+    assert [loaded.tokenizer.encode(text).labels[0] for text in loaded.texts] == [
+        "a",
+        "a",
+        "a",
+        "a",
+        "u",
+    ]
     whole = maps_of(loaded)[0]
     probe = Weights()
     loaded.run(batch_of([loaded.tokenizer.encode(text) for text in ("4", "1")]), probe)

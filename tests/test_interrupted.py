@@ -50,7 +50,9 @@ def interrupt(monkeypatch, tmp_path):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
@@ -68,7 +70,9 @@ def test_a_complete_record_outlives_an_interrupted_run(stem, run, tmp_path, inte
     n_texts = aside["corpus"]["n_texts"]
     assert n_texts > 0
     assert not aside["corpus"]["complete"]
-    assert set(after) - set(before) == {f"interrupted/{stem}.{ending}" for ending in ("npz", "json", "csv")}
+    assert set(after) - set(before) == {
+        f"interrupted/{stem}.{ending}" for ending in ("npz", "json", "csv")
+    }
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
@@ -84,7 +88,9 @@ def test_where_nothing_was_done_nothing_is_written_or_said(stem, run, tmp_path, 
 
 
 @pytest.mark.parametrize("stem", COMMANDS)
-def test_of_an_interrupted_first_block_the_texts_that_are_done_count(stem, run, tmp_path, interrupt, monkeypatch):
+def test_of_an_interrupted_first_block_the_texts_that_are_done_count(
+    stem, run, tmp_path, interrupt, monkeypatch
+):
     for measurer in (HeadMeasurer, PairMeasurer, Cutting, LinkMeasurer):
         monkeypatch.setattr(measurer, "batches", one_by_one(measurer.batches))
     interrupt(2)
@@ -92,7 +98,10 @@ def test_of_an_interrupted_first_block_the_texts_that_are_done_count(stem, run, 
     assert status == 130
     record = json.loads(out)
     assert (record["corpus"]["n_texts"], record["corpus"]["complete"]) == (3, False)
-    assert "Interrupted in the first block of texts, which begins with the longest: these are 3 of its 4." in err
+    assert (
+        "Interrupted in the first block of texts, which begins with the longest: these are 3 of its 4."
+        in err
+    )
 
 
 def one_by_one(batches):

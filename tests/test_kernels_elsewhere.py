@@ -13,7 +13,9 @@ from tests.pretend_device import NAME, pretending
 from tests.rounding import require_output
 
 
-@pytest.mark.parametrize("fields", [{"is_causal": True}, {"mask": torch.arange(41) > 3}, {"d_value": 5}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"is_causal": True}, {"mask": torch.arange(41) > 3}, {"d_value": 5}], ids=str
+)
 def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields):
     call = make_call(group=3, n_queries=37, n_keys=41, dtype=torch.float32, d_head=11, **fields)
     with pretending():
@@ -30,7 +32,14 @@ def test_attention_without_a_map_on_a_device_that_is_not_the_processor(fields):
 @pytest.mark.parametrize("group", [1, 4])
 def test_tiles_on_cuda_against_float64(dtype, group):
     call = make_call(
-        n_kv_heads=2, group=group, n_queries=1025, n_keys=1025, d_head=59, d_value=59, dtype=dtype, is_causal=True
+        n_kv_heads=2,
+        group=group,
+        n_queries=1025,
+        n_keys=1025,
+        d_head=59,
+        d_value=59,
+        dtype=dtype,
+        is_causal=True,
     )
     oracle = read_tiles(rounding.in_float64(call))
     there = on(call, "cuda")

@@ -76,11 +76,17 @@ def asked():
     """A kind and what is asked of it at once: its figures together, as they share their layout, all else alone."""
     for name in FILES:
         figures = [wanted for wanted in FIGURE_FORMATS if wanted in kind_of(name).formats]
-        yield from ((name, wanted) for wanted in [*FORMATS, ",".join(figures)] if wanted and wanted not in figures)
+        yield from (
+            (name, wanted)
+            for wanted in [*FORMATS, ",".join(figures)]
+            if wanted and wanted not in figures
+        )
 
 
 @pytest.mark.parametrize(("name", "wanted"), [*asked()])
-def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(name, wanted, made, run, tmp_path):
+def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(
+    name, wanted, made, run, tmp_path
+):
     kind = kind_of(name)
     formats = wanted.split(",")
     # One page of a measure is as all others are.
@@ -102,18 +108,28 @@ def test_show_writes_every_format_that_a_kind_has_and_refuses_all_others(name, w
     assert sorted(paths) == sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert {path.suffix for path in paths} == {f".{name}" for name in formats}
     assert all(path.stat().st_size for path in paths)
-    assert run("show", made / FILES[name], "-f", wanted)[0] == 2, "without a folder there is nothing to write"
+    assert run("show", made / FILES[name], "-f", wanted)[0] == 2, (
+        "without a folder there is nothing to write"
+    )
     if formats[0] in FIGURE_FORMATS:  # the same bytes whatever matplotlib is told
         again = formats if name == "cost" else ["svg"]
-        with mpl.rc_context({"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}):
+        with mpl.rc_context(
+            {"font.size": 30, "text.color": "red", "axes.facecolor": "green", "svg.hashsalt": None}
+        ):
             drawn = load(made / FILES[name]).draw(tmp_path / "again", again, **how)
         same = [path for path in paths if path.suffix[1:] in again]
-        assert {path.name: path.read_bytes() for path in drawn} == {path.name: path.read_bytes() for path in same}
+        assert {path.name: path.read_bytes() for path in drawn} == {
+            path.name: path.read_bytes() for path in same
+        }
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name not in ("heatmap.npz", "pooled.npz")])
 def test_show_prints_what_the_command_printed(name, made, run):
-    printed = [line for line in (made / f"{name}.txt").read_text("utf-8").splitlines() if f"{name}.out/" not in line]
+    printed = [
+        line
+        for line in (made / f"{name}.txt").read_text("utf-8").splitlines()
+        if f"{name}.out/" not in line
+    ]
     status, out, err = run("show", made / name)
     assert status == 0, err
     assert out.splitlines() == printed

@@ -40,16 +40,25 @@ def test_planted_heads_do_what_was_planted(gpt2, held_out):
 def test_a_mutated_truth_is_caught(gpt2, held_out):
     """Every head with the rule of another kind of head, one at a time."""
     for place, truth in gpt2.heads.items():
-        false = offset(-11) if truth.rules[0].name != "offset" else Rule("", "another token", offset(-12).keys)
+        false = (
+            offset(-11)
+            if truth.rules[0].name != "offset"
+            else Rule("", "another token", offset(-12).keys)
+        )
         with pytest.raises(WrongTruth):
-            verify(replace(gpt2, heads={**gpt2.heads, place: replace(truth, rules=(false,), rests=False)}), held_out)
+            verify(
+                replace(gpt2, heads={**gpt2.heads, place: replace(truth, rules=(false,), rests=False)}),
+                held_out,
+            )
 
 
 def test_equal_seeds_plant_equal_models_and_others_do_not(gpt2):
     again = plant("gpt2", 0)
     other = plant("gpt2", 1)
     assert again.texts == gpt2.texts != other.texts
-    assert [truth.rules for truth in again.heads.values()] != [truth.rules for truth in other.heads.values()]
+    assert [truth.rules for truth in again.heads.values()] != [
+        truth.rules for truth in other.heads.values()
+    ]
     words = [[rule.words for rule in truth.rules] for truth in gpt2.heads.values()]
     assert [[rule.words for rule in truth.rules] for truth in again.heads.values()] == words
     ((one,), (two,)) = (attention_of(known, known.held_out[:1]) for known in (gpt2, again))
@@ -73,7 +82,9 @@ def test_a_false_circuit_is_noticed():
     assert grown.known_model(task, weights, told).circuit == told.circuit != ()
     with pytest.raises(WrongTruth, match="was saved"):
         grown.known_model(
-            task, weights, replace(told, circuit=((0, 3), (0, 2), (0, 1), (0, 0))[: len(told.circuit) + 1])
+            task,
+            weights,
+            replace(told, circuit=((0, 3), (0, 2), (0, 1), (0, 0))[: len(told.circuit) + 1]),
         )
 
 
@@ -104,7 +115,9 @@ def test_right_and_wrong_answers_get_full_and_no_marks(gpt2, held_out):
     right = Answer("previous", (offset_keys(-1),), roles=frozenset({"previous_token"}))
     wrong = Answer("two before", (offset_keys(-2),), roles=frozenset({"rare", "previous_token"}))
     (good,) = scores.score_tool(_Fixed(right), known, [], held_out, 0)
-    assert [good.values[name] for name in ("first", "named", "precise", "role_recall", "role_precision")] == [1] * 5
+    assert [
+        good.values[name] for name in ("first", "named", "precise", "role_recall", "role_precision")
+    ] == [1] * 5
     assert good.values["explained"] == pytest.approx(0, abs=1e-6)
     assert np.isnan(good.values["silent"])
     (bad,) = scores.score_tool(_Fixed(wrong), known, [], held_out, 0)
@@ -120,7 +133,9 @@ def test_right_and_wrong_answers_get_full_and_no_marks(gpt2, held_out):
 def test_a_perfect_prediction_explains_all(gpt2, held_out):
     maps = {text: weights[0, 0] for text, weights in zip(gpt2.held_out, held_out, strict=True)}
     known = replace(gpt2, heads={(0, 0): gpt2.heads[0, 0]})
-    (one,) = scores.score_tool(_Fixed(Answer("", predict=lambda text: maps[text])), known, [], held_out, 0)
+    (one,) = scores.score_tool(
+        _Fixed(Answer("", predict=lambda text: maps[text])), known, [], held_out, 0
+    )
     assert one.values["explained"] == pytest.approx(1, abs=1e-6)
     assert one.values["iou"] == 1
     assert one.values["auc"] == 1
@@ -133,7 +148,11 @@ SMALL = jobs(PARTS, small=True, seed=0, smollm2=None)
 
 
 @pytest.mark.parametrize(
-    "job", [pytest.param(job, id=str(job), marks=() if job[0] == "grown" else pytest.mark.slow) for job in SMALL]
+    "job",
+    [
+        pytest.param(job, id=str(job), marks=() if job[0] == "grown" else pytest.mark.slow)
+        for job in SMALL
+    ],
 )
 def test_each_part_runs_and_attnscope_finds_most(job):
     result = run_job(job)

@@ -16,7 +16,22 @@ from attnscope.models.tokenizer import FastTokenizer
 from attnscope.studies.inputs import reading
 from attnscope.studies.inputs.reading import encode_within, truncate
 
-WORDS = ("the", "cat", "sat", "on", "mat", "and", "then", "it", "ran", "over", "hills", "where", "nobody", "had")
+WORDS = (
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "mat",
+    "and",
+    "then",
+    "it",
+    "ran",
+    "over",
+    "hills",
+    "where",
+    "nobody",
+    "had",
+)
 
 
 # Long texts --------------------------------------------------------------------------------------------------------
@@ -28,7 +43,9 @@ def trained(model, trainer, before, normalizer=None):
     if normalizer is not None:
         backend.normalizer = normalizer
     rng = np.random.default_rng(0)
-    backend.train_from_iterator([" ".join(rng.choice(WORDS, 20)) + " 日本語 aaaa éa" for _ in range(200)], trainer)
+    backend.train_from_iterator(
+        [" ".join(rng.choice(WORDS, 20)) + " 日本語 aaaa éa" for _ in range(200)], trainer
+    )
     return FastTokenizer(backend, "trained")
 
 
@@ -70,7 +87,10 @@ def require_same_beginning(tokenizer, text, limit):
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
-@given(text=st.text(st.sampled_from("ab é\n日本語e\u0301ﬁthe.  "), min_size=70, max_size=400), limit=st.integers(3, 8))
+@given(
+    text=st.text(st.sampled_from("ab é\n日本語e\u0301ﬁthe.  "), min_size=70, max_size=400),
+    limit=st.integers(3, 8),
+)
 def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(kinds, kind, text, limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "WHOLE_CHARACTERS", 60)
@@ -116,7 +136,10 @@ def test_a_line_that_would_fill_the_memory_is_cut_in_a_corpus(run, tmp_path):
     assert [len(text.text or "") for text in corpus] == [2**22, 5]
     (problem,) = corpus.problems
     assert problem.line == 1
-    assert problem.reason == "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out"
+    assert (
+        problem.reason
+        == "the text has 4,800,000 characters: the first 4,194,304 are read, the rest is left out"
+    )
     short = Corpus([tmp_path / "a.txt"], most_characters=8)
     assert [text.text for text in short] == ["the cat ", "a dog"]
 

@@ -22,10 +22,21 @@ TEXTS = ["the cat sat, the cat sat", "a dog ran off", "off the cat ran", "the do
 
 def test_heads_of_an_encoder_decoder_are_taken_out_kind_by_kind(run, tmp_path):
     folder = save_tiny(tmp_path / "t5", "t5")
-    sentences = (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
+    sentences = (
+        (Path(__file__).parent.parent / "sample_texts" / "sentences.txt").read_text("utf-8").splitlines()
+    )
     (tmp_path / "t.txt").write_text("\n".join(sentence[:24] for sentence in sentences[:5]), "utf-8")
     status, out, err = run(
-        "heads", "--file", "t.txt", "-m", folder, "--causal", "--json", "--threshold", "diffuse=0.01", "--no-describe"
+        "heads",
+        "--file",
+        "t.txt",
+        "-m",
+        folder,
+        "--causal",
+        "--json",
+        "--threshold",
+        "diffuse=0.01",
+        "--no-describe",
     )
     assert status == 0, err
     found = json.loads(out)
@@ -61,7 +72,9 @@ def test_heads_are_written_where_a_later_step_fails(run, tmp_path, monkeypatch, 
         raise error
 
     monkeypatch.setattr(studying, patched, fail)
-    status, out, err = run("heads", "the cat. the cat", "-m", "own", *option, "--json", "-o", "out", "-f", "npz")
+    status, out, err = run(
+        "heads", "the cat. the cat", "-m", "own", *option, "--json", "-o", "out", "-f", "npz"
+    )
     assert status == 1
     assert json.loads(out)["heads"]
     assert f"\nerror: {option[0]} failed: " in err
@@ -93,7 +106,9 @@ def test_heads_keep_the_texts_before_a_failure(run, tmp_path, monkeypatch, first
     alone = heads(attnscope.load("own"), TEXTS[:2])
     saved = load_record(tmp_path / "out" / "heads.npz")
     for mine, other in zip(heads_in(saved), heads_in(alone), strict=True):
-        np.testing.assert_allclose(mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6)
+        np.testing.assert_allclose(
+            mine.measures["entropy_nats"].value, other.measures["entropy_nats"].value, rtol=1e-6
+        )
 
 
 @pytest.mark.usefixtures("worker_here")

@@ -65,14 +65,23 @@ def test_panels_never_overlap_and_are_on_the_page(n, rows, columns, label_px):
 
 
 def test_rows_of_a_given_height_take_the_width_that_is_left():
-    wanted = Wanted(n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900)
+    wanted = Wanted(
+        n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900
+    )
     for paper in (SCREEN, Paper.of_width(6.9, 6.5, 300, True, None)):
         places = arrange(wanted, paper)
         assert places.panel[1] == 160
         assert 2 * places.panel[0] + wanted.gap_px + 100 == pytest.approx(paper.room_px, abs=2)
 
 
-@given(st.integers(1, 64), SIZES, SIZES, st.floats(1, 140), st.sampled_from([3.3, 6.9, 13.0]), st.floats(4, 14))
+@given(
+    st.integers(1, 64),
+    SIZES,
+    SIZES,
+    st.floats(1, 140),
+    st.sampled_from([3.3, 6.9, 13.0]),
+    st.floats(4, 14),
+)
 @example(12, 16, 16, 60, 3.3, 6.0)
 @example(1, 2, 2, 5, 3.3, 6.5)
 def test_panels_on_paper_fit_their_width_and_never_overlap(n, rows, columns, label_px, inches, points):

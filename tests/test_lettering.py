@@ -81,7 +81,12 @@ def write_font(path, characters, family="Little Cat"):
     from fontTools.pens.ttGlyphPen import TTGlyphPen
 
     pen = TTGlyphPen(None)
-    for move, point in (("moveTo", (50, 0)), ("lineTo", (50, 700)), ("lineTo", (750, 700)), ("lineTo", (750, 0))):
+    for move, point in (
+        ("moveTo", (50, 0)),
+        ("lineTo", (50, 700)),
+        ("lineTo", (750, 700)),
+        ("lineTo", (750, 0)),
+    ):
         getattr(pen, move)(point)
     pen.closePath()
     names = [".notdef", *(f"u{ord(c):04X}" for c in characters)]
@@ -92,7 +97,9 @@ def write_font(path, characters, family="Little Cat"):
     made.setupGlyf(dict.fromkeys(names, square))
     made.setupHorizontalMetrics(dict.fromkeys(names, (800, 50)))
     made.setupHorizontalHeader(ascent=800, descent=-200)
-    made.setupNameTable({"familyName": family, "styleName": "Regular", "psName": family.replace(" ", "")})
+    made.setupNameTable(
+        {"familyName": family, "styleName": "Regular", "psName": family.replace(" ", "")}
+    )
     made.setupOS2(sTypoAscender=800, sTypoDescender=-200, usWinAscent=800, usWinDescent=200)
     made.setupPost()
     made.save(path)
@@ -132,11 +139,17 @@ def test_a_file_that_is_no_font_is_refused(tmp_path):
 
 
 def test_the_note_is_said_once_and_only_where_figures_are_drawn(only_dejavu, run, tmp_path):
-    record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(tmp_path / "heatmap.npz")
+    record = record_of(map_of(tokens_of(["你", "a"]), layers=1, heads=1), text="你 a").save(
+        tmp_path / "heatmap.npz"
+    )
     status, _, err = run("show", record, "-o", tmp_path / "out", "-f", "png,svg")
     assert status == 0
     assert err.count("note: no installed font has 1 of the characters (U+4F60)") == 1
-    for quiet in (["-q", "-o", tmp_path / "out"], ["-f", "text"], ["-f", "npz", "-o", tmp_path / "data"]):
+    for quiet in (
+        ["-q", "-o", tmp_path / "out"],
+        ["-f", "text"],
+        ["-f", "npz", "-o", tmp_path / "data"],
+    ):
         assert "no installed font" not in run("show", record, *quiet)[2]
 
 

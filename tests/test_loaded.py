@@ -48,14 +48,18 @@ def test_what_is_not_needed_is_not_loaded(name):
 
 
 def test_help_loads_nothing_heavy():
-    _, loaded = modules_after(["--version"], ["--help"], *([*name.split(), "--help"] for name in commands()))
+    _, loaded = modules_after(
+        ["--version"], ["--help"], *([*name.split(), "--help"] for name in commands())
+    )
     assert not (HEAVY | {"conllu"}) & loaded
 
 
 def test_what_is_public_is_there_for_people_and_for_type_checkers():
     stub = ast.parse(Path(attnscope.__file__).with_suffix(".pyi").read_text("utf-8"))
     names = [name for line in stub.body if isinstance(line, ast.ImportFrom) for name in line.names]
-    assert [name.asname for name in names] == [name.name for name in names]  # else type checkers do not export it
+    assert [name.asname for name in names] == [
+        name.name for name in names
+    ]  # else type checkers do not export it
     assert {name.name for name in names} == {*attnscope.__all__} == {*dir(attnscope)}
     assert all(getattr(attnscope, name) is not None for name in attnscope.__all__)
     exec("from attnscope import *", everything := {})

@@ -56,7 +56,9 @@ def test_long_texts_stay_whole_where_that_is_asked_for(run):
 
 
 def test_a_part_is_drawn(run):
-    status, out, err = run("heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a")
+    status, out, err = run(
+        "heatmap", LONG, "--pick", "L0H1", "--rows", "400:410", "--cols", "0:12", "-o", "a"
+    )
     assert status == 0
     assert out.split()[-2:] == ["a/L00H01.png", "a/heatmap.npz"]
     assert "queries 400 to 409 and keys 0 to 11" in err

@@ -34,7 +34,9 @@ SIZES = {
 
 def model_of(model_type, **overrides):
     torch.manual_seed(0)
-    network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(model_type, **(SIZES | overrides)))
+    network = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(model_type, **(SIZES | overrides))
+    )
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if parameter.ndim > 1 and "norm" not in name:
@@ -86,7 +88,17 @@ def test_light_masks_say_what_written_out_ones_do(model_type, more, monkeypatch)
     ("model_type", "more"),
     [
         ("llama4_text", {"attention_chunk_size": 4}),
-        ("t5", {"d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 2, "d_ff": 7, "decoder_start_token_id": 0}),
+        (
+            "t5",
+            {
+                "d_model": 16,
+                "d_kv": 4,
+                "num_heads": 4,
+                "num_layers": 2,
+                "d_ff": 7,
+                "decoder_start_token_id": 0,
+            },
+        ),
     ],
 )
 def test_models_with_masks_or_biases_of_their_own_are_still_right(model_type, more):
@@ -127,7 +139,9 @@ def test_pooled_maps_are_the_exact_map_pooled(model_type, more):
             far = np.where((abs(q - k) > 32) & (k > 0), exact[layer, head], 0)
             strongest = np.sort(far, axis=None)[::-1][:10]
             links = record.links(layer, head)
-            np.testing.assert_allclose([link.weight for link in links], strongest[strongest > 0], atol=1e-6)
+            np.testing.assert_allclose(
+                [link.weight for link in links], strongest[strongest > 0], atol=1e-6
+            )
             for link in links:
                 assert far[link.query, link.key] == pytest.approx(link.weight, abs=1e-6)
 
@@ -159,7 +173,9 @@ def test_a_part_is_cut_out_of_the_exact_map():
 
 def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps():
     sizes = {"n_head": 4, "n_layer": 2, "hidden_size": 16}
-    network = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("bloom", **(SIZES | sizes)))
+    network = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model("bloom", **(SIZES | sizes))
+    )
     model = load(network)
     assert model.info.path == "eager"
     whole = heatmap(model, text_of(20))
@@ -170,9 +186,15 @@ def test_a_part_of_a_model_off_the_seam_is_cut_out_of_its_whole_maps():
 
 
 def test_all_three_kinds_of_an_encoder_decoder_are_pooled():
-    sizes = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("ffn_dim", 7))}
+    sizes = {
+        f"{side}_{what}": n
+        for side in ("encoder", "decoder")
+        for what, n in (("layers", 1), ("ffn_dim", 7))
+    }
     heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
-    model = model_of("bart", d_model=16, decoder_start_token_id=2, forced_eos_token_id=None, **sizes, **heads)
+    model = model_of(
+        "bart", d_model=16, decoder_start_token_id=2, forced_eos_token_id=None, **sizes, **heads
+    )
     record = pooled_heatmap(model, text_of(50), target=text_of(20), cells=8)
     assert [m.kind for m in record.maps] == ["encoder", "decoder", "cross"]
     cross = record.map("cross")

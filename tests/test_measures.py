@@ -87,7 +87,9 @@ def measure_of_the_docs():
 
 
 def test_the_measure_of_the_docs_fits_into_what_is_there():
-    assert all(compile(text, path, "exec") for path, text in measure_of_the_docs() if path.endswith(".py"))
+    assert all(
+        compile(text, path, "exec") for path, text in measure_of_the_docs() if path.endswith(".py")
+    )
 
 
 @pytest.mark.slow

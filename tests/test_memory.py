@@ -10,7 +10,16 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.own.native import NativeModel
 from tests.test_devices import numbers_of
 
-TEXTS = ["the cat", "a cat sat", "the mat", "it ran on", "the cat ran", "on a mat", "so it sat", "the end"]
+TEXTS = [
+    "the cat",
+    "a cat sat",
+    "the mat",
+    "it ran on",
+    "the cat ran",
+    "on a mat",
+    "so it sat",
+    "the end",
+]
 
 ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
@@ -45,7 +54,9 @@ STUDIES = {
     "relations": lambda model: attnscope.relations(
         model, "sample_texts/library.py", attnscope.RelationsOptions(chunk=20)
     ),
-    "ablate": lambda model: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))),
+    "ablate": lambda model: attnscope.ablate(
+        model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))
+    ),
 }
 
 
@@ -57,7 +68,9 @@ def test_a_batch_that_does_not_fit_is_halved_and_the_result_is_the_same(name, ti
     found = STUDIES[name](model)
     assert max(small.tried) > 30
     assert len([n for n in small.tried if n <= 30]) > 1
-    ours, theirs = (numbers_of({k: v for k, v in vars(one).items() if k != "run"}) for one in (whole, found))
+    ours, theirs = (
+        numbers_of({k: v for k, v in vars(one).items() if k != "run"}) for one in (whole, found)
+    )
     assert len(ours) == len(theirs) > 0
     for a, b in zip(ours, theirs, strict=True):
         # Ends of intervals over few texts magnify what float32 rounds.
@@ -86,12 +99,16 @@ def test_other_errors_are_not_taken_for_it(tiny_bert, monkeypatch):
 def test_one_text_that_does_not_fit_is_one_clear_line(name, tiny_bert, monkeypatch):
     model = models.load(str(tiny_bert))
     Small(monkeypatch, tokens=3)
-    with pytest.raises(AttnscopeError, match=r"one text of \d+ tokens does not fit into memory") as raised:
+    with pytest.raises(
+        AttnscopeError, match=r"one text of \d+ tokens does not fit into memory"
+    ) as raised:
         STUDIES[name](model)
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("command", [["heads"], ["heatmap", "--engine", "native"], ["ablate"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["heads"], ["heatmap", "--engine", "native"], ["ablate"]], ids=" ".join
+)
 def test_the_command_line_says_it_once_or_fails_in_one_line(command, tiny_bert, run, monkeypatch):
     Small(monkeypatch, tokens=3)
     status, _, err = run(*command, "the cat", "-m", tiny_bert, "-o", "o")

@@ -87,7 +87,9 @@ STUDIES = {
     "heads described": lambda model, texts: attnscope.heads(
         model, texts, attnscope.HeadsOptions(describe=attnscope.DescribeOptions())
     ),
-    "ablate": lambda model, texts: attnscope.ablate(model, texts, attnscope.AblateOptions(importance=True)),
+    "ablate": lambda model, texts: attnscope.ablate(
+        model, texts, attnscope.AblateOptions(importance=True)
+    ),
     "compare": lambda model, texts: attnscope.compare(model, texts),
     "atlas": lambda model, texts: attnscope.atlas(model, texts),
 }
@@ -96,7 +98,10 @@ STUDIES = {
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(study, monkeypatch):
     model = phi3()
-    texts = [" ".join(map(str, text(n, seed)[0].tolist())) for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))]
+    texts = [
+        " ".join(map(str, text(n, seed)[0].tolist()))
+        for seed, n in enumerate((9, 40, 12, 33, 15, 20, 30, 6))
+    ]
     together = STUDIES[study](model, texts)
     for module, name in (
         (head_blocks, "TOKEN_BUDGET"),

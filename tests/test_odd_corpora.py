@@ -41,7 +41,9 @@ class Written:
 
 def sentence(chance, word):
     """Return a sentence that holds a word, and at times what a format has a meaning for."""
-    odd = chance.choice(["", " a, b", " a; b", ' "so" he said', "\ta\tb", " it's", " café", " \\n", " {}", " \u2028x"])
+    odd = chance.choice(
+        ["", " a, b", " a; b", ' "so" he said', "\ta\tb", " it's", " café", " \\n", " {}", " \u2028x"]
+    )
     text = f"the {word} sat down{odd}"
     return f'"{text}" he said' if chance.random() < 0.1 else text
 
@@ -91,10 +93,14 @@ def write_csv(chance):
     """Return a table in one of the dialects that programs write."""
     delimiter = chance.choice([",", ",", ",", "\t", ";", "|"])
     written = Written("a.tsv" if delimiter == "\t" else "a.csv")
-    header = chance.choice([["text"], ["id", "text"], ["text", "text_pair"], ["text", "context"], ["text", "text"], []])
+    header = chance.choice(
+        [["text"], ["id", "text"], ["text", "text_pair"], ["text", "context"], ["text", "text"], []]
+    )
     if "context" in header and chance.random() < 0.5:
         written.options["pair_field"] = "context"
-    quoting, escape = chance.choice([(csv.QUOTE_MINIMAL, None), (csv.QUOTE_ALL, None), (csv.QUOTE_NONE, "\\")])
+    quoting, escape = chance.choice(
+        [(csv.QUOTE_MINIMAL, None), (csv.QUOTE_ALL, None), (csv.QUOTE_NONE, "\\")]
+    )
     buffer = io.StringIO()
     rows = csv.writer(
         buffer,
@@ -121,7 +127,9 @@ def write_csv(chance):
         for column, name in enumerate(header or ["text", "more"]):
             word = f"row{number}col{column}x"
             text = sentence(chance, word)
-            cells.append(str(number) if name == "id" else text.replace(" sat", chance.choice([" sat", "\nsat"])))
+            cells.append(
+                str(number) if name == "id" else text.replace(" sat", chance.choice([" sat", "\nsat"]))
+            )
             words += [(word, name)] if name != "id" else []
         if chance.random() < 0.1:  # more cells than columns
             cells.append(f"the extra{number}x sat down")
@@ -161,7 +169,9 @@ def encode(chance, written):
     content = written.content.replace("\n", chance.choice(["\n", "\n", "\r\n", "\r"]))
     if chance.random() < 0.2:
         content = content.rstrip("\r\n")
-    raw = content.encode(chance.choice(["utf-8"] * 6 + ["utf-8-sig"] * 2 + ["utf-16", "utf-32", "cp1252"]), "replace")
+    raw = content.encode(
+        chance.choice(["utf-8"] * 6 + ["utf-8-sig"] * 2 + ["utf-16", "utf-32", "cp1252"]), "replace"
+    )
     if chance.random() < 0.1:
         where = chance.randrange(len(raw))
         raw = raw[:where] + chance.choice([b"\0", b"\xff", b"\xef\xbb\xbf"]) + raw[where:]
@@ -195,10 +205,16 @@ def test_nothing_of_a_corpus_is_left_out_in_silence(tmp_path, seed):
         line = written.content[: written.content.index(word)].count("\n") + 1
         for problem in corpus.problems:
             gave_up = problem.line is None or last < problem.line <= line
-            is_named = word in problem.reason or (field_name and f'field "{field_name}"' in problem.reason)
+            is_named = word in problem.reason or (
+                field_name and f'field "{field_name}"' in problem.reason
+            )
             if gave_up or is_named or problem.line in (begin, line):
                 return True
         return False
 
-    silent = [word for word, begin, name in written.places if word not in read and not is_told(word, begin, name)]
+    silent = [
+        word
+        for word, begin, name in written.places
+        if word not in read and not is_told(word, begin, name)
+    ]
     assert not silent, [silent, *corpus.problems, raw]

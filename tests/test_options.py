@@ -59,7 +59,20 @@ def test_fields_are_options_those_of_groups_too_and_come_back_as_the_dataclass()
     names = ["places", "kinds", "thin", "layers", "washed", "seed"]
     assert [*inspect.signature(command(eat)).parameters] == names
     assert answer(eat) == f"{Basket()}\n"
-    given = ["here", "-k", "a", "--kind", "b", "--thin", "2", "--layers", "0,3-4", "--unwashed", "--seed", "5"]
+    given = [
+        "here",
+        "-k",
+        "a",
+        "--kind",
+        "b",
+        "--thin",
+        "2",
+        "--layers",
+        "0,3-4",
+        "--unwashed",
+        "--seed",
+        "5",
+    ]
     assert answer(eat, *given) == f"{Basket(('here',), ('a', 'b'), Peel(2), (0, 3, 4), False, 5)}\n"
 
 
@@ -92,7 +105,12 @@ def test_python_and_the_command_line_have_the_same_defaults():
 
 
 def test_there_are_at_most_ninety_options():
-    names = {max(one.opts, key=len) for each in COMMANDS.values() for one in each.params if one.opts[0][0] == "-"}
+    names = {
+        max(one.opts, key=len)
+        for each in COMMANDS.values()
+        for one in each.params
+        if one.opts[0][0] == "-"
+    }
     assert 60 < len(names) <= 90, sorted(names)
 
 
@@ -121,7 +139,11 @@ def test_what_cannot_be_given_beside_an_option_is_named(groups, others, named):
         ("heatmap", b"%PDF-1.7", "hint: extract its text first"),
         ("compare", b"PK\x03\x04", "hint: save it as plain text first"),
         ("relations", b"\x89PNG\r\n\x1a\n", "hint: give pictures with --image"),
-        ("batch -o out", b"%PDF-1.7", "error: no text is left: nothing to read in 1 source: notes.x: a PDF"),
+        (
+            "batch -o out",
+            b"%PDF-1.7",
+            "error: no text is left: nothing to read in 1 source: notes.x: a PDF",
+        ),
     ],
 )
 def test_a_file_that_is_no_text_is_recognised(run, tmp_path, command_line, start, says):
@@ -132,7 +154,9 @@ def test_a_file_that_is_no_text_is_recognised(run, tmp_path, command_line, start
     assert any(line.startswith(says) for line in err.splitlines())
 
 
-@pytest.mark.parametrize("command_line", ["heatmap", "learn trace", "learn split -L 0", "heads", "ablate"])
+@pytest.mark.parametrize(
+    "command_line", ["heatmap", "learn trace", "learn split -L 0", "heads", "ablate"]
+)
 def test_a_second_text_is_answered_with_where_several_go(run, tmp_path, command_line):
     status, out, err = run(*command_line.split(), "the cat", "the dog", "a bird")
     one = command_line.split()[0] in ("heatmap", "learn")
@@ -151,8 +175,12 @@ _SHOWS = "it shows something else"
 _WRITES = "it writes something else"
 
 DIFFER = {
-    **dict.fromkeys([("learn trace", "TEXT"), ("learn split", "TEXT")], "there is a worked example without one"),
-    **dict.fromkeys([(name, "--file") for name in ("heatmap", "learn trace", "learn split", "why")], "one text"),
+    **dict.fromkeys(
+        [("learn trace", "TEXT"), ("learn split", "TEXT")], "there is a worked example without one"
+    ),
+    **dict.fromkeys(
+        [(name, "--file") for name in ("heatmap", "learn trace", "learn split", "why")], "one text"
+    ),
     ("heads", "--image"): "many pictures",
     ("page", "--image"): "a page is looked into, nothing is drawn",
     ("heads", "--audio"): "many recordings",
@@ -227,6 +255,10 @@ def test_an_option_is_the_same_in_every_command_that_has_it():
 )
 def test_the_shell_completes_commands_and_models(line, offered):
     words = ["attnscope", *line.split()]
-    told = {"_ATTNSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    told = {
+        "_ATTNSCOPE_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
     done = CliRunner().invoke(cli.build_app(), [], prog_name="attnscope", env=told)
     assert offered in done.output.split(), done.output

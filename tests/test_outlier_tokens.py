@@ -42,7 +42,9 @@ def llama():
 
 def test_what_is_outlying_is_told_in_each_text():
     real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    facts = TextFacts(real=real, special=torch.zeros_like(real), ids=torch.zeros(2, 6, dtype=torch.int64))
+    facts = TextFacts(
+        real=real, special=torch.zeros_like(real), ids=torch.zeros(2, 6, dtype=torch.int64)
+    )
     norms = torch.tensor([[9.0, 1, 1, 4, 1, 2], [2.0, 2, 4, 7, 50, 50]])
     # The first token is a sink already; padding is nothing, and does not move the median.
     assert outlying(norms, facts).tolist() == [
@@ -73,12 +75,16 @@ def test_the_mass_on_outlying_tokens():
             sums[layer] += weights[0, :, at:, at].double().sum(-1).numpy()
             active[layer] += weights[0, :, at:, 1:].double().sum((-1, -2)).numpy()
     np.testing.assert_allclose(found["heads"].grid("outlier_token", "decoder"), sums / counts, atol=1e-5)
-    np.testing.assert_allclose(found["heads"].grid("outlier_token_active", "decoder"), sums / active, atol=1e-5)
+    np.testing.assert_allclose(
+        found["heads"].grid("outlier_token_active", "decoder"), sums / active, atol=1e-5
+    )
     assert heads_in(found)[0].measures["outlier_token"].count == pytest.approx(counts, rel=1e-12)
 
 
 def test_without_outlying_tokens_the_measure_is_undefined():
-    found = heads(attnscope.load(llama()), [attnscope.corpus.CorpusText(0, "ids", 1, ids=(9, 10, 11, 12))])
+    found = heads(
+        attnscope.load(llama()), [attnscope.corpus.CorpusText(0, "ids", 1, ids=(9, 10, 11, 12))]
+    )
     assert np.isnan(found["heads"].grid("outlier_token", "decoder")).all()
 
 
@@ -95,6 +101,8 @@ def test_both_engines_see_the_hidden_states_that_layers_read(engine, tmp_path):
         for layer in range(2):
             seen = norms("encoder", layer)
             assert seen is not None
-            torch.testing.assert_close(seen, plain.hidden_states[layer].detach().norm(dim=-1), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                seen, plain.hidden_states[layer].detach().norm(dim=-1), rtol=1e-5, atol=1e-5
+            )
     assert norms("encoder", 0) is None
     assert norms("cross", 0) is None

@@ -79,10 +79,14 @@ def test_heads_leave_out_the_text_that_overflows(overflowing):
 
 def test_no_text_that_is_left_is_an_error(overflowing, run, tmp_path):
     path = write_texts(tmp_path, ["the q", "q", "a q b"])
-    status, out, err = run("heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out")
+    status, out, err = run(
+        "heads", "--file", path, "-m", overflowing, "--dtype", "float16", "--no-check", "-o", "out"
+    )
     assert status == 1
     assert out == ""
-    assert err.startswith("error: no text is left: on all 3, big's layer 1 computes NaN or infinity in float16\n")
+    assert err.startswith(
+        "error: no text is left: on all 3, big's layer 1 computes NaN or infinity in float16\n"
+    )
     assert "hint: try --dtype float32 or bfloat16" in err
 
 

@@ -43,7 +43,10 @@ def model(name="own", dtype="float32"):
 
 @cache
 def sample_texts():
-    lines = [(SAMPLES / name).read_text("utf-8").splitlines() for name in ("sentences.txt", "multilingual.txt")]
+    lines = [
+        (SAMPLES / name).read_text("utf-8").splitlines()
+        for name in ("sentences.txt", "multilingual.txt")
+    ]
     paragraphs = (SAMPLES / "alice.txt").read_text("utf-8").split("\n\n")
     return [text.strip() for text in (*lines[0], *lines[1], *paragraphs) if text.strip()]
 
@@ -91,7 +94,9 @@ def assert_every_head_looks_right(name, ids, attention):
             where = f"{name} L{layer}H{number} ({head})"
             rows = attention[layer, number]
             if head == "uniform":
-                np.testing.assert_allclose(rows, may / may.sum(1, keepdims=True), rtol=1e-5, err_msg=where)
+                np.testing.assert_allclose(
+                    rows, may / may.sum(1, keepdims=True), rtol=1e-5, err_msg=where
+                )
             else:
                 right = right_of[head] & may
                 has_right = right.any(1)
@@ -135,7 +140,9 @@ def test_every_head_writes_what_it_attends_to_into_a_slot_of_its_own(name):
     for layer in range(2):
         for head in range(7):
             slot = written_slot(layer, head)
-            np.testing.assert_allclose(hidden[0, :, slot].numpy(), attention[layer, 0, head] @ codes, atol=1e-4)
+            np.testing.assert_allclose(
+                hidden[0, :, slot].numpy(), attention[layer, 0, head] @ codes, atol=1e-4
+            )
             taken += range(slot.start, slot.stop)
     assert len(set(taken)) == len(taken) == 2 * 7 * 64
     assert min(taken) > own.EOS_FLAG
@@ -206,11 +213,15 @@ def test_padding_on_either_side_does_not_matter(name):
         for row, one in enumerate(encoded):
             places.append(slice(longest - len(one), longest) if left else slice(0, len(one)))
             ids[row, places[-1]], mask[row, places[-1]] = one, True
-        exact = model(name, dtype="float64")  # where nothing but rounding moves, there is next to none of it
+        exact = model(
+            name, dtype="float64"
+        )  # where nothing but rounding moves, there is next to none of it
         attention, hidden = weights_of(exact, Batch(torch.as_tensor(ids), torch.as_tensor(mask)))
         for row, (one, place) in enumerate(zip(encoded, places, strict=True)):
             alone, hidden_alone = weights_of(exact, batch_of(one))
-            np.testing.assert_allclose(attention[:, row, :, place, place], alone[:, 0], atol=1.2e-7)  # as float32
+            np.testing.assert_allclose(
+                attention[:, row, :, place, place], alone[:, 0], atol=1.2e-7
+            )  # as float32
             assert not attention[:, row, :, place][..., ~mask[row]].any()
             torch.testing.assert_close(hidden[row, place], hidden_alone[0], atol=1e-10, rtol=0)
 
@@ -268,7 +279,9 @@ def test_an_untrained_twin():
     name = "own-causal"
     ids = OwnTokenizer().encode("the cat sat on the mat").ids
     before = weights_of(model(name), batch_of(ids))[0]
-    twin, again, other = (weights_of(model(name).untrained(seed), batch_of(ids))[0] for seed in (3, 3, 4))
+    twin, again, other = (
+        weights_of(model(name).untrained(seed), batch_of(ids))[0] for seed in (3, 3, 4)
+    )
     np.testing.assert_array_equal(twin, again)
     assert np.abs(twin - other).max() > 1e-3
     np.testing.assert_array_equal(weights_of(model(name), batch_of(ids))[0], before)
@@ -283,5 +296,7 @@ def test_everywhere_the_same_weights_and_numbers_without_torch():
         "assert 'torch' not in sys.modules"
     )
     for seed in ("1", "2"):
-        printed = python("-c", program, env=os.environ | {"PYTHONHASHSEED": seed}, check=True).stdout.split()
+        printed = python(
+            "-c", program, env=os.environ | {"PYTHONHASHSEED": seed}, check=True
+        ).stdout.split()
         assert printed == [*SHA256.values(), "0", "1", "1464620", "1202105", "41", "3"]

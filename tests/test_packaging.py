@@ -36,7 +36,9 @@ def test_the_oldest_set_to_test_is_the_oldest_allowed():
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     command = next(line for line in page.splitlines() if ".venv-oldest/bin/pip" in line)
     wanted = dict(re.findall(r"(\w+)==([\d.]+)", command))
-    allowed = {r.name: str(r.specifier).removeprefix(">=") for r in declared_requirements() if r.name in wanted}
+    allowed = {
+        r.name: str(r.specifier).removeprefix(">=") for r in declared_requirements() if r.name in wanted
+    }
     assert wanted == allowed
     assert set(wanted) == {"transformers", "huggingface_hub", "tokenizers"}
 

@@ -8,7 +8,18 @@ import pytest
 from attnscope.pages import PageText, page_of
 from tests.heads_helpers import heads_in
 from tests.page_helpers import SEEN, blues, number, pixels
-from tests.page_records import FINDINGS, FIRST, FULL, LABELS, PROSE, SECOND, SHORTER, W, _opened, page_file
+from tests.page_records import (
+    FINDINGS,
+    FIRST,
+    FULL,
+    LABELS,
+    PROSE,
+    SECOND,
+    SHORTER,
+    W,
+    _opened,
+    page_file,
+)
 from tests.record_helpers import map_of, record_of, tokens_of
 
 __all__ = ["_opened", "page_file"]
@@ -22,7 +33,9 @@ def test_the_grid_shows_every_head_in_the_figures_colours(opened):
     assert opened.page.locator(".view.grid button[data-spec]").count() == 6
     for layer, head in ((0, 0), (1, 2)):
         shown = pixels(opened, f".view.grid button[data-spec='{layer}.{head}'] canvas")
-        assert np.abs(shown - blues(W[layer, head])).max() <= 4  # half a step of the codes, and of 256 colours
+        assert (
+            np.abs(shown - blues(W[layer, head])).max() <= 4
+        )  # half a step of the codes, and of 256 colours
 
 
 def test_roles_filter_and_sort(opened):
@@ -30,9 +43,15 @@ def test_roles_filter_and_sort(opened):
     having = [h for h in heads_in(FINDINGS) if h.roles]
     role = having[0].roles[0].name
     opened.click(f".roles button[data-role='{role}']")
-    dimmed = opened.page.eval_on_selector_all(".view.grid button.dim", "all => all.map(b => b.dataset.spec)")
-    assert set(dimmed) == {f"{h.layer}.{h.head}" for h in heads_in(FINDINGS) if role not in {r.name for r in h.roles}}
-    order = opened.page.eval_on_selector_all(".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)")
+    dimmed = opened.page.eval_on_selector_all(
+        ".view.grid button.dim", "all => all.map(b => b.dataset.spec)"
+    )
+    assert set(dimmed) == {
+        f"{h.layer}.{h.head}" for h in heads_in(FINDINGS) if role not in {r.name for r in h.roles}
+    }
+    order = opened.page.eval_on_selector_all(
+        ".view.grid button[data-spec]", "all => all.map(b => b.dataset.spec)"
+    )
     first = {f"{h.layer}.{h.head}": h.roles[0].name if h.roles else "" for h in heads_in(FINDINGS)}
     runs = [first[spec] for spec in order]
     assert all(runs.index(name) + runs.count(name) > at for at, name in enumerate(runs)), (
@@ -143,7 +162,9 @@ def test_scales(opened):
 
 
 def links_at(opened, side, place):
-    left, right, top, line = map(float, opened.page.get_attribute(".view.links", "data-place").split(","))
+    left, right, top, line = map(
+        float, opened.page.get_attribute(".view.links", "data-place").split(",")
+    )
     box = opened.page.locator(".view.links canvas").bounding_box()
     x = box["x"] + (left - 20 if side == "q" else right + 20)
     opened.page.mouse.move(x, box["y"] + top + (place + 0.5) * line)
@@ -172,7 +193,9 @@ def test_several_heads_at_once(opened):
     opened.page.click("aside button[data-spec='0.2']")
     opened.page.wait_for_selector(".legend button[data-spec='0.2']")
     found = links_at(opened, "q", 3)
-    both = {("1.1", k): W[1, 1, 3, k] for k in range(12)} | {("0.2", k): W[0, 2, 3, k] for k in range(12)}
+    both = {("1.1", k): W[1, 1, 3, k] for k in range(12)} | {
+        ("0.2", k): W[0, 2, 3, k] for k in range(12)
+    }
     assert abs(found[0][2] - max(both.values())) <= SEEN
     for spec, at, value in found:
         assert abs(value - both[spec, at]) <= SEEN
@@ -207,7 +230,9 @@ def test_a_token_shades_the_others(opened):
     opened.show(v="text", h="1.1", d="light")
     opened.click(".tok >> nth=5")
     for at in range(12):
-        colour = opened.page.eval_on_selector_all(".tok", f"all => getComputedStyle(all[{at}]).backgroundColor")
+        colour = opened.page.eval_on_selector_all(
+            ".tok", f"all => getComputedStyle(all[{at}]).backgroundColor"
+        )
         if W[1, 1, 5, at] > 0.02:
             shown = [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]
             assert np.abs(np.array(shown) - blues(W[1, 1, 5, at])).max() <= 4

@@ -45,7 +45,9 @@ def serious(opened, *rules):
     how = {"resultTypes": ["violations"]} | ({"runOnly": rules} if rules else {})
     told = opened.page.evaluate("how => axe.run(document, how)", how)
     assert len(told["passes"]) > (0 if rules else 5), "it did look"
-    return [(one["id"], one["nodes"][0]["html"]) for one in told["violations"] if one["impact"] in SERIOUS]
+    return [
+        (one["id"], one["nodes"][0]["html"]) for one in told["violations"] if one["impact"] in SERIOUS
+    ]
 
 
 @pytest.mark.parametrize("kind", ["texts", "atlas", "photos"])
@@ -58,7 +60,9 @@ def test_nothing_serious(browser, pages, kind):
         assert serious(opened) == [], state
         opened.page.emulate_media(color_scheme="dark")
         opened.frame()
-        assert serious(opened, "color-contrast") == [], state  # what else is in the page knows no colours
+        assert serious(opened, "color-contrast") == [], (
+            state
+        )  # what else is in the page knows no colours
     context.close()
 
 
@@ -73,6 +77,8 @@ def test_in_a_low_window_lists_scroll_and_do_not_run_over_the_foot(browser, tmp_
     opened.until("(s => s.scrollHeight > s.clientHeight)(document.querySelector('.side'))")
     side, foot = (opened.page.locator(one).bounding_box() for one in (".side", "footer"))
     assert side["y"] + side["height"] <= foot["y"]
-    assert opened.page.evaluate("(s => (s.scrollTop = 1e6, s.scrollTop > 0))(document.querySelector('.side'))")
+    assert opened.page.evaluate(
+        "(s => (s.scrollTop = 1e6, s.scrollTop > 0))(document.querySelector('.side'))"
+    )
     assert serious(opened) == []
     context.close()

@@ -46,7 +46,17 @@ def test_a_text_becomes_a_file(run, tiny_bert, tmp_path):
 def test_texts_and_files_in_their_order(run, tiny_bert, tmp_path):
     (tmp_path / "lines.txt").write_text("the cat.\n\na cat'\n", "utf-8")
     status, _, err = run(
-        "page", "cat the", "the", "--file", "lines.txt", "--split", "line", "-m", tiny_bert, "-o", "p.html"
+        "page",
+        "cat the",
+        "the",
+        "--file",
+        "lines.txt",
+        "--split",
+        "line",
+        "-m",
+        tiny_bert,
+        "-o",
+        "p.html",
     )
     assert status == 0, err
     assert texts("p.html") == ["cat the", "the", "the cat.", "a cat'"]
@@ -59,7 +69,9 @@ def test_records_by_file_and_by_folder(run, tmp_path):
     second = simple(6, seed=1)
     first.save(tmp_path / "one" / "heatmap.npz")
     second.save(tmp_path / "two.npz")
-    status, out, err = run("page", "--record", "one", "--record", "two.npz", "-o", "p.html", "--pick", "L1H2")
+    status, out, err = run(
+        "page", "--record", "one", "--record", "two.npz", "-o", "p.html", "--pick", "L1H2"
+    )
     assert status == 0, err
     assert out.endswith("/p.html\np.html\n")
     assert texts("p.html") == [first.text, second.text]
@@ -145,7 +157,12 @@ def test_it_is_refused_before_the_model_runs(tiny_bert, monkeypatch):
 
 def test_grouped_queries_have_a_full_width_head(run, tmp_path):
     folder = write_tiny(
-        tmp_path / "llama", "llama", num_attention_heads=4, num_key_value_heads=2, hidden_size=16, head_dim=4
+        tmp_path / "llama",
+        "llama",
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        hidden_size=16,
+        head_dim=4,
     )
     status, _, err = run("page", "the cat", "-m", folder, "-o", "p.html")
     assert status == 0, err

@@ -45,7 +45,9 @@ def test_what_was_not_kept_is_said(opened):
     weights = weights_of(example(4, 1))
     opened.show(v="matrix", head="L1H1", ex=1, q=5)
     missing = round(100 * (1 - float(weights[5].sum())))
-    assert f"{missing}% of the row" in opened.text(".kept") or (missing == 0 and "hardly any" in opened.text(".kept"))
+    assert f"{missing}% of the row" in opened.text(".kept") or (
+        missing == 0 and "hardly any" in opened.text(".kept")
+    )
     empty = int(np.flatnonzero(weights[5] == 0)[0])
     opened.hover(5, empty)
     assert "not kept" in opened.text("#readout")
@@ -67,7 +69,9 @@ def test_an_example_opens_with_its_own_query(opened):
     opened.page.click("article[data-example='1'] [data-open=matrix]")
     opened.settle("matrix")
     label = example(4, 1).labels[3]
-    assert f"“{label}”" in opened.text(".kept"), "of the example that is opened, not of the one that was looked at"
+    assert f"“{label}”" in opened.text(".kept"), (
+        "of the example that is opened, not of the one that was looked at"
+    )
     opened.show(v="head", head="L1H1", ex=1, q=9)
     opened.page.click("article[data-example='1'] [data-open=links]")
     opened.settle("links")
@@ -81,7 +85,9 @@ def test_the_command_draws_what_is_chosen(opened):
         program, command, text, *options = shlex.split(opened.text(".headcard pre"))
         assert program == "attnscope"
         assert command == "heatmap"
-        assert text.split() == list(labels[1:18]), "the run around the query in whole words: the last may go on"
+        assert text.split() == list(labels[1:18]), (
+            "the run around the query in whole words: the last may go on"
+        )
         assert options == ["-m", "minilm", "--pick", "L1H1", "--query", labels[query]]
     assert "20 of the 60 tokens" in opened.text(".headcard")
 

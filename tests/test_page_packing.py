@@ -30,7 +30,11 @@ def unpacked(attention, step):
 
         codes = numbers(0, n * n_keys * n_queries)
         order = numbers(2 * len(codes), n * n_keys)
-        scales = numbers(2 * len(codes) + 2 * len(order), n * n_queries) if attention.keys.special.any() else None
+        scales = (
+            numbers(2 * len(codes) + 2 * len(order), n * n_queries)
+            if attention.keys.special.any()
+            else None
+        )
         assert len(raw) == 2 * (len(codes) + len(order) + len(scales or ()))
         for number, head in enumerate(chunk.heads):
             assert head == len(heads)
@@ -39,7 +43,9 @@ def unpacked(attention, step):
                 key = order[number * n_keys + column]
                 for query in range(n_queries):
                     table[query, key] = codes[(number * n_keys + column) * n_queries + query]
-            heads.append((table, None if scales is None else np.array(scales[number * n_queries :][:n_queries])))
+            heads.append(
+                (table, None if scales is None else np.array(scales[number * n_queries :][:n_queries]))
+            )
     return heads
 
 
@@ -72,7 +78,9 @@ def maps(draw):
     special = draw(st.sampled_from([(), (0,), (0, n - 1)]))
     keys = pieced(n, [1, *sizes, 1], special)
     queries = draw(st.sampled_from([keys, tokens_of(["a", "b", "c"])]))
-    made = map_of(queries, keys, kind="encoder" if queries is keys else "cross", seed=draw(st.integers(0, 99)))
+    made = map_of(
+        queries, keys, kind="encoder" if queries is keys else "cross", seed=draw(st.integers(0, 99))
+    )
     # Rows that rest: nearly all of their attention is on one token, as it is in real models.
     rest = draw(st.floats(0, 0.9999))
     weights = made.weights * np.float32(1 - rest)

@@ -22,7 +22,8 @@ W = LOOKING.weights  # (layer, head, word, token)
 CELLS = [picture.cells for picture in LOOKING.pictures]
 PATCHES = tokens_of(["CLS", "0,0", "0,1", "0,2", "1,0", "1,1", "1,2"], (0,))
 SEEING = record_of(
-    map_of(PATCHES, seed=3), picture=Picture(np.full((16, 24, 3), 255, np.uint8), (2, 3), "w.png", (9, 6))
+    map_of(PATCHES, seed=3),
+    picture=Picture(np.full((16, 24, 3), 255, np.uint8), (2, 3), "w.png", (9, 6)),
 )
 V = SEEING.weights
 
@@ -50,14 +51,20 @@ def painted(opened, number=0, grid=(2, 3)):
     """The colour in the middle of each patch of a picture, (row, column, 3)."""
     opened.until(f"document.querySelectorAll('figure.photo[data-painted]').length > {number}")
     image = pixels(opened, f"figure.photo >> nth={number} >> canvas >> nth=0")
-    middles = [((np.arange(n) + 0.5) * size / n).astype(int) for n, size in zip(grid, image.shape[:2], strict=True)]
+    middles = [
+        ((np.arange(n) + 0.5) * size / n).astype(int)
+        for n, size in zip(grid, image.shape[:2], strict=True)
+    ]
     return image[np.ix_(*middles)]
 
 
 def point(opened, row, column, number=0, grid=(2, 3), click=False):
     """Points at a patch."""
     box = opened.page.locator(f"figure.photo >> nth={number} >> canvas >> nth=1").bounding_box()
-    at = box["x"] + (column + 0.5) * box["width"] / grid[1], box["y"] + (row + 0.5) * box["height"] / grid[0]
+    at = (
+        box["x"] + (column + 0.5) * box["width"] / grid[1],
+        box["y"] + (row + 0.5) * box["height"] / grid[0],
+    )
     opened.page.mouse.move(*at)
     if click:
         opened.page.mouse.click(*at)
@@ -91,7 +98,9 @@ def test_pointing_at_a_word_shades_the_picture(opened, word, head):
     layer, one = map(int, head.split("."))
     row = W[layer, one, word]
     assert_shaded(opened, row, largest(row))
-    share = f"{100 * row[CELLS[0]].sum():.1f}% of its attention goes here, at most {row[CELLS[0]].max():.4f}"
+    share = (
+        f"{100 * row[CELLS[0]].sum():.1f}% of its attention goes here, at most {row[CELLS[0]].max():.4f}"
+    )
     assert share in opened.text("figure.photo >> nth=0")
     assert "2 patches of 8 × 8; embedded as 24 × 16" in opened.text("figure.photo >> nth=0")
     opened.page.mouse.move(2, 2)
@@ -196,7 +205,9 @@ def test_a_vision_model_patch_by_patch(seeing):
     seeing.until("location.hash.includes('side=k')")
     column = V[1, 2, 1:, 4].reshape(2, 3)
     np.testing.assert_allclose(painted(seeing), blues(column, column.max()), atol=3)
-    assert [seeing.text(f".tok >> nth={at}") for at in range(seeing.page.locator(".tok").count())] == ["CLS"]
+    assert [seeing.text(f".tok >> nth={at}") for at in range(seeing.page.locator(".tok").count())] == [
+        "CLS"
+    ]
 
 
 def test_the_command_asks_about_a_photo(run, tmp_path):

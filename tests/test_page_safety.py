@@ -26,13 +26,22 @@ HOSTILE = [
 
 def hostile():
     tokens = tokens_of(HOSTILE, text=" ".join(HOSTILE))
-    run = {"model": EVIL, "sha256": EVIL, "dtype": "<b>", "architecture": EVIL, "notes": [EVIL], "versions": {}}
+    run = {
+        "model": EVIL,
+        "sha256": EVIL,
+        "dtype": "<b>",
+        "architecture": EVIL,
+        "notes": [EVIL],
+        "versions": {},
+    }
     return record_of(map_of(tokens, layers=1, heads=2), run=run)
 
 
 @pytest.fixture(scope="module")
 def evil_page(tmp_path_factory):
-    return page_of([PageText(hostile()), PageText(simple(5))]).save(tmp_path_factory.mktemp("evil") / "evil.html")
+    return page_of([PageText(hostile()), PageText(simple(5))]).save(
+        tmp_path_factory.mktemp("evil") / "evil.html"
+    )
 
 
 def test_hostile_texts_show_as_themselves(open_page, evil_page):
@@ -143,9 +152,18 @@ def test_a_damaged_file_says_so(browser, tmp_path):
 
 def test_data_never_become_markup():
     whole = script(*PARTS)
-    for mark in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+    for mark in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "new Function",
+    ):
         assert mark not in whole, mark
-    assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), "the policy forbids style attributes"
+    assert "style=" not in whole.replace('style="image-rendering:pixelated"', ""), (
+        "the policy forbids style attributes"
+    )
     assert "url(" not in style(*PARTS)
 
 

@@ -33,12 +33,16 @@ def large(layers=30, heads=9):
 @pytest.fixture
 def pages(open_page):
     """Opens records as a page of their own."""
-    return lambda *records, **window: open_page(page_of([PageText(record) for record in records]), **window)
+    return lambda *records, **window: open_page(
+        page_of([PageText(record) for record in records]), **window
+    )
 
 
 def shade(opened, at):
     """The colour behind a token of the text."""
-    told = opened.page.eval_on_selector_all(".tok", f"all => getComputedStyle(all[{at}]).backgroundColor")
+    told = opened.page.eval_on_selector_all(
+        ".tok", f"all => getComputedStyle(all[{at}]).backgroundColor"
+    )
     return [int(part) for part in told.removeprefix("rgb(").removesuffix(")").split(",")]
 
 
@@ -97,7 +101,9 @@ def test_a_map_without_a_cell_to_see_offers_its_own_scale(pages):
     assert np.abs(middle[500, 500] - blues(np.array(1.0))).max() <= 2
     assert before < 250
     opened.show(v="matrix", h="0.1")
-    assert opened.page.locator(".view.matrix .scale button").count() == 0, "a head with much to see needs no offer"
+    assert opened.page.locator(".view.matrix .scale button").count() == 0, (
+        "a head with much to see needs no offer"
+    )
 
 
 # Keys alone ------------------------------------------------------------------------------------------------------
@@ -189,7 +195,9 @@ def test_links_show_the_token_that_was_queried(pages):
         opened.show(v="links", h="0.1", **asked)
         opened.until("document.querySelector('#readout').textContent.includes('w110')")
         _, _, top, line = map(float, opened.page.get_attribute(".view.links", "data-place").split(","))
-        height, scrolled = opened.page.eval_on_selector(".scroller", "e => [e.clientHeight, e.scrollTop]")
+        height, scrolled = opened.page.eval_on_selector(
+            ".scroller", "e => [e.clientHeight, e.scrollTop]"
+        )
         assert scrolled <= top + 110 * line <= scrolled + height - line, asked
 
 
@@ -228,7 +236,9 @@ def test_a_head_alone_is_its_map(pages):
 def test_the_grid_has_a_cell_size(pages):
     opened = pages(large())
     opened.show(v="grid")
-    assert opened.page.eval_on_selector(".view.grid .heads button", "e => e.offsetWidth") <= 64, "30 rows are much"
+    assert opened.page.eval_on_selector(".view.grid .heads button", "e => e.offsetWidth") <= 64, (
+        "30 rows are much"
+    )
     for size in ("24", "132"):
         opened.page.select_option("select[aria-label=Cells]", size)
         opened.until(f"document.querySelector('.view.grid .heads button').offsetWidth === {size}")

@@ -109,7 +109,9 @@ def test_more_is_further_from_the_ground(opened, scheme):
     order = np.argsort(W[1, 1].ravel(), kind="stable")
     far = np.abs(shown.ravel()[order] - (765 if scheme == "light" else 0))
     values = W[1, 1].ravel()[order]
-    assert all(b >= a for a, b, x, y in zip(far, far[1:], values, values[1:], strict=False) if y - x > 0.008)
+    assert all(
+        b >= a for a, b, x, y in zip(far, far[1:], values, values[1:], strict=False) if y - x > 0.008
+    )
 
 
 def test_the_keyboard_alone_suffices(opened):

@@ -41,7 +41,9 @@ WORDS = [
 
 def sentence(**fields):
     """A record as a model of twelve heads leaves it."""
-    return record_of(map_of(tokens_of(WORDS, special=[0, 15]), layers=2, heads=12), text=" ".join(WORDS), **fields)
+    return record_of(
+        map_of(tokens_of(WORDS, special=[0, 15]), layers=2, heads=12), text=" ".join(WORDS), **fields
+    )
 
 
 MORE = {"sentence": sentence, "described": described_findings, "needles": planted_findings}
@@ -117,7 +119,9 @@ def require_fit_for_print(inches, points):
         *((name, "page", 6.9) for name in (*RECORDS, *MORE)),
     ],
 )
-def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(name, width, inches, made, pages):
+def test_every_record_is_drawn_as_wide_as_asked_with_letters_no_smaller(
+    name, width, inches, made, pages
+):
     by_hand = {**MORE, **RECORDS}
     record = by_hand[name]() if name in by_hand else load(made / name)
     pages(record, require_fit_for_print(inches, 6.5), width=width)
@@ -162,7 +166,11 @@ def test_two_heads_share_their_labels_and_the_queried_and_strongest_keys_have_th
     labels = [text.get_text() for text in texts_on(page) if text.get_text() in WORDS]
     assert labels.count("it") >= 1
     assert labels.count("animal") >= 1
-    rows = [text.get_text() for text in texts_on(page) if text.get_ha() == "right" and text.get_text() in WORDS]
+    rows = [
+        text.get_text()
+        for text in texts_on(page)
+        if text.get_ha() == "right" and text.get_text() in WORDS
+    ]
     columns = [text for text in texts_on(page) if text.get_rotation() == 90]
     assert rows.count("it") == (2 if layout == "2x1" else 1)
     assert {*rows} == {*WORDS}
@@ -192,9 +200,15 @@ def chunks(content):
 
 @pytest.mark.parametrize(
     ("how", "pixels", "dots"),
-    [({"width": 3.3}, 990, 11811), ({"width": "page", "dpi": 600}, 4140, 23622), ({"dpi": 200}, 0, 7874)],
+    [
+        ({"width": 3.3}, 990, 11811),
+        ({"width": "page", "dpi": 600}, 4140, 23622),
+        ({"dpi": 200}, 0, 7874),
+    ],
 )
-def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch(how, pixels, dots, tmp_path):
+def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch(
+    how, pixels, dots, tmp_path
+):
     record = simple(5, layers=1, heads=1)
     (path,) = record.draw(tmp_path, **how)
     found = chunks(path.read_bytes())
@@ -203,7 +217,9 @@ def test_a_png_has_the_pixels_that_were_asked_for_and_says_how_many_make_an_inch
     assert pixels in (0, width)
     if not pixels:
         (usual,) = record.draw(tmp_path / "usual")
-        assert (width, height) == tuple(2 * n for n in struct.unpack(">II", chunks(usual.read_bytes())[b"IHDR"][:8]))
+        assert (width, height) == tuple(
+            2 * n for n in struct.unpack(">II", chunks(usual.read_bytes())[b"IHDR"][:8])
+        )
     assert len(zlib.decompress(found[b"IDAT"])) == height * (1 + 3 * width)
 
 
@@ -219,15 +235,24 @@ def test_an_svg_holds_its_text_as_text_with_its_letters_beside(tmp_path):
     written = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
     assert {"[CLS]", "t1", "t2", "[SEP]"} <= set(written)
     assert any(re.fullmatch(r"0\.\d\d", text) for text in written)
-    faces = re.findall(r"@font-face \{ font-family: '([^']+)'; font-weight: (\d+);.*?base64,([\w+/=]+)\)", drawn)
-    assert {(family, weight) for family, weight, _ in faces} == {("DejaVu Sans", "400"), ("DejaVu Sans", "700")}
+    faces = re.findall(
+        r"@font-face \{ font-family: '([^']+)'; font-weight: (\d+);.*?base64,([\w+/=]+)\)", drawn
+    )
+    assert {(family, weight) for family, weight, _ in faces} == {
+        ("DejaVu Sans", "400"),
+        ("DejaVu Sans", "700"),
+    }
     assert max(len(data) for *_, data in faces) < 40_000, "the letters that are used alone"
 
 
 @pytest.mark.parametrize(("n", "is_image"), [(2, False), (64, False), (65, True)])
 def test_cells_are_rectangles_up_to_a_size_and_one_pixel_each_beyond(n, is_image, tmp_path):
     drawn = svg_of(simple(n, layers=1, heads=1), tmp_path)
-    maps = [size for size in re.findall(r'<image [^>]*width="(\d+)"[^>]*height="(\d+)"', drawn) if size[1] != "1"]
+    maps = [
+        size
+        for size in re.findall(r'<image [^>]*width="(\d+)"[^>]*height="(\d+)"', drawn)
+        if size[1] != "1"
+    ]
     sizes = re.findall(r"base64,\s*(iVBOR[\w+/=\s]+)", drawn)
     assert bool([s for s in sizes if _size_of(s) == (n, n)]) is is_image, maps
 
@@ -255,7 +280,8 @@ def test_rectangles_cover_each_cell_in_its_colour():
 
 
 @pytest.mark.parametrize(
-    ("width", "inches"), [("column", 3.3), ("85mm", 85 / 25.4), ("8.5cm", 85 / 25.4), ("3.4in", 3.4), ("3.4", 3.4)]
+    ("width", "inches"),
+    [("column", 3.3), ("85mm", 85 / 25.4), ("8.5cm", 85 / 25.4), ("3.4in", 3.4), ("3.4", 3.4)],
 )
 def test_a_pdf_has_fonts_and_a_page_of_the_width(tmp_path, width, inches):
     (path,) = sentence().only([(1, 3)]).draw(tmp_path, "pdf", width=width, font_size=6)
@@ -288,7 +314,9 @@ def test_sizes_and_fonts_that_make_no_sense_are_refused(given, said):
         Style(**given)
 
 
-@pytest.mark.parametrize("command_line", ["heatmap a", "heads a", "heatmap a --rollout", "batch f -o out"])
+@pytest.mark.parametrize(
+    "command_line", ["heatmap a", "heads a", "heatmap a --rollout", "batch f -o out"]
+)
 def test_every_command_that_draws_refuses_them_before_it_begins(run, tmp_path, command_line):
     status, out, err = run(*command_line.split(), "--width", "sheet")
     assert status == 2

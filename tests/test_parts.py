@@ -27,7 +27,13 @@ TEXT = {
     "vocab_size": len(VOCABULARY),
     "max_position_embeddings": 32,
 }
-VISION = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 32, "patch_size": 8}
+VISION = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "intermediate_size": 32,
+    "patch_size": 8,
+}
 SOUND = {
     "hidden_size": 24,
     "num_attention_heads": 3,
@@ -57,7 +63,9 @@ def two_towers(model_type):
     size = {"image_size": 32}
     more = {"projection_dim": 8} if model_type == "clip" else {}
     special = {"bos_token_id": 3, "eos_token_id": 4, "pad_token_id": 0}
-    config = AutoConfig.for_model(model_type, text_config=TEXT | special, vision_config=VISION | size, **more)
+    config = AutoConfig.for_model(
+        model_type, text_config=TEXT | special, vision_config=VISION | size, **more
+    )
     return strong(AutoModel.from_config(config))
 
 
@@ -80,9 +88,13 @@ def write_processor(folder, processor="CLIPImageProcessor", size=32, **more):
 
 def write_words(folder):
     """A tokenizer of words in tokenizer.json alone, as all classes of transformers read it."""
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    backend = Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(VOCABULARY)}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]"
+    ).save_pretrained(folder)
 
 
 def eager(model, **inputs):
@@ -128,7 +140,9 @@ def test_a_whole_checkpoint_shows_its_text_and_its_pictures(model_type, tmp_path
     rows, columns = seen.picture.grid
     assert len(seen.tokens) == rows * columns + (model_type == "clip")
     # What is shown is the photo, as it is after resizing.
-    small = np.asarray(Image.fromarray(photo()).resize((columns * 8, rows * 8), Image.Resampling.BILINEAR))
+    small = np.asarray(
+        Image.fromarray(photo()).resize((columns * 8, rows * 8), Image.Resampling.BILINEAR)
+    )
     assert np.abs(seen.picture.pixels.astype(int) - small).mean() < 16
     assert rollout(model, image=photo()).rollout.shape[0] == 3
 
@@ -206,7 +220,11 @@ def test_encoders_of_sound_over_time(model_type, tmp_path):
     assert record.sound.seconds_per_frame == 80 / 16000
     assert record.tokens[:2] == ("0.000s", "0.005s")
     assert len(record.tokens) == 60
-    assert [path.name for path in record.draw(tmp_path / "figures")] == ["overview.png", "L00.png", "L01.png"]
+    assert [path.name for path in record.draw(tmp_path / "figures")] == [
+        "overview.png",
+        "L00.png",
+        "L01.png",
+    ]
     back = attnscope.load_record(record.save(tmp_path / "heatmap.npz"))
     np.testing.assert_array_equal(back.weights, record.weights)
     with pytest.raises(AttnscopeError, match="reads no transcript"):

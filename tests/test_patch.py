@@ -49,7 +49,12 @@ def gpt2():
 
 def llama():
     """Six heads on two key/value heads."""
-    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": N_LAYERS}
+    sizes = {
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": N_LAYERS,
+    }
     return strong(LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, intermediate_size=11, **sizes)))
 
 
@@ -98,9 +103,18 @@ def modules(network, layer, by):
     """The linear map whose input or output a head's share is a slice of, and where the slices begin."""
     if isinstance(network, GPT2LMHeadModel):
         attention = network.transformer.h[layer].attn
-        return (attention.c_proj, 0) if by == "z" else (attention.c_attn, 20 * ("query", "key", "value").index(by))
+        return (
+            (attention.c_proj, 0)
+            if by == "z"
+            else (attention.c_attn, 20 * ("query", "key", "value").index(by))
+        )
     attention = network.model.layers[layer].self_attn
-    names = {"z": attention.o_proj, "query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
+    names = {
+        "z": attention.o_proj,
+        "query": attention.q_proj,
+        "key": attention.k_proj,
+        "value": attention.v_proj,
+    }
     return names[by], 0
 
 
@@ -142,7 +156,9 @@ def ids(pairs, which):
 
 def shown_by(network, pairs):
     """The same pairs, each in the order in which the model has a total effect above 0."""
-    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
+    clean, corrupt = (
+        score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt")
+    )
     return [
         pair if more > 0 else {**pair, "clean": pair["corrupt"], "corrupt": pair["clean"]}
         for pair, more in zip(pairs, clean - corrupt, strict=True)
@@ -155,15 +171,25 @@ def test_effects_are_those_of_plain_hooks(network, by, direction):
     pairs = entries()
     model = wrap(network, name="tiny", check=False)
     found = attnscope.patch(model, pairs, attnscope.PatchOptions(by=by, direction=direction))
-    clean, corrupt = (score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt"))
+    clean, corrupt = (
+        score(network(ids(pairs, which)).logits[:, -1], pairs) for which in ("clean", "corrupt")
+    )
     np.testing.assert_allclose(found["pairs"]["clean_difference"], clean, **WITHIN)
     assert found.total()[0] == pytest.approx((clean - corrupt).mean(), rel=1e-4, abs=1e-4)
     base, source = ("corrupt", "clean") if direction == "denoise" else ("clean", "corrupt")
     for row, (layer, head) in enumerate(places(found)):
         logits = hooked(
-            network, by, layer, head // group(found, row), ids(pairs, base), ids(pairs, source), slice(None)
+            network,
+            by,
+            layer,
+            head // group(found, row),
+            ids(pairs, base),
+            ids(pairs, source),
+            slice(None),
         )
-        expected = score(logits, pairs) - corrupt if direction == "denoise" else clean - score(logits, pairs)
+        expected = (
+            score(logits, pairs) - corrupt if direction == "denoise" else clean - score(logits, pairs)
+        )
         np.testing.assert_allclose(found["by_pair"][row], expected, **WITHIN)
         assert found["heads"]["effect"][row] == pytest.approx(expected.mean(), rel=1e-4, abs=1e-4)
 
@@ -189,10 +215,22 @@ def test_positions_are_those_of_plain_hooks(network, by):
     for row, place in ((2, 1), (3, 2), (7, 4), (6, 6)):
         layer, head = places(found)[row]
         inside = head // group(found, row)
-        logits = hooked(network, by, layer, inside, ids(pairs, "corrupt"), ids(pairs, "clean"), slice(place, place + 1))
+        logits = hooked(
+            network,
+            by,
+            layer,
+            inside,
+            ids(pairs, "corrupt"),
+            ids(pairs, "clean"),
+            slice(place, place + 1),
+        )
         expected = (score(logits, pairs) - corrupt).mean()
         assert found["position_effects"][row, place] == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    assert found["position_effects"].shape == (len(found["heads"]), 7) == (len(places(found)), len(found["positions"]))
+    assert (
+        found["position_effects"].shape
+        == (len(found["heads"]), 7)
+        == (len(places(found)), len(found["positions"]))
+    )
 
 
 @pytest.mark.parametrize("by", BY)
@@ -248,7 +286,9 @@ def test_bad_pairs_are_named_and_the_others_run(grouped):
     assert [problem["line"] for problem in problems] == [5, 6, 7, 8, 9, 10, 11]
     for problem, reason in zip(problems, bad, strict=True):
         assert reason in problem["reason"] or reason == "has no embedding", problem
-    with pytest.raises(AttnscopeError, match="no pair can be patched: pairs, line 1: its texts have 2 and 3 tokens"):
+    with pytest.raises(
+        AttnscopeError, match="no pair can be patched: pairs, line 1: its texts have 2 and 3 tokens"
+    ):
         attnscope.patch(grouped, [next(iter(bad.values()))])
     with pytest.raises(AttnscopeError, match="there is no pair"):
         attnscope.Pairs([{}])
@@ -257,7 +297,12 @@ def test_bad_pairs_are_named_and_the_others_run(grouped):
 def test_a_pair_and_its_mirror_image_are_one_observation(grouped):
     pairs = entries(4)
     mirrored = [
-        {"clean": pair["corrupt"], "corrupt": pair["clean"], "right": pair["wrong"], "wrong": pair["right"]}
+        {
+            "clean": pair["corrupt"],
+            "corrupt": pair["clean"],
+            "right": pair["wrong"],
+            "wrong": pair["right"],
+        }
         for pair in pairs[:3]
     ]
     found = attnscope.patch(grouped, [*pairs, *mirrored], attnscope.PatchOptions(attribution=0, paths=2))
@@ -277,7 +322,12 @@ def test_a_masked_model_answers_at_its_mask(tmp_path):
     strong(BertForMaskedLM(BertConfig.from_pretrained(folder)), 3).save_pretrained(folder)
     model = attnscope.load(str(folder), engine="hf")
     pairs = [
-        {"clean": f"the {a} [MASK] cat", "corrupt": f"the {b} [MASK] cat", "right": "the", "wrong": ["a", "b"]}
+        {
+            "clean": f"the {a} [MASK] cat",
+            "corrupt": f"the {b} [MASK] cat",
+            "right": "the",
+            "wrong": ["a", "b"],
+        }
         for a, b in ("ab", "cd", "ef")
     ]
     found = attnscope.patch(model, [*pairs, {**pairs[0], "clean": "the x cat", "corrupt": "a x cat"}])
@@ -302,7 +352,9 @@ def test_answers_of_a_classifier_are_its_classes(tmp_path, classifier):
     model = attnscope.load(str(folder), engine="hf")
     texts = [{"clean": f"the {a} cat", "corrupt": f"the {b} cat"} for a, b in ("ab", "cd", "ef")]
     found = attnscope.patch(model, texts, attnscope.PatchOptions(answer="good"))
-    named = attnscope.patch(model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts])
+    named = attnscope.patch(
+        model, [{**pair, "right": "good", "wrong": ["bad", "fine"]} for pair in texts]
+    )
     assert np.array_equal(found["by_pair"], named["by_pair"])
     assert found["pairs"]["right"][0] == "good"
     assert found["pairs"]["wrong"][0] == "bad, fine"
@@ -337,7 +389,9 @@ def test_paths_are_those_of_plain_hooks(build):
     """The sender's z from the clean run, all other heads' z as in the corrupt one; then what the receiver reads."""
     network = build()
     pairs = entries()
-    found = attnscope.patch(wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(paths=50))
+    found = attnscope.patch(
+        wrap(network, name="tiny", check=False), pairs, attnscope.PatchOptions(paths=50)
+    )
     corrupt_ids, clean_ids = (ids(pairs, which) for which in ("corrupt", "clean"))
     corrupt = score(network(corrupt_ids).logits[:, -1], pairs)
     z = []
@@ -397,7 +451,9 @@ def test_an_interruption_keeps_the_pairs_up_to_there(grouped):
 def test_a_record_comes_back_and_is_drawn(tmp_path):
     network = llama()
     options = attnscope.PatchOptions(positions=True, attribution=0, paths=6)
-    found = attnscope.patch(wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options)
+    found = attnscope.patch(
+        wrap(network, name="tiny", check=False), shown_by(network, entries(100)), options
+    )
     require_lossless(found, tmp_path)
     again = Patching.load(found.save(tmp_path / "patching.npz"))
     assert np.array_equal(again["position_effects"], found["position_effects"])
@@ -411,16 +467,24 @@ def test_a_record_comes_back_and_is_drawn(tmp_path):
 
 def test_the_command_prints_and_writes(run, tmp_path):
     """Of a decoder whose tokenizer ends texts with a special token: the answer follows the last ordinary one."""
-    sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    sizes = {
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 2,
+    }
     config = LlamaConfig(vocab_size=len(VOCABULARY_OF_TINY), intermediate_size=11, **sizes)
     strong(LlamaForCausalLM(config)).save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model")
     pairs = [
-        {"clean": f"the {a} cat", "corrupt": f"the {b} cat", "right": "the", "wrong": [a, b]} for a, b in ("ab", "cd")
+        {"clean": f"the {a} cat", "corrupt": f"the {b} cat", "right": "the", "wrong": [a, b]}
+        for a, b in ("ab", "cd")
     ]
     lines = [json.dumps(pair) + "\n" for pair in [*pairs, {"clean": "1"}]]
     (tmp_path / "pairs.jsonl").write_text("".join(lines), "utf-8")
-    status, out, err = run("patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "0", "-o", "out")
+    status, out, err = run(
+        "patch", "pairs.jsonl", "-m", "model", "--by", "key", "--attribution", "0", "-o", "out"
+    )
     assert status == 1
     assert err.splitlines()[-3:] == (
         [
@@ -431,4 +495,8 @@ def test_the_command_prints_and_writes(run, tmp_path):
     )
     assert "L0H0+L0H1+L0H2" in out
     assert "when the corrupt run gets the head's key of the clean run" in out
-    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"patching.npz", "patching.csv", "effect.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "patching.npz",
+        "patching.csv",
+        "effect.png",
+    }

@@ -27,7 +27,8 @@ ARCHITECTURES = {
 def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("vision")
     return {
-        name: write_vision(home / name, kind, image=40, heads=3, **more) for name, (kind, more) in ARCHITECTURES.items()
+        name: write_vision(home / name, kind, image=40, heads=3, **more)
+        for name, (kind, more) in ARCHITECTURES.items()
     }
 
 
@@ -80,7 +81,9 @@ def test_every_measure_is_its_definition_on_the_models_own_dense_weights(name, f
                 for measure, part in defined(rows, seen.picture.grid).items():
                     key = (layer, head, measure)
                     totals[key] = totals.get(key, np.zeros(2)) + part
-    assert [head.name for head in heads_in(found)] == [f"L{layer}H{head}" for layer in range(2) for head in range(3)]
+    assert [head.name for head in heads_in(found)] == [
+        f"L{layer}H{head}" for layer in range(2) for head in range(3)
+    ]
     for head in heads_in(found):
         assert set(head.measures) == set(PICTURE_MEASURES)
         for measure, estimate in head.measures.items():
@@ -108,7 +111,9 @@ def run(run, monkeypatch):
 
 def test_a_damaged_picture_is_left_out_and_the_rest_is_studied(run, folders):
     model = str(folders["registers"])
-    code, out, err = run("heads", "--image", "photos/*.png", "-m", model, "-o", "out", "-f", "npz,csv,png")
+    code, out, err = run(
+        "heads", "--image", "photos/*.png", "-m", model, "-o", "out", "-f", "npz,csv,png"
+    )
     assert code == 1
     assert "skipped: photos/b.png: cannot be read as a picture" in err
     assert "error: 1 picture could not be read" in err
@@ -141,7 +146,11 @@ def test_an_interruption_keeps_the_pictures_that_were_done(folders):
 def test_what_cannot_be_is_refused_in_one_line(run, folders):
     vit = str(folders["vit"])
     for arguments, code, told in (
-        (("photos/b.png", "-m", vit), 1, "no picture is left of 1: photos/b.png: cannot be read as a picture"),
+        (
+            ("photos/b.png", "-m", vit),
+            1,
+            "no picture is left of 1: photos/b.png: cannot be read as a picture",
+        ),
         (("none/*.jpg", "-m", vit), 1, "there is no file none/*.jpg"),
         (("photos/a.png", "-m", "minilm"), 1, "sees no pictures"),
         (("photos/a.png", "a question", "-m", vit), 2, "TEXT cannot be given beside --image"),

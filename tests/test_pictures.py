@@ -28,7 +28,9 @@ ARCHITECTURES = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("vision")
-    return {name: write_vision(home / name, kind, **more) for name, (kind, more, _) in ARCHITECTURES.items()}
+    return {
+        name: write_vision(home / name, kind, **more) for name, (kind, more, _) in ARCHITECTURES.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,9 @@ def test_weights_are_those_of_eager_attention_in_float64(name, folders):
 
 def test_the_picture_is_what_the_model_saw(record, vit):
     assert record.picture is not None
-    expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(int)
+    expected = np.asarray(Image.fromarray(photo()).resize((24, 24), Image.Resampling.BILINEAR)).astype(
+        int
+    )
     assert np.abs(record.picture.pixels.astype(int) - expected).max() <= 1
     assert record.picture.grid == (3, 3)
     assert record.picture.patch == (8, 8)
@@ -82,7 +86,10 @@ def test_records_are_read_back_without_loss(record, tmp_path):
 
 def test_a_record_whose_picture_does_not_fit_is_refused(record, tmp_path):
     told = record.describe()
-    for grid, refused in (([5, 3], "does not fit its patches"), ([1, 3], "not the patches of its picture")):
+    for grid, refused in (
+        ([5, 3], "does not fit its patches"),
+        ([1, 3], "not the patches of its picture"),
+    ):
         picture = {**told["options"]["picture"], "grid": grid}
         wrong = {**told, "options": {**told["options"], "picture": picture}}
         with pytest.raises(ValueError, match=refused):
@@ -140,7 +147,11 @@ def test_photos_of_many_kinds(tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6
     plain.save(tmp_path / "turned.jpg", exif=turned, quality=100, subsampling=0)
-    plain.save(tmp_path / "moving.gif", save_all=True, append_images=[plain.transpose(Image.Transpose.ROTATE_180)])
+    plain.save(
+        tmp_path / "moving.gif",
+        save_all=True,
+        append_images=[plain.transpose(Image.Transpose.ROTATE_180)],
+    )
     for name in ("cmyk.tiff", "grey.png", "clear.png", "turned.jpg", "moving.gif"):
         assert read_photo(tmp_path / name).image.mode == "RGB"
     assert read_photo(tmp_path / "clear.png").image.getpixel((0, 0)) == (255, 255, 255)
@@ -159,7 +170,9 @@ def test_what_is_no_photo_is_one_line(tmp_path, monkeypatch):
     Image.fromarray(photo(200, 200)).save(tmp_path / "whole.png")
     # It is known by its content, whatever it is called.
     Image.fromarray(photo(20, 20)).save(tmp_path / "program.png", format="EPS")
-    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started"))
+    monkeypatch.setattr(
+        EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("a program was started")
+    )
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:600])
     for given, said in (
         (tmp_path / "empty.png", "is empty"),
@@ -200,7 +213,9 @@ def test_models_in_memory(folders):
 
 def test_heatmap_draws_and_show_draws_again(run, folders, tmp_path):
     folder = str(folders["vit"])
-    status, out, err = run("heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a")
+    status, out, err = run(
+        "heatmap", "--image", "photo.png", "-m", folder, "-f", "png,npz,json", "-o", "a"
+    )
     assert status == 0
     assert err == ""
     stems = ["overview-CLS", "L00-CLS", "L01-CLS"]
@@ -208,23 +223,36 @@ def test_heatmap_draws_and_show_draws_again(run, folders, tmp_path):
     status, out, _ = run("show", "a", "-o", "b")
     assert out.split() == [f"b/{stem}.png" for stem in stems]
     for stem in stems:
-        assert (tmp_path / "a" / f"{stem}.png").read_bytes() == (tmp_path / "b" / f"{stem}.png").read_bytes()
+        assert (tmp_path / "a" / f"{stem}.png").read_bytes() == (
+            tmp_path / "b" / f"{stem}.png"
+        ).read_bytes()
     status, out, _ = run("show", "a", "--query", "1,2", "--pick", "L1H0")
     assert status == 0
     assert "what patch 1,2 attends to" in " ".join(out.split())
     assert "3 × 3 patches" in out
-    status, out, _ = run("heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1")
+    status, out, _ = run(
+        "heatmap", "--image", "photo.png", "-m", folder, "--json", "-f", "npz", "--pick", "L0H1"
+    )
     document = json.loads(out)
-    assert document["options"]["picture"] == {"grid": [3, 3], "source": "photo.png", "size": [60, 40], "area": None}
+    assert document["options"]["picture"] == {
+        "grid": [3, 3],
+        "source": "photo.png",
+        "size": [60, 40],
+        "area": None,
+    }
     assert np.array(document["pixels"]).shape == (24, 24, 3)
 
 
 def test_rollout_follows_patches_through_layers(run, folders, record):
-    status, out, _ = run("heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r")
+    status, out, _ = run(
+        "heatmap", "--rollout", "--image", "photo.png", "-m", str(folders["vit"]), "-o", "r"
+    )
     assert status == 0
     assert out.split()[-4:] == ["r/rollout.npz", "r/overview-CLS.png", "r/L00-CLS.png", "r/L01-CLS.png"]
     found = attnscope.load_record("r/rollout.npz")
-    first, second = (0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights)
+    first, second = (
+        0.5 * layer.astype(np.float64).mean(0) + 0.5 * np.eye(10) for layer in record.weights
+    )
     np.testing.assert_allclose(found.rollout[1], second @ first, atol=1e-6)
     assert found.picture is not None
     assert found.picture.grid == (3, 3)

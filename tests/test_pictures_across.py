@@ -38,7 +38,9 @@ def eager_weights(model, inputs):
     network.base.set_attn_implementation("eager")
     kept = {}
     hooks = [
-        module.register_forward_hook(lambda _m, _a, output, place=places[0]: kept.update({place: output[1][0].numpy()}))
+        module.register_forward_hook(
+            lambda _m, _a, output, place=places[0]: kept.update({place: output[1][0].numpy()})
+        )
         for module, places in network.survey.plan.items()
     ]
     try:
@@ -69,7 +71,9 @@ def test_weights_are_those_of_eager_attention(name, models):
     words = made.maps[-1].queries
     n_written = len(words) - words.n_given
     assert n_written > 0
-    if logits is not None:  # what was written token by token is what one forward pass over all of it says
+    if (
+        logits is not None
+    ):  # what was written token by token is what one forward pass over all of it says
         never = getattr(reader.base.config, "image_token_id", None)
         if never is not None:
             logits[..., never] = -torch.inf
@@ -89,13 +93,20 @@ def test_no_word_attends_to_what_a_tile_is_filled_up_with(models):
 
 def test_figures_lie_over_the_photo_and_the_words_have_theirs(models, tmp_path):
     record = attnscope.picture_heatmap(models["blip-2"], noise(150, 230), QUESTION, pick=[(0, 1)])
-    assert stems(record, "Q2") == ["queries", "query-00-q2", "text-encoder-L00H01", "text-decoder-L00H01"]
+    assert stems(record, "Q2") == [
+        "queries",
+        "query-00-q2",
+        "text-encoder-L00H01",
+        "text-decoder-L00H01",
+    ]
     assert record.page() is not None
     alone = attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(3, 1)])
     assert [m.kind for m in alone.maps] == ["cross"]
     assert alone.page() is not None
     assert "text-L03H01.svg" in [path.name for path in alone.draw(tmp_path, ["svg"], query="table")]
-    with pytest.raises(AttnscopeError, match="has no cross-attention in the layers and heads that are chosen"):
+    with pytest.raises(
+        AttnscopeError, match="has no cross-attention in the layers and heads that are chosen"
+    ):
         attnscope.picture_heatmap(models["mllama"], noise(150, 230), QUESTION, pick=[(0, 1)])
 
 
@@ -120,7 +131,9 @@ def test_pages_show_cross_attention(models, open_page):
         shares = re.findall(r"([\d.]+)% of its attention goes here, at most [\d.]+", opened.text("body"))
         layer, number = map(int, head.split("."))
         row = record.of(layer, number)[~record.maps[0].queries.special].mean(0)
-        assert [*map(float, shares)] == pytest.approx([100 * np.nansum(record.pictures[0].over(row))], abs=0.1)
+        assert [*map(float, shares)] == pytest.approx(
+            [100 * np.nansum(record.pictures[0].over(row))], abs=0.1
+        )
 
 
 def test_a_text_is_shown_without_a_picture_where_that_can_be(models):
@@ -138,7 +151,9 @@ def test_captioners_write_without_a_text(models, run, folders):
     for name in ("blip", "trocr"):
         with pytest.warns(UserWarning, match="no text was given"):
             made = attnscope.picture_heatmap(models[name], noise(90, 120), generate=4)
-        assert made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1  # the token that it starts with
+        assert (
+            made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1
+        )  # the token that it starts with
         assert made.text
         assert "<" not in made.text
         assert made.text in made.run["notes"][-1]

@@ -42,7 +42,9 @@ def test_weights_are_those_of_eager_attention(name, folders, models):
     photos = [noise(*SIZES[0]), noise(*SIZES[1], seed=1)]
     made = attnscope.picture_heatmap(model, photos, QUESTION, generate=5)
     seen = model.viewer.view([read_photo(photo) for photo in photos], QUESTION, 5)
-    eager = AutoModelForImageTextToText.from_pretrained(folders[name], attn_implementation="eager").eval()
+    eager = AutoModelForImageTextToText.from_pretrained(
+        folders[name], attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         output = eager(**seen.inputs, output_attentions=True)
     first = int(max(picture.cells.max() for picture in made.pictures)) + 1
@@ -68,7 +70,9 @@ def _embeddings(model, photos):
         return seen, _cross_keys(model.viewer.model, seen.inputs)
     inner = getattr(base, "language_model", None) or base.text_model
     kept = []
-    hook = inner.register_forward_pre_hook(lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True)
+    hook = inner.register_forward_pre_hook(
+        lambda *given: kept.append(given[2]["inputs_embeds"]), with_kwargs=True
+    )
     try:
         with torch.no_grad():
             base(**seen.inputs)
@@ -99,7 +103,9 @@ def _most_changed(picture, change):
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ACROSS])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name, size, models, monkeypatch):
+def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
+    name, size, models, monkeypatch
+):
     model, (height, width) = models[name], size
     attends = (
         *(".out_proj.", ".o_proj.", ".projection_layer.", "attn.proj."),
@@ -110,9 +116,15 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name
             # What is left of the tower looks at each patch alone, as long as this test lasts: others use the model.
             monkeypatch.setattr(parameter, "data", torch.zeros_like(parameter))
     photo = noise(height, width)
-    before_it = [noise(160, 160, seed=3)] if name in ["mllama", *FAMILIES] else []  # those see one photo at a time
+    before_it = (
+        [noise(160, 160, seed=3)] if name in ["mllama", *FAMILIES] else []
+    )  # those see one photo at a time
     seen, before = _embeddings(model, [*before_it, photo])
-    mine = [picture for picture in seen.pictures if picture.size == (width, height) and "(2)" in picture.source]
+    mine = [
+        picture
+        for picture in seen.pictures
+        if picture.size == (width, height) and "(2)" in picture.source
+    ]
     mine = mine or [picture for picture in seen.pictures if picture.size == (width, height)]
     # Of the cells those whose middle lies in the photo: some processors fill up what they give.
     left, top, right, bottom = mine[0].area
@@ -140,7 +152,9 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(name
         _, after = _embeddings(model, [*before_it, changed])
         change = np.abs(after - before).max(-1)
         moved = {place for picture in mine for place in _most_changed(picture, change)}
-        assert {*np.flatnonzero(change).tolist()} <= {*np.concatenate([p.cells.ravel() for p in mine]).tolist()}
+        assert {*np.flatnonzero(change).tolist()} <= {
+            *np.concatenate([p.cells.ravel() for p in mine]).tolist()
+        }
         assert mine[0].cells[row, column] in moved
         expected = {int(mine[0].cells[row, column])}
         for small in mine[1:]:
@@ -202,20 +216,29 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record):
         assert picture.over(row)[i, j] == row[place]
     words, _ = words_of(record)
     written = range(attention.queries.n_given, len(attention.queries))
-    assert [word.tokens for word in words] == [(place,) for place in written if not attention.queries.special[place]]
+    assert [word.tokens for word in words] == [
+        (place,) for place in written if not attention.queries.special[place]
+    ]
     mean = weights_of(record, words[-1], record.chosen(attention))
-    np.testing.assert_allclose(mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1)))
+    np.testing.assert_allclose(
+        mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1))
+    )
     drawn = next(plates_of(record))
     assert drawn.stem == "words"
     np.testing.assert_allclose(drawn.values[len(words) - 1], picture.over(mean), atol=1e-7)
-    assert drawn.figure.captions[len(words) - 1].split(" · ")[1] == f"{mean[picture.cells].sum():.0%} on the picture"
+    assert (
+        drawn.figure.captions[len(words) - 1].split(" · ")[1]
+        == f"{mean[picture.cells].sum():.0%} on the picture"
+    )
 
 
 def test_words_are_merged_and_pictures_fold_into_one_key(record):
     merged = record.merge_words()
     folded = record.with_pictures_as_one()
     for picture, moved in zip(record.pictures, merged.pictures, strict=True):
-        np.testing.assert_allclose(moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6)
+        np.testing.assert_allclose(
+            moved.over(merged.of(0, 1)[-1]), picture.over(record.of(0, 1)[-1]), atol=1e-6
+        )
     held = np.concatenate([picture.cells.ravel() for picture in record.pictures])
     photo = folded.maps[0].keys.labels.index(record.pictures[0].source)
     np.testing.assert_allclose(folded.weights[..., photo], record.weights[..., held].sum(-1), atol=1e-6)
@@ -239,7 +262,9 @@ def test_the_command_line(run, folders):
         Image.fromarray(noise(90, 120, seed)).save(name)
     model = ("-m", str(folders["qwen3_vl"]))
     photos = ("--image", "a.png", "--image", "b.png")
-    code, out, err = run("heatmap", *photos, QUESTION, *model, "--query", "table", "-o", "out", "-f", "png,npz,text")
+    code, out, err = run(
+        "heatmap", *photos, QUESTION, *model, "--query", "table", "-o", "out", "-f", "png,npz,text"
+    )
     assert code == 0
     assert "a.png, 120 × 90" in out
     assert "out/word-00-table-2.png" in out
@@ -261,7 +286,9 @@ def test_the_command_line(run, folders):
 
 def test_a_family_that_is_not_known_is_one_line(models, monkeypatch):
     monkeypatch.delitem(patch_places.FAMILIES, "gemma3")
-    with pytest.raises(AttnscopeError, match="of models of type gemma3 it is not known which token stands"):
+    with pytest.raises(
+        AttnscopeError, match="of models of type gemma3 it is not known which token stands"
+    ):
         attnscope.picture_heatmap(models["gemma3"], noise(40, 40), QUESTION)
 
 

@@ -46,7 +46,9 @@ def test_every_family_equals_the_native_engine(family, overrides, tmp_path):
                 weights = found.weights[layer]
                 assert weights.dtype == np.float32
                 np.testing.assert_allclose(weights, expected.maps["encoder"][layer][0].numpy(), **CLOSE)
-                np.testing.assert_allclose(found.full[layer], expected.full["encoder"][layer].numpy(), **CLOSE)
+                np.testing.assert_allclose(
+                    found.full[layer], expected.full["encoder"][layer].numpy(), **CLOSE
+                )
         assert list(plain.look(tokens, (1,)).weights) == [1]
 
 
@@ -59,7 +61,9 @@ def test_minilm_up_to_the_length_that_is_left_to_numpy():
     found = plain.look(tokens, range(6))
     expected = native_maps(native, tokens)
     for layer in range(6):
-        np.testing.assert_allclose(found.weights[layer], expected.maps["encoder"][layer][0].numpy(), **CLOSE)
+        np.testing.assert_allclose(
+            found.weights[layer], expected.maps["encoder"][layer][0].numpy(), **CLOSE
+        )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,9 @@ def test_records_of_both_engines_are_equal_but_for_rounding(run, tmp_path):
     for engine in ("auto", "native"):
         status, _, err = run("heatmap", TIRED, "-f", "npz", "-o", tmp_path / engine, "--engine", engine)
         assert status == 0, err
-    auto, native = (attnscope.load_record(tmp_path / engine / "heatmap.npz") for engine in ("auto", "native"))
+    auto, native = (
+        attnscope.load_record(tmp_path / engine / "heatmap.npz") for engine in ("auto", "native")
+    )
     assert auto.run["engine"] == "numpy"
     assert native.run["engine"] == "native"
     np.testing.assert_allclose(auto.maps[0].weights, native.maps[0].weights, **CLOSE)
@@ -116,7 +122,12 @@ def test_what_it_does_not_do_it_refuses(tiny_bert, run):
         attnscope.heads(model, ["the cat"])
     with pytest.raises(AttnscopeError, match="the numpy engine has no model own"):
         models.load("own", engine="numpy")
-    for command in (["heads"], ["compare"], ["ablate", "-L", "0"], ["learn", "trace", "-L", "0", "-H", "0"]):
+    for command in (
+        ["heads"],
+        ["compare"],
+        ["ablate", "-L", "0"],
+        ["learn", "trace", "-L", "0", "-H", "0"],
+    ):
         status, _, err = run(*command, "the cat", "-m", tiny_bert, "--engine", "numpy")
         assert status == 1, err
         assert "numpy engine" in err or "engine numpy" in err

@@ -31,7 +31,10 @@ def tally_of_texts(sums):
     """One layer's measures of some texts, as a study adds them up."""
     tally = Tally.empty("decoder", (0,), sums[0].sum.shape[2], sums[0].names)
     for one in sums:
-        of = {name: np.moveaxis(getattr(one, name), 0, -1)[:, None] for name in ("sum", "count", "uniform_sum")}
+        of = {
+            name: np.moveaxis(getattr(one, name), 0, -1)[:, None]
+            for name in ("sum", "count", "uniform_sum")
+        }
         tally.measures.add(of["sum"], of["count"])
         tally.uniform.add(of["uniform_sum"], of["count"])
     nothing = np.zeros((len(sums), len(PAIR_MEASURES), len(OFFSETS)))
@@ -41,7 +44,10 @@ def tally_of_texts(sums):
 
 def judge(weights, facts, **options):
     """The one head whose weights on some texts these are, (query, key) each."""
-    sums = [measures_of_weights(a[None, None], text, **options) for a, text in zip(weights, facts, strict=True)]
+    sums = [
+        measures_of_weights(a[None, None], text, **options)
+        for a, text in zip(weights, facts, strict=True)
+    ]
     (head,) = heads_in(judge_tallies([tally_of_texts(sums)], complete_thresholds({}), len(sums)))
     return head
 

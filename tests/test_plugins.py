@@ -27,7 +27,9 @@ def install(site, module, code):
     (site / f"{module}.py").write_text(code, "utf-8")
     metadata = site / f"{module}-1.0.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n", "utf-8")
+    (metadata / "METADATA").write_text(
+        f"Name: {project['name']}\nVersion: {project['version']}\n", "utf-8"
+    )
     (metadata / "entry_points.txt").write_text(f"[attnscope.plugins]\nplugin = {module}\n", "utf-8")
     assert set(project["entry-points"]) == {"attnscope.plugins"}
 
@@ -52,7 +54,9 @@ def test_a_plugins_command_is_listed_and_runs(site):
 
 def test_a_plugins_measure_is_measured_saved_and_shown(site, tmp_path):
     texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(f"In {1880 + i} there were {i} men and a dog." for i in range(3)), "utf-8")
+    texts.write_text(
+        "\n".join(f"In {1880 + i} there were {i} men and a dog." for i in range(3)), "utf-8"
+    )
     out = tmp_path / "out"
     arguments = ["heads", "--file", str(texts), "-m", "own", "--measures", "digits", "--no-describe"]
     result = attnscope(site, *arguments, "-f", "npz,json", "-o", str(out))

@@ -38,10 +38,14 @@ def test_lessons_are_what_the_processor_makes_of_pictures_and_questions():
         for thing in range(pointing.THINGS):
             asked, named, answer = scene.ask(names, thing)
             said[named] = answer
-            assert processor.tokenizer.decode(processor.tokenizer(asked)["input_ids"]).split()[-1] == named
+            assert (
+                processor.tokenizer.decode(processor.tokenizer(asked)["input_ids"]).split()[-1] == named
+            )
             assert asked == question.format(named)
     words = [pointing.WORDS[number] for number in ids[0]]
-    assert {words[at]: pointing.WORDS[answers[0, at]] for at in torch.nonzero(answers[0] >= 0)[:, 0]} == said
+    assert {
+        words[at]: pointing.WORDS[answers[0, at]] for at in torch.nonzero(answers[0] >= 0)[:, 0]
+    } == said
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,14 @@ def trained(tmp_path_factory):
     home = tmp_path_factory.mktemp("pointing")
     runs = [
         subprocess.Popen(
-            [sys.executable, ROOT / "examples" / "pointing.py", "-o", home / str(seed), "--seed", str(seed)],
+            [
+                sys.executable,
+                ROOT / "examples" / "pointing.py",
+                "-o",
+                home / str(seed),
+                "--seed",
+                str(seed),
+            ],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -78,7 +89,8 @@ def test_heads_that_point_are_found_confirmed_and_needed(trained, names):
     for folder, told in trained:
         model = attnscope.load(folder / "model")
         found, again = (
-            pointing.heads_that_point(model, pointing.held_out(part), names) for part in ("find", "confirm")
+            pointing.heads_that_point(model, pointing.held_out(part), names)
+            for part in ("find", "confirm")
         )
         exam = pointing.Exam(model, pointing.held_out("confirm"), names)
         whole = exam.right().mean()

@@ -24,7 +24,9 @@ from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
 
 N = 97
-FLOAT32 = 64 * torch.finfo(torch.float32).eps  # 97 roundings of numbers up to 1 that are as often up as down
+FLOAT32 = (
+    64 * torch.finfo(torch.float32).eps
+)  # 97 roundings of numbers up to 1 that are as often up as down
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 
@@ -44,7 +46,10 @@ def low_call(dtype, **more):
 
 def exact(call):
     parts = {f.name: getattr(call, f.name) for f in fields(call)}
-    return replace(call, **{n: x.double() for n, x in parts.items() if isinstance(x, Tensor) and x.dtype != torch.bool})
+    return replace(
+        call,
+        **{n: x.double() for n, x in parts.items() if isinstance(x, Tensor) and x.dtype != torch.bool},
+    )
 
 
 def plain(call):
@@ -89,9 +94,14 @@ def test_weights_and_their_sums_are_float32(dtype):
     oracle = attention_weights(exact(call))
     assert off(plain(call)[1], oracle) > 10 * FLOAT32  # what it would be without care
     assert off(attention_weights(call), oracle) <= FLOAT32
-    assert off(rows_of(call, torch.arange(5, 40), keys=slice(3, 50)), oracle[:, :, 5:40, 3:50]) <= FLOAT32
+    assert (
+        off(rows_of(call, torch.arange(5, 40), keys=slice(3, 50)), oracle[:, :, 5:40, 3:50]) <= FLOAT32
+    )
     one = replace(call, query=call.query[:1], key=call.key[:1], value=call.value[:1])
-    for found in (single_head([(one, h) for h in range(4)]), single_head([(exact(one), h) for h in range(4)])):
+    for found in (
+        single_head([(one, h) for h in range(4)]),
+        single_head([(exact(one), h) for h in range(4)]),
+    ):
         assert isinstance(found, AttentionCall)
     joined = [attention_weights(single_head([(c, h) for h in range(4)])) for c in (one, exact(one))]  # type: ignore[arg-type]
     assert off(joined[0], joined[1]) <= FLOAT32

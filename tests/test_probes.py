@@ -36,7 +36,10 @@ def test_everything_is_kept_by_kind_and_layer():
     for kind in ("decoder", "cross"):
         for layer in range(2):
             probe(dataclasses.replace(make_call(seed=layer), kind=kind, layer=layer))
-    assert {kind: list(layers) for kind, layers in probe.maps.items()} == {"decoder": [0, 1], "cross": [0, 1]}
+    assert {kind: list(layers) for kind, layers in probe.maps.items()} == {
+        "decoder": [0, 1],
+        "cross": [0, 1],
+    }
     expected = attention_weights(make_call(seed=1)).float()
     torch.testing.assert_close(probe.maps["cross"][1], expected)
     assert not torch.equal(probe.maps["cross"][0], probe.maps["cross"][1])

@@ -26,8 +26,12 @@ def test_ctrl_c_reaches_what_a_test_starts_though_pytest_was_to_ignore_it():
 
 
 def test_nothing_of_a_process_outlives_its_block():
-    waits = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    with started([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+    waits = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    )
+    with started(
+        [sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "1\n"
     assert run.returncode is not None

@@ -26,11 +26,19 @@ def test_the_readme_is_short():
 
 def test_sentences_are_what_a_reader_sees():
     page = "# Title\n\nSee `a b.c` (Clark et al. 2019). It ends. [A link](x.md)?\n\n```bash\nNo.\n```\n- One\n- Two\n"
-    assert prose.split_sentences(page) == ["See `code` (Clark et al. 2019).", "It ends.", "A link?", "One", "Two"]
+    assert prose.split_sentences(page) == [
+        "See `code` (Clark et al. 2019).",
+        "It ends.",
+        "A link?",
+        "One",
+        "Two",
+    ]
 
 
 def test_the_docs_are_short():
-    n_words = {path: len(path.read_text("utf-8").split()) for path in (prose.ROOT / "docs").glob("**/*.md")}
+    n_words = {
+        path: len(path.read_text("utf-8").split()) for path in (prose.ROOT / "docs").glob("**/*.md")
+    }
     made = sum(n_words[generate.FOLDER / name] for name in generate.PAGES)
     assert sum(n_words.values()) <= 40_000
     assert made <= 12_000

@@ -39,7 +39,9 @@ def _pruned(tmp_path, name, pick, kind=None, **more):
         ("bart", "encoder", ((0, 1), (1, 2)), 3),
     ],
 )
-def test_transformers_loads_it_and_computes_what_the_gated_model_does(tmp_path, name, kind, pick, n_heads):
+def test_transformers_loads_it_and_computes_what_the_gated_model_does(
+    tmp_path, name, kind, pick, n_heads
+):
     source, out = _pruned(tmp_path, name, pick, kind if name in ("t5", "bart") else None)
     model_class = getattr(transformers, SIZES[name][0])
     theirs, original = (model_class.from_pretrained(folder).eval() for folder in (out, source))
@@ -61,7 +63,11 @@ def test_transformers_loads_it_and_computes_what_the_gated_model_does(tmp_path, 
 def test_only_the_heads_own_numbers_are_zero_where_queries_are_grouped(tmp_path):
     source, out = _pruned(tmp_path, "llama", ((0, 1), (2, 3), (2, 4), (2, 5)))
     before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
-    changed = {name: (before[name] != after[name]) for name in before if not torch.equal(before[name], after[name])}
+    changed = {
+        name: (before[name] != after[name])
+        for name in before
+        if not torch.equal(before[name], after[name])
+    }
     start = "model.layers.{}.self_attn.{}_proj.weight"
     expected = {
         start.format(0, "q"): (0, range(4, 8)),
@@ -81,7 +87,9 @@ def test_half_precision_and_shards_stay(tmp_path):
     from tests.conftest import VOCABULARY, write_tokenizer
 
     source = tmp_path / "sharded"
-    tiny("llama", vocab_size=len(VOCABULARY)).to(torch.bfloat16).save_pretrained(source, max_shard_size="4KB")
+    tiny("llama", vocab_size=len(VOCABULARY)).to(torch.bfloat16).save_pretrained(
+        source, max_shard_size="4KB"
+    )
     write_tokenizer(source)
     shards = sorted(path.name for path in source.glob("*.safetensors"))
     assert len(shards) > 1

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, t
 
-from attnscope.core.pairs import MARGIN, RARE, degrees_of_freedom, pair_means, shares_of_total, weakest_total
+from attnscope.core.pairs import (
+    MARGIN,
+    RARE,
+    degrees_of_freedom,
+    pair_means,
+    shares_of_total,
+    weakest_total,
+)
 from benchmarks.patch_intervals import simulate
 
 

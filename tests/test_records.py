@@ -56,7 +56,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 LABEL = TEXT.filter(lambda label: label and label[-1] != "\0")  # a label never is, or ends in, NUL
 WEIGHT = st.one_of(
     st.floats(0, 1, width=32),
-    st.sampled_from([0.0, 1.0, 1e-45, float(np.finfo(np.float32).tiny), 0.1, 1 / 3, float(np.float32(1) - 2**-24)]),
+    st.sampled_from(
+        [0.0, 1.0, 1e-45, float(np.finfo(np.float32).tiny), 0.1, 1 / 3, float(np.float32(1) - 2**-24)]
+    ),
 )
 
 
@@ -67,7 +69,9 @@ def any_tokens(draw, n):
         text=draw(TEXT),
         ids=np.array(draw(st.lists(st.integers(-1, 2**40), min_size=n, max_size=n)), np.int64),
         labels=tuple(draw(st.lists(LABEL, min_size=n, max_size=n))),
-        offsets=np.array(draw(st.lists(st.tuples(*[st.integers(-1, 99)] * 2), min_size=n, max_size=n)), np.int32),
+        offsets=np.array(
+            draw(st.lists(st.tuples(*[st.integers(-1, 99)] * 2), min_size=n, max_size=n)), np.int32
+        ),
         special=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
         words=draw(st.one_of(st.none(), numbers.map(lambda w: np.array(w, np.int32)))),
         segments=np.array(draw(st.lists(st.integers(0, 1), min_size=n, max_size=n)), np.int32),
@@ -165,7 +169,9 @@ def npz(**changes):
     described = record.describe()
     for name in [name for name in changes if name in described]:
         described[name] = changes.pop(name)
-    arrays = record.arrays() | {"record": np.frombuffer(json.dumps(described).encode(), np.uint8)} | changes
+    arrays = (
+        record.arrays() | {"record": np.frombuffer(json.dumps(described).encode(), np.uint8)} | changes
+    )
     held = io.BytesIO()
     np.savez(held, **{name: array for name, array in arrays.items() if array is not None})
     return held.getvalue()
@@ -201,7 +207,9 @@ DAMAGED = {
     "an empty label": npz(**{"keys/token": longest("")}),
     "fewer ids": npz(**{"keys/id": np.array([1])}),
     "ids that are no numbers": npz(**{"keys/id": np.array([0.5, 0, 0])}),
-    "a head picked that is not there": npz(options={**simple(3).describe()["options"], "picked": [[9, 9]]}),
+    "a head picked that is not there": npz(
+        options={**simple(3).describe()["options"], "picked": [[9, 9]]}
+    ),
     "options that are none": npz(options=[]),
 }
 
@@ -216,7 +224,8 @@ def test_damaged_and_foreign_files_are_refused_in_one_line(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b'{"record": 3}', b'{"record": {}}', b"\xff\xfe", b"[" * 100_000]
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"record": 3}', b'{"record": {}}', b"\xff\xfe", b"[" * 100_000],
 )
 def test_damaged_json_is_refused(tmp_path, content):
     (tmp_path / "heatmap.json").write_bytes(content)
@@ -290,10 +299,24 @@ def test_places_that_take_no_file_say_so(tmp_path, where):
 
 
 PIECES = replace(
-    tokens_of(["[CLS]", "The", "·the", "em", "##bed", "It", "band", "##it", "it", "@2", "[SEP]"], (0, 10)),
+    tokens_of(
+        ["[CLS]", "The", "·the", "em", "##bed", "It", "band", "##it", "it", "@2", "[SEP]"], (0, 10)
+    ),
     text="The the embed It bandit it @2",
     offsets=np.array(
-        [(-1, -1), (0, 3), (3, 7), (8, 10), (10, 13), (14, 16), (17, 21), (21, 23), (24, 26), (27, 29), (-1, -1)],
+        [
+            (-1, -1),
+            (0, 3),
+            (3, 7),
+            (8, 10),
+            (10, 13),
+            (14, 16),
+            (17, 21),
+            (21, 23),
+            (24, 26),
+            (27, 29),
+            (-1, -1),
+        ],
         np.int32,
     ),
     words=np.array([-1, 0, 1, 2, 2, 3, 4, 4, 5, 6, -1], np.int32),

@@ -51,10 +51,15 @@ def test_quantised_checkpoints_are_said_to_be(tmp_path):
     folder = write_tiny(tmp_path / "llama", "llama", **SMALL)
     error = refusal(edited(folder, quantization_config={"quant_method": "gptq", "bits": 4}))
     assert error.message.startswith("llama is quantised (gptq), and cannot be loaded here: ")
-    error = refusal(edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True}))
+    error = refusal(
+        edited(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    )
     assert "quantised (bitsandbytes)" in error.message
     model = attnscope.load(edited(folder, quantization_config={"quant_method": "fp8"}))
-    assert any("Its configuration says that its weights are quantised (fp8)" in note for note in model.info.notes)
+    assert any(
+        "Its configuration says that its weights are quantised (fp8)" in note
+        for note in model.info.notes
+    )
 
 
 def test_models_that_read_no_text_need_no_tokenizer(tmp_path):
@@ -91,7 +96,9 @@ def test_a_tokenizer_of_another_model_is_one_line_in_every_study(tmp_path):
         lambda: attnscope.heads(model, ["the cat", "the"]),
         lambda: attnscope.page(model, ["the cat"]),
     ):
-        with pytest.raises(AttnscopeError, match="token number [0-9]+ is beyond the 20 that small has") as caught:
+        with pytest.raises(
+            AttnscopeError, match="token number [0-9]+ is beyond the 20 that small has"
+        ) as caught:
             study()
         assert "belongs to another model" in caught.value.hint
 
@@ -117,7 +124,12 @@ def test_a_configuration_of_each_layer_is_read():
 @pytest.mark.parametrize("model_type", ["zamba", "zamba2"])
 def test_layers_called_hybrid_have_attention(model_type):
     sizes = {
-        "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 2, "mamba_dt_rank": 8},
+        "zamba": {
+            "attention_hidden_size": 64,
+            "attention_head_dim": 16,
+            "n_mamba_heads": 2,
+            "mamba_dt_rank": 8,
+        },
         "zamba2": {"n_mamba_heads": 8, "mamba_headdim": 8, "chunk_size": 16, "adapter_rank": 4},
     }[model_type]
     config = AutoConfig.for_model(
@@ -130,7 +142,13 @@ def test_layers_called_hybrid_have_attention(model_type):
         num_key_value_heads=4,
         mamba_d_state=8,
         use_mamba_kernels=False,
-        layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"],
+        layers_block_type=[
+            "linear_attention",
+            "hybrid",
+            "linear_attention",
+            "hybrid",
+            "linear_attention",
+        ],
         **sizes,
     )
     model = AutoModel.from_config(config).eval()
@@ -153,12 +171,20 @@ def test_layers_that_attend_to_pictures_are_not_said_to_have_no_attention():
 def test_what_a_models_own_code_raises_is_one_line_and_what_ours_raises_is_not():
     model = tiny("llama")
     shown = wrap(model)
-    with pytest.raises(AttnscopeError, match=r"does not run on this input: its own code says \w+Error") as caught:
-        shown.run_inputs({"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": "no mask"}, lambda call: call.query)
+    with pytest.raises(
+        AttnscopeError, match=r"does not run on this input: its own code says \w+Error"
+    ) as caught:
+        shown.run_inputs(
+            {"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": "no mask"},
+            lambda call: call.query,
+        )
     assert "\n" not in str(caught.value)
     with pytest.raises(IndexError), in_one_line("x"):
         exec("raise IndexError('ours')", {"__name__": "attnscope.somewhere"})
-    with pytest.raises(AttnscopeError, match="x does not run: its own code says IndexError: theirs"), in_one_line("x"):
+    with (
+        pytest.raises(AttnscopeError, match="x does not run: its own code says IndexError: theirs"),
+        in_one_line("x"),
+    ):
         exec("raise IndexError('theirs')", {"__name__": "transformers.models"})
     with pytest.raises(torch.OutOfMemoryError), in_one_line("x"):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -188,7 +214,11 @@ def test_the_studies_take_embeddings_that_come_with_a_scale():
         ),
         (
             "segformer",
-            {"hidden_sizes": [8, 16, 24, 32], "num_attention_heads": [1, 2, 2, 4], "depths": [1, 1, 1, 1]},
+            {
+                "hidden_sizes": [8, 16, 24, 32],
+                "num_attention_heads": [1, 2, 2, 4],
+                "depths": [1, 1, 1, 1],
+            },
             "or merge patches: 1 of 64 queries on 1 keys",
         ),
         (
@@ -200,7 +230,11 @@ def test_the_studies_take_embeddings_that_come_with_a_scale():
 )
 def test_a_model_that_cannot_show_a_picture_is_refused_when_it_is_loaded(model_type, sizes, why):
     with pytest.raises(AttnscopeError, match=why):
-        wrap(AutoModel.from_config(AutoConfig.for_model(model_type, **({"image_size": 32} | sizes))).eval())
+        wrap(
+            AutoModel.from_config(
+                AutoConfig.for_model(model_type, **({"image_size": 32} | sizes))
+            ).eval()
+        )
 
 
 @pytest.mark.parametrize(
@@ -223,7 +257,9 @@ def test_states_of_linear_layers_are_not_taken_for_weights():
     """MiniMax gives them out beside the weights of its other layers."""
     model = build("minimax")
     shown = wrap(model)
-    assert any("Only layers 0,2 of 3 have attention" in note for note in shown.info.notes), shown.info.notes
+    assert any("Only layers 0,2 of 3 have attention" in note for note in shown.info.notes), (
+        shown.info.notes
+    )
     assert difference_from_eager(shown, model) < 2e-5
 
 
@@ -237,14 +273,23 @@ def test_the_setting_that_a_hint_names_works():
 def test_tokens_that_a_model_adds_are_not_called_windows():
     model = tiny("yolos", num_detection_tokens=5, image_size=[32, 32])
     seen = transformers.ViTImageProcessorPil(size={"height": 32, "width": 32})
-    with pytest.raises(AttnscopeError, match="22 queries on 22 keys where it is given 17 tokens") as caught:
+    with pytest.raises(
+        AttnscopeError, match="22 queries on 22 keys where it is given 17 tokens"
+    ) as caught:
         attnscope.picture_heatmap(attnscope.load(model, seen), np.zeros((32, 32, 3), np.uint8))
     assert "it adds or merges tokens" in caught.value.message
 
 
 @pytest.mark.parametrize(
     "model_type",
-    ["siglip2_vision_model", "parakeet_encoder", "speech_to_text", "vivit", "patchtst", "decision_transformer"],
+    [
+        "siglip2_vision_model",
+        "parakeet_encoder",
+        "speech_to_text",
+        "vivit",
+        "patchtst",
+        "decision_transformer",
+    ],
 )
 def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type):
     assert wrap(tiny(model_type)).info.path == "seam"
@@ -270,9 +315,13 @@ def test_a_model_of_sentence_transformers_is_taken_as_it_is(minilm_folder):
         tokenizer = AutoTokenizer.from_pretrained(minilm_folder)
 
     SentenceTransformer.__module__ = "sentence_transformers.sentence_transformer.model"
-    whole = SentenceTransformer(torch.nn.Sequential(AutoModel.from_pretrained(minilm_folder)), torch.nn.Identity())
+    whole = SentenceTransformer(
+        torch.nn.Sequential(AutoModel.from_pretrained(minilm_folder)), torch.nn.Identity()
+    )
     shown = attnscope.heatmap(attnscope.load(whole), "The cat sat.")
-    np.testing.assert_allclose(shown.weights, attnscope.heatmap(attnscope.load(), "The cat sat.").weights, atol=1e-5)
+    np.testing.assert_allclose(
+        shown.weights, attnscope.heatmap(attnscope.load(), "The cat sat.").weights, atol=1e-5
+    )
 
 
 def test_info_names_the_questions_that_a_model_without_the_seam_is_refused():
@@ -280,7 +329,11 @@ def test_info_names_the_questions_that_a_model_without_the_seam_is_refused():
     config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=12, n_head=3, n_layer=2)
     model = wrap(AutoModel.from_config(config))
     assert model.info.path == "eager"
-    assert dict(model.info.lines("none"))["not for"].startswith("why, ablate, patch, prune and weights: ")
-    with pytest.raises(AttnscopeError, match="its own modules compute attention, and give its weights alone"):
+    assert dict(model.info.lines("none"))["not for"].startswith(
+        "why, ablate, patch, prune and weights: "
+    )
+    with pytest.raises(
+        AttnscopeError, match="its own modules compute attention, and give its weights alone"
+    ):
         attnscope.why(model, "7 5 9", 1, 1, 2)
     assert "not for" not in dict(wrap(tiny("llama")).info.lines("none"))

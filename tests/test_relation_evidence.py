@@ -61,7 +61,9 @@ def test_a_verdict_needs_examples_texts_and_ten_points():
     assert one.n_scored == 40
     assert one.baseline == 0.5
     assert one.found.all()
-    assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))  # no spread at all: links, not texts, are what counts
+    assert one.p[0, 0] == pytest.approx(
+        binom.sf(39, 40, 0.5)
+    )  # no spread at all: links, not texts, are what counts
     assert one.low[0, 0] < 1 == one.high[0, 0]
     (few,) = every_relation(judged(part_of([([1], 1)] * 19)))
     assert few.no_verdict == "fewer than 20 examples"
@@ -108,7 +110,9 @@ def test_other_heads_and_little_weight_are_told():
 def test_copies_of_a_text_are_one(sharp):
     """Twenty copies of a few texts gave random heads relations: each head is right or wrong on all copies alike."""
     few = letters(12, 2, 6, 1)
-    copies = [replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few]
+    copies = [
+        replace(text, text=text.text.upper() if n % 2 else text.text) for n in range(20) for text in few
+    ]
     model = sharp(2)
     once = relations(model, few)
     often = relations(model, copies)
@@ -144,7 +148,13 @@ def test_a_source_is_in_one_half(own):
     halves = [lots.deal(text.document) for text in texts]
     for first in range(0, 60, 5):
         assert len({by_source for (by_source, _), _ in halves[first : first + 5]}) == 1
-        assert [is_first for _, is_first in halves[first : first + 5]] == [True, False, False, False, False]
+        assert [is_first for _, is_first in halves[first : first + 5]] == [
+            True,
+            False,
+            False,
+            False,
+            False,
+        ]
 
 
 def test_chunks_of_a_file_are_in_one_half(own, tmp_path):
@@ -153,7 +163,9 @@ def test_chunks_of_a_file_are_in_one_half(own, tmp_path):
         source = "".join(f"{name} = {place}\nprint({name})\n" for place, name in enumerate(names))
         (tmp_path / f"{number}.py").write_text(source, "utf-8")
     options = RelationsOptions(chunk=64)
-    found = Relation(relations(own, AnnotatedCorpus([str(tmp_path / "*.py")]), options), "closing→opening")
+    found = Relation(
+        relations(own, AnnotatedCorpus([str(tmp_path / "*.py")]), options), "closing→opening"
+    )
     assert found.halves == "sources"
     assert found.n_sources == 6
     assert found.n_texts > 30
@@ -180,7 +192,9 @@ class Overflowing:
         def overflow(call):
             if call.layer != 1:
                 return probe(call)
-            return probe(replace(call, query=torch.where(bad[:, None, None, None], torch.nan, call.query)))
+            return probe(
+                replace(call, query=torch.where(bad[:, None, None, None], torch.nan, call.query))
+            )
 
         return self._model.run(batch, overflow)
 

@@ -97,11 +97,19 @@ def folder(tmp_path_factory):
             part.weight[d // 2 :] = 3 * torch.eye(d)[d // 2 :]
             part.bias.zero_()
     model.save_pretrained(folder)
-    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(VOCABULARY)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=64,
     )
     tokenizer.save_pretrained(folder)
     return folder
@@ -176,9 +184,14 @@ def test_numbers_are_those_of_dense_weights(marian):
         if lots.deal(None)[0][0] == 0:
             continue
         for link in text.links:
-            if link.relation == "aligned":  # a start token stands before the target, and none before the text
+            if (
+                link.relation == "aligned"
+            ):  # a start token stands before the target, and none before the text
                 n_links += 1
-                mass += [weights[:, link.source[0] + 1, link.targets[0]] for _, weights in sorted(maps.items())]
+                mass += [
+                    weights[:, link.source[0] + 1, link.targets[0]]
+                    for _, weights in sorted(maps.items())
+                ]
     np.testing.assert_allclose(Relation(found, "aligned").mass, mass / n_links, atol=1e-6)
 
 
@@ -192,7 +205,9 @@ class Eager:
 
 def test_the_probe_across_is_what_plain_loops_give():
     generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, heads, n, 5, generator=generator) for heads, n in ((4, 11), (2, 7), (2, 7)))
+    query, key, value = (
+        torch.randn(2, heads, n, 5, generator=generator) for heads, n in ((4, 11), (2, 7), (2, 7))
+    )
     call = AttentionCall(0, "cross", query, key, value, 0.6)
     units = [[0, 0, 1, 2, 2, 3, -1], [0, 1, 2, 3, 4, -1, -1]]
     queries = [[-1, 0, 0, 1, 2, 3, 4, 4, 5, 6, 7], [-1, *range(10)]]
@@ -205,8 +220,13 @@ def test_the_probe_across_is_what_plain_loops_give():
     # As one text of both: the target's words come after the text's, and no weight is on them.
     whole = torch.zeros(2, 4, 18, 18, dtype=torch.float64)
     whole[:, :, 7:, :7] = weights.double()
-    joined = [[*mine, *[-1 if u < 0 else u + 10 for u in other]] for mine, other in zip(units, queries, strict=True)]
-    expected = by_loops(whole.tolist(), joined, [(t, [s + 10 for s in own], to, c) for t, own, to, c in links], 2)
+    joined = [
+        [*mine, *[-1 if u < 0 else u + 10 for u in other]]
+        for mine, other in zip(units, queries, strict=True)
+    ]
+    expected = by_loops(
+        whole.tolist(), joined, [(t, [s + 10 for s in own], to, c) for t, own, to, c in links], 2
+    )
     require(probe.maps["cross"][0], expected)
     require(links_of_weights(weights, facts), expected)
     with pytest.raises(ValueError, match="the links are of"):
@@ -216,7 +236,12 @@ def test_the_probe_across_is_what_plain_loops_give():
 def test_rules_counted_by_hand():
     text = "a b c d e f"
     target = "x C y"
-    links = [Link("r", (0,), (1,)), Link("r", (1,), (2,)), Link("r", (2,), (0,)), Link("r", (0, 1), (1, 5))]
+    links = [
+        Link("r", (0,), (1,)),
+        Link("r", (1,), (2,)),
+        Link("r", (2,), (0,)),
+        Link("r", (0, 1), (1, 5)),
+    ]
     given = replace(text_of(text), target=target, target_words=tuple(word_spans(target)))
     hits = dict(zip(RULES, right_rules(given, links).sum(0).tolist(), strict=True))
     # The middles of x, C, y stand at 1/6, 1/2, 5/6 of the target: before b, d and f of the text; of x C at 1/3.
@@ -236,7 +261,10 @@ def test_the_format():
     entry = {
         "text": "The cat slept.",
         "target": "Le chat dormait.",
-        "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}, {"from": [8, 15], "to": [[8, 13], [4, 7]]}],
+        "links": [
+            {"from": [3, 7], "to": [4, 7], "label": "aligned"},
+            {"from": [8, 15], "to": [[8, 13], [4, 7]]},
+        ],
     }
     text = spans.parse(json.dumps(entry), "a", 1)
     assert text is not None
@@ -254,7 +282,9 @@ def test_what_cannot_be_is_refused_or_left_out(marian):
     with pytest.raises(AttnscopeError, match="not cut into chunks"):
         relations(marian, pairs(3), RelationsOptions(chunk=20))
     alone = text_of("one two", Link("r", (0,), (1,)))
-    long = replace(pairs(1, seed=5)[0], text=" ".join(ENGLISH * 6), words=tuple(word_spans(" ".join(ENGLISH * 6))))
+    long = replace(
+        pairs(1, seed=5)[0], text=" ".join(ENGLISH * 6), words=tuple(word_spans(" ".join(ENGLISH * 6)))
+    )
     found = relations(marian, [*pairs(30), alone, long])
     notes = " ".join(found.run["notes"])
     assert "texts with a target among others without" in notes

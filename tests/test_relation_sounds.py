@@ -34,7 +34,11 @@ def timed(tmp_path):
         n = int(chance.integers(4, 8))
         edges = np.sort(chance.choice(np.arange(1, 80), n + 1, replace=False)) * FRAME_S
         words = [
-            {"word": str(chance.choice(WORDS[3:9])), "start": round(float(a), 2), "end": round(float(b), 2)}
+            {
+                "word": str(chance.choice(WORDS[3:9])),
+                "start": round(float(a), 2),
+                "end": round(float(b), 2),
+            }
             for a, b in zip(edges[:-1], edges[1:], strict=True)
         ]
         wavfile.write(tmp_path / f"{number}.wav", 16000, speech(1.7) * np.float32(1 - number / 100))
@@ -58,7 +62,9 @@ def plant(monkeypatch, timed, misses=0.1, *, rival=False):
         n = round(reading.sound.window_seconds / FRAME_S)
         chance = np.random.default_rng(number)
         maps = chance.gamma(0.3, size=(2, 3, len(reading.target), n)) + 1e-9
-        for row, word in enumerate(words):  # the first token is <|startoftranscript|>: a word's row is before it
+        for row, word in enumerate(
+            words
+        ):  # the first token is <|startoftranscript|>: a word's row is before it
             first = round(word["start"] / FRAME_S)
             last = round(word["end"] / FRAME_S)
             if chance.random() > misses:
@@ -99,7 +105,9 @@ def test_a_planted_head_is_found_among_random_ones(folder, timed, tmp_path, monk
     assert json.loads(run("show", saved, "--json").out)["alignment_heads"] == [[1, 2]]
 
 
-def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(folder, timed, monkeypatch, tmp_path, run):
+def test_planted_heads_time_words_on_recordings_that_did_not_choose_them(
+    folder, timed, monkeypatch, tmp_path, run
+):
     plant(monkeypatch, timed, misses=0)
     found = sound_relations(attnscope.load(folder, check=False), [str(timed)])
     times = found.table("word_times")
@@ -131,7 +139,11 @@ def test_copies_of_recordings_count_once(folder, timed, run):
         entry = json.loads(line)
         name = f"copy-of-{entry['audio']}"
         (timed.parent / name).write_bytes((timed.parent / entry["audio"]).read_bytes())
-        copied += [line, json.dumps(entry | {"audio": name}), json.dumps(entry | {"words": entry["words"][:2]})]
+        copied += [
+            line,
+            json.dumps(entry | {"audio": name}),
+            json.dumps(entry | {"words": entry["words"][:2]}),
+        ]
     timed.write_text("\n".join(copied))
     told = json.loads(run("relations", "timed.jsonl", "-m", str(folder), "--no-check", "--json").out)
     assert told["corpus"]["n_texts"] == 6
@@ -167,7 +179,9 @@ def test_random_heads_and_other_lines(folder, timed, run):
     assert left_out["reason"] == "words that the recording or the transcript does not reach"
     assert left_out["n"] == 1
     assert [problem["line"] for problem in told["corpus"]["problems"]] == [27, 28, 29, 30, 31, 32]
-    assert run("relations", "timed.jsonl", "-m", str(folder), "--no-check").out.startswith("No head follows the words")
+    assert run("relations", "timed.jsonl", "-m", str(folder), "--no-check").out.startswith(
+        "No head follows the words"
+    )
     assert run("relations", "timed.jsonl", "-m", str(folder), "--only", "obj")[0] == 2
     status, _, err = run("relations", "timed.jsonl", "-m", "own")
     assert status == 1

@@ -74,7 +74,9 @@ def test_a_simple_rule_takes_its_part(own):
     for text in followers(40):
         first = text.links[0].targets[0] - 1
         again = text.links[0].source[0]
-        texts.append(replace(text, links=(Link("back", (again,), (again - 1,)), Link("same", (again,), (first,)))))
+        texts.append(
+            replace(text, links=(Link("back", (again,), (again - 1,)), Link("same", (again,), (first,))))
+        )
     found = relations(own, texts)
     for name, rule in (("back", "offset −1"), ("same", "same word before")):
         one = Relation(found, name)
@@ -88,9 +90,13 @@ def test_minilm_expresses_dependencies(minilm):
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"))
     expressed = {one.relation for one in every_relation(found) if one.found.any()}
     assert "parent→punct" in expressed
-    assert Relation(found, "amod→parent").baseline == 1  # the noun follows at once: no head can do better
+    assert (
+        Relation(found, "amod→parent").baseline == 1
+    )  # the noun follows at once: no head can do better
     assert Relation(found, "compound→parent").no_verdict == "fewer than 20 examples"
-    assert Relation(found, "advmod→parent").left_out == {"words that the tokens do not tell apart": 1}  # n't
+    assert Relation(found, "advmod→parent").left_out == {
+        "words that the tokens do not tell apart": 1
+    }  # n't
 
 
 def test_the_pronoun_head(minilm):
@@ -98,9 +104,15 @@ def test_the_pronoun_head(minilm):
         ("The animal didn't cross the street because it was too tired.", [4, 10]),
         ("The animal didn't cross the street because it was too wide.", [28, 34]),
     ]
-    lines = [json.dumps({"text": t, "links": [{"from": [43, 45], "to": to, "label": "it"}]}) for t, to in texts]
+    lines = [
+        json.dumps({"text": t, "links": [{"from": [43, 45], "to": to, "label": "it"}]})
+        for t, to in texts
+    ]
     one = Relation(relations(minilm, [spans.parse(line, "a", 1) for line in lines]), "it")  # type: ignore[misc]
-    assert sorted((one.accuracy[3, 1], one.choice[3, 1])) == [0, 1]  # L3H1 looks at the animal, tired or wide
+    assert sorted((one.accuracy[3, 1], one.choice[3, 1])) == [
+        0,
+        1,
+    ]  # L3H1 looks at the animal, tired or wide
     assert not one.found.any()
 
 
@@ -125,7 +137,9 @@ def test_all_numbers_by_plain_loops(own):
                         row[link.source[0]] = -1
                         ties = np.flatnonzero(row == row.max())
                         hits[layer, head] += (link.targets[0] in ties) / len(ties)
-            np.testing.assert_allclose(values, hits / 15, atol=0.08)  # ties of own's equal weights are a rounding's
+            np.testing.assert_allclose(
+                values, hits / 15, atol=0.08
+            )  # ties of own's equal weights are a rounding's
             if half:
                 np.testing.assert_allclose(one.mass, mass / 15, atol=1e-5)
         offsets = [link.targets[0] - link.source[0] for _, link in by_half[1]]
@@ -146,16 +160,26 @@ def dense(model, text):
 
 
 def test_rules_on_a_text_counted_by_hand():
-    links = [Link("r", (0,), (2,)), Link("r", (4,), (0, 1)), Link("r", (1, 2), (4,)), Link("r", (1, 3), (2,))]
+    links = [
+        Link("r", (0,), (2,)),
+        Link("r", (4,), (0, 1)),
+        Link("r", (1, 2), (4,)),
+        Link("r", (1, 3), (2,)),
+    ]
     hits = dict(zip(RULES, right_rules(text_of("a b A c b"), links).sum(0).tolist(), strict=True))
     right = {"offset +2": 2, "offset −4": 1, "offset −3": 1, "same word before": 1, "same word after": 1}
     assert {rule: n for rule, n in hits.items() if n} == right
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_random_weights_express_nothing(kind, seeds, tmp_path):
-    texts = [*followers(60), *AnnotatedCorpus([SAMPLES / "dependencies.conllu", SAMPLES / "pronouns.jsonl"])]
+    texts = [
+        *followers(60),
+        *AnnotatedCorpus([SAMPLES / "dependencies.conllu", SAMPLES / "pronouns.jsonl"]),
+    ]
     for seed in seeds:
         found = every_relation(relations(random_model(tmp_path / kind, kind, seed), texts))
         assert sum(not one.no_verdict for one in found) >= 6

@@ -40,12 +40,19 @@ def test_what_is_broken_is_said_and_the_rest_is_studied(study, tmp_path):
     good = Path(TREES).read_text("utf-8")
     (tmp_path / "a.conllu").write_text(good + "\n1\tbad\n\n" + good, "utf-8")
     (tmp_path / "b.py").write_text("def f(:\n", "utf-8")
-    (tmp_path / "c.jsonl").write_text('{"text": "a b", "links": [{"from": [0, 1], "to": [2, 9]}]}\n', "utf-8")
+    (tmp_path / "c.jsonl").write_text(
+        '{"text": "a b", "links": [{"from": [0, 1], "to": [2, 9]}]}\n', "utf-8"
+    )
     status, out, err = study("a.conllu", "b.py", "c.jsonl", "gone.py", "-o", "out", "-f", "npz")
     assert status == 1
     assert "det→parent" in out
     number = good.count("\n") + 2
-    for expected in (f"a.conllu, line {number}: 2 columns", "b.py, line 1: not Python", "c.jsonl, line 1", "gone.py"):
+    for expected in (
+        f"a.conllu, line {number}: 2 columns",
+        "b.py, line 1: not Python",
+        "c.jsonl, line 1",
+        "gone.py",
+    ):
         assert expected in err
     assert "4 parts of the texts could not be read" in err
     assert (tmp_path / "out/relations.npz").is_file()

@@ -18,9 +18,23 @@ CATS = 1
 SLEEP = 2
 WEIGHTS = [
     [1.00, 0.00, 0.00, 0.00, 0.00, 0.00],
-    [0.50, 0.00, 0.00, 0.20, 0.30, 0.00],  # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins
+    [
+        0.50,
+        0.00,
+        0.00,
+        0.20,
+        0.30,
+        0.00,
+    ],  # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins
     [0.10, 0.10, 0.10, 0.50, 0.10, 0.10],
-    [0.35, 0.15, 0.15, 0.05, 0.20, 0.10],  # 0.15 + 0.15 on unhappy beats 0.20 on sleep, and special tokens are out
+    [
+        0.35,
+        0.15,
+        0.15,
+        0.05,
+        0.20,
+        0.10,
+    ],  # 0.15 + 0.15 on unhappy beats 0.20 on sleep, and special tokens are out
     [0.07, 0.10, 0.08, 0.15, 0.50, 0.10],  # the word itself is out: unhappy has 0.18
     [0.00, 0.00, 0.00, 0.00, 0.00, 1.00],
 ]
@@ -36,12 +50,18 @@ def facts_of(units, links):
         units=numbers(units),
         row_text=numbers([text for text, _ in rows], dtype=torch.int64),
         pieces=numbers(
-            [(row, k) for (text, own), row in rows.items() for k, unit in enumerate(units[text]) if unit in own],
+            [
+                (row, k)
+                for (text, own), row in rows.items()
+                for k, unit in enumerate(units[text])
+                if unit in own
+            ],
             dtype=torch.int64,
         ).view(-1, 2),
         link_row=numbers([rows[text, tuple(source)] for text, source, _, _ in links], dtype=torch.int64),
         targets=numbers(
-            [(i, unit) for i, (_, _, targets, _) in enumerate(links) for unit in targets], dtype=torch.int64
+            [(i, unit) for i, (_, _, targets, _) in enumerate(links) for unit in targets],
+            dtype=torch.int64,
         ).view(-1, 2),
         link_cell=numbers([cell for *_, cell in links], dtype=torch.int64),
         n_cells=max((cell for *_, cell in links), default=-1) + 1,
@@ -56,7 +76,12 @@ def test_the_rules_counted_by_hand():
         (0, [SLEEP], [CATS], 3),  # wrong; mass 0.15
         (0, [SLEEP], [CATS, UNHAPPY], 4),  # right, as one of the two is; mass 0.15 + 0.18
         (0, [UNHAPPY], [SLEEP], 4),  # wrong; mass 0.20
-        (0, [UNHAPPY, CATS], [SLEEP], 5),  # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3
+        (
+            0,
+            [UNHAPPY, CATS],
+            [SLEEP],
+            5,
+        ),  # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3
     ]
     found = links_of_weights(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
     assert found[:, 0, 0].tolist() == [1, 1, 0, 0, 1, 1]
@@ -84,7 +109,10 @@ def by_loops(weights, units, links, n_cells):
     for text, source, targets, cell in links:
         tokens = [k for k, unit in enumerate(units[text]) if unit in source]
         for head in range(n_heads):
-            row = [sum(float(weights[text][head][q][k]) for q in tokens) / len(tokens) for k in range(len(units[text]))]
+            row = [
+                sum(float(weights[text][head][q][k]) for q in tokens) / len(tokens)
+                for k in range(len(units[text]))
+            ]
             words = {}
             for k, unit in enumerate(units[text]):
                 if unit >= 0:
@@ -120,7 +148,12 @@ def made_up(seed, n_texts, length):
             n_source = int(chance.integers(1, 3)) if n_units > 3 else 1
             source = sorted(order[:n_source])
             links += [
-                (text, source, sorted(order[n_source : n_source + int(chance.integers(1, 3))]), int(cell))
+                (
+                    text,
+                    source,
+                    sorted(order[n_source : n_source + int(chance.integers(1, 3))]),
+                    int(cell),
+                )
                 for cell in chance.integers(0, 4, 2)
             ]
     return units, links
@@ -132,14 +165,17 @@ def made_call(seed, units, causal):
     n_texts = len(units)
     n = len(units[0])
     query, key, value = (
-        torch.randn(n_texts, heads, n, 5, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+        torch.randn(n_texts, heads, n, 5, generator=generator, dtype=torch.float64)
+        for heads in (4, 2, 2)
     )
     mask = None
     if n_texts > 1:
         mask = torch.ones(n_texts, 1, 1, n, dtype=torch.bool)
         for text, mine in enumerate(units):
             mask[text, ..., max(k for k, unit in enumerate(mine) if unit >= 0) + 2 :] = False
-    return AttentionCall(0, "decoder" if causal else "encoder", query, key, value, 0.6, mask=mask, is_causal=causal)
+    return AttentionCall(
+        0, "decoder" if causal else "encoder", query, key, value, 0.6, mask=mask, is_causal=causal
+    )
 
 
 def require(found, expected):

@@ -40,14 +40,21 @@ def folders(tmp_path_factory):
     labels = {"id2label": {0: "cat", 1: "dog", 2: "7"}, "label2id": {"cat": 0, "dog": 1, "7": 2}}
     return {
         "bert": save(
-            home / "bert", transformers.BertForSequenceClassification, transformers.BertConfig(**words, **labels)
+            home / "bert",
+            transformers.BertForSequenceClassification,
+            transformers.BertConfig(**words, **labels),
         ),
         "masked": save(home / "masked", transformers.BertForMaskedLM, transformers.BertConfig(**words)),
         "llama": save(
             home / "llama",
             transformers.LlamaForCausalLM,
             transformers.LlamaConfig(
-                **{**words, "hidden_size": 12, "num_attention_heads": 6, "max_position_embeddings": 1200},
+                **{
+                    **words,
+                    "hidden_size": 12,
+                    "num_attention_heads": 6,
+                    "max_position_embeddings": 1200,
+                },
                 num_key_value_heads=2,
             ),
         ),
@@ -110,17 +117,34 @@ def test_which_patches_matter_for_the_class_of_a_photo_is_plain_autograd_on_eage
     expected = plain(folders["vit"], transformers.ViTForImageClassification, 0, 1, pixel_values=pixels)
     np.testing.assert_allclose(record.rollout, expected, atol=1e-5)
     assert np.array_equal(record.rollout, attnscope.relevance(model, "1", image=photo()).rollout)
-    assert not np.allclose(record.rollout, attnscope.relevance(model, "7", image=photo()).rollout, atol=1e-3)
+    assert not np.allclose(
+        record.rollout, attnscope.relevance(model, "7", image=photo()).rollout, atol=1e-3
+    )
 
 
-def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_is_read_from(run, folders):
-    done = run("heatmap", TEXT, "--relevance", "b", "-m", str(folders["llama"]), "-o", "out", "-f", "npz,png,json")
+def test_relevance_on_the_command_line_answers_with_the_row_that_the_prediction_is_read_from(
+    run, folders
+):
+    done = run(
+        "heatmap",
+        TEXT,
+        "--relevance",
+        "b",
+        "-m",
+        str(folders["llama"]),
+        "-o",
+        "out",
+        "-f",
+        "npz,png,json",
+    )
     assert done.status == 0
     assert "what matters for “b”, as of “a” (token 3)" in done.out
     assert Rollout.load("out/rollout.npz").target == "b"
     assert json.loads(Path("out/rollout.json").read_text())["options"]["target"] == "b"
     Image.fromarray(photo()).save("photo.png")
-    done = run("heatmap", "--image", "photo.png", "--relevance", "cat", "-m", str(folders["vit"]), "-o", "seen")
+    done = run(
+        "heatmap", "--image", "photo.png", "--relevance", "cat", "-m", str(folders["vit"]), "-o", "seen"
+    )
     assert done.status == 0
     assert "what matters for “cat”" in done.out
     assert Path("seen/overview-CLS.png").exists()

@@ -77,7 +77,17 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared
 @pytest.mark.parametrize(
     ("model_type", "more"),
     [
-        ("t5", {"d_model": 15, "d_kv": 5, "d_ff": 11, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}),
+        (
+            "t5",
+            {
+                "d_model": 15,
+                "d_kv": 5,
+                "d_ff": 11,
+                "num_layers": 2,
+                "num_heads": 3,
+                "decoder_start_token_id": 0,
+            },
+        ),
         ("albert", {"embedding_size": 15}),  # layers that share a module
         ("llama", {"sliding_window": 27, "num_key_value_heads": 3, "hidden_size": 24}),
     ],
@@ -119,7 +129,11 @@ def test_both_parts_of_a_model_of_two_towers_have_a_verdict(tmp_path, compared):
     config = CLIPConfig(text_config=words, vision_config=seen, projection_dim=7)
     AutoModel.from_config(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    settings = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 8}, "crop_size": 8}
+    settings = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 8},
+        "crop_size": 8,
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings), "utf-8")
     for n in (2, 0):
         model = load(tmp_path)
@@ -153,7 +167,9 @@ def test_another_model_is_compared(change, tiny_bert, compared):
 def test_other_code_of_ours_or_another_version_compares(tiny_bert, tmp_path, compared, monkeypatch):
     for name in ("a", "b"):
         for folder in ("core/attention", "models/hf"):
-            shutil.copytree(survey.PACKAGE / folder, tmp_path / name / folder, ignore=lambda *_: ["__pycache__"])
+            shutil.copytree(
+                survey.PACKAGE / folder, tmp_path / name / folder, ignore=lambda *_: ["__pycache__"]
+            )
     source = tmp_path / "b/core/attention/seam.py"
     source.write_bytes(source.read_bytes() + b"\n")
     for name, n in (("a", 1), ("a", 0), ("b", 1), ("b", 0), ("a", 0)):
@@ -225,7 +241,9 @@ def test_where_nothing_can_be_written_nothing_is_remembered(tiny_bert, tmp_path,
 def test_that_a_run_may_go_on_at_a_layer_is_remembered_if_so(tmp_path, monkeypatch):
     from transformers import GPT2Config
 
-    config = GPT2Config(n_embd=15, n_head=3, n_layer=2, n_positions=64, vocab_size=90, bos_token_id=3, eos_token_id=4)
+    config = GPT2Config(
+        n_embd=15, n_head=3, n_layer=2, n_positions=64, vocab_size=90, bos_token_id=3, eos_token_id=4
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
     tried = Count()
@@ -248,6 +266,10 @@ def test_info_says_when_it_was_compared_and_takes_the_option(tiny_bert, run):
     command = ("models", tiny_bert, "--engine", "hf")
     assert "remembered since" not in " ".join(run(*command).out.split())
     assert "and remembered since" in " ".join(run(*command).out.split())
-    assert json.loads(run(*command, "--json").out)["remembered"].endswith(f" with torch {torch.__version__}")
+    assert json.loads(run(*command, "--json").out)["remembered"].endswith(
+        f" with torch {torch.__version__}"
+    )
     assert "remembered since" not in " ".join(run(*command, "--check").out.split())
-    assert "comparison with eager attention was skipped" in " ".join(run(*command, "--no-check").out.split())
+    assert "comparison with eager attention was skipped" in " ".join(
+        run(*command, "--no-check").out.split()
+    )

@@ -36,11 +36,21 @@ def _known(monkeypatch):
 def effects():
     heads = Table.of(
         Effects.TABLES["heads"],
-        [{"kind": "encoder", "layer": 0, "head": 0, "effect": 0.5}, {"kind": "encoder", "layer": 0, "head": 1}],
+        [
+            {"kind": "encoder", "layer": 0, "head": 0, "effect": 0.5},
+            {"kind": "encoder", "layer": 0, "head": 1},
+        ],
     )
     pairs = Table.of_arrays(Effects.TABLES["pairs"], name=["=1+1", "b", "c"], head=[1, 0, -1])
-    tables = {"heads": heads, "pairs": pairs, "tokens:cross": Table.of(Effects.TABLES["tokens"], [{"token": "a"}])}
-    arrays = {"shares": np.array([[0, 0.5, 1], [np.nan, 0.1, 0.2]]), "weights:cross": np.array([[1.0], [0.5]])}
+    tables = {
+        "heads": heads,
+        "pairs": pairs,
+        "tokens:cross": Table.of(Effects.TABLES["tokens"], [{"token": "a"}]),
+    }
+    arrays = {
+        "shares": np.array([[0, 0.5, 1], [np.nan, 0.1, 0.2]]),
+        "weights:cross": np.array([[1.0], [0.5]]),
+    }
     return Effects({"model": "m"}, {"n_texts": 2}, {"loss": "kl"}, tables, arrays)
 
 

@@ -9,7 +9,14 @@ from attnscope.core.catalogue import MEASURES
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_TEXTS, LEVEL, RULES, complete_thresholds, judge
+from attnscope.studies.heads.roles import (
+    FEWEST_TEXTS,
+    LEAST_TEXTS,
+    LEVEL,
+    RULES,
+    complete_thresholds,
+    judge,
+)
 from tests.heads_helpers import heads_in, names_of
 
 NAMES = (
@@ -142,17 +149,24 @@ def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys, share, roles):
 
     With 30,000 keys they are 0.97 and 0.91: a fixed threshold takes both or neither.
     """
-    entropies = {"entropy_nats": math.log(share * n_keys), "relative_entropy": math.log(share * n_keys, n_keys)}
+    entropies = {
+        "entropy_nats": math.log(share * n_keys),
+        "relative_entropy": math.log(share * n_keys, n_keys),
+    }
     uniform = {"entropy_nats": math.log(n_keys), "relative_entropy": 1.0}
     tally = tally_of(entropies, uniform=uniform, noise=0.01, names=(*NAMES, "entropy_nats"))
     assert names_of(only_head(tally)) == roles
-    largest = tally_of({**entropies, "rarest_token": 0.8}, uniform=uniform, noise=0.01, names=(*NAMES, "entropy_nats"))
+    largest = tally_of(
+        {**entropies, "rarest_token": 0.8}, uniform=uniform, noise=0.01, names=(*NAMES, "entropy_nats")
+    )
     assert names_of(only_head(largest)) == (roles or {"rare"})
 
 
 @pytest.mark.parametrize("n_texts", [LEAST_TEXTS, FEWEST_TEXTS - 1])
 def test_with_few_texts_roles_are_tentative(n_texts):
-    (role,) = only_head(tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)).roles
+    (role,) = only_head(
+        tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)
+    ).roles
     assert role.tentative
     assert role.effective_texts == n_texts
     assert role.threshold < role.low < role.value < role.high
@@ -180,7 +194,9 @@ def test_tests_of_one_role_are_one_claim():
 def test_measures_from_0_to_1_have_intervals_from_0_to_1():
     for name, measure in MEASURES.items():
         assert (name not in NO_SHARES) == ((measure.low, measure.high) == (0, 1)), name
-    head = only_head(tally_of({"previous_token": 1.0, "window": 0.001, "relative_entropy": 0.99}, noise=0))
+    head = only_head(
+        tally_of({"previous_token": 1.0, "window": 0.001, "relative_entropy": 0.99}, noise=0)
+    )
     for name in ("previous_token", "window", "relative_entropy"):
         estimate = head.measures[name]
         assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1, name
@@ -195,7 +211,9 @@ def test_false_discoveries_are_held_over_all_heads_and_roles():
     column = NAMES.index("previous_token")
     p = tally.measures.p_above(0.4)[0, :, column]
     assert (p < LEVEL).sum() >= 2
-    assert not any(head.roles for head in heads_in(judge([tally], complete_thresholds({}), tally.n_texts)))
+    assert not any(
+        head.roles for head in heads_in(judge([tally], complete_thresholds({}), tally.n_texts))
+    )
     assert (benjamini_hochberg(p) > LEVEL).all()
 
 

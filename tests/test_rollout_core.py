@@ -31,7 +31,8 @@ def test_the_residual_share_and_rows_that_are_not_whole():
     np.testing.assert_array_equal(mix_residual(BY_HAND, 0.0), BY_HAND)
     np.testing.assert_array_equal(mix_residual(BY_HAND, 1.0), [np.eye(3)] * 2)
     np.testing.assert_allclose(
-        mix_residual(np.array([[[0.0, 0.6], [0.3, 0.7]]]), 0.25)[0], [[0.25 / 0.7, 0.45 / 0.7], [0.225, 0.775]]
+        mix_residual(np.array([[[0.0, 0.6], [0.3, 0.7]]]), 0.25)[0],
+        [[0.25 / 0.7, 0.45 / 0.7], [0.225, 0.775]],
     )
 
 

@@ -50,7 +50,9 @@ def test_a_worker_that_dies_while_it_loads_is_replaced(tmp_path):
 
 
 def test_where_no_worker_can_load_it_says_so(tmp_path):
-    with pytest.raises(AttnscopeError, match=f"no worker could load the model: .* signal 9.*; tried {RUNS} times"):
+    with pytest.raises(
+        AttnscopeError, match=f"no worker could load the model: .* signal 9.*; tried {RUNS} times"
+    ):
         squares(Processes(2, 1), Square(tmp_path, {-1: 99}), 3)
 
 

@@ -62,14 +62,21 @@ def require_exact(sums, texts):
         columns = {"s": [s for s, _ in pairs], "c": [c for _, c in pairs]}
         means = {name: sum(column) / len(pairs) for name, column in columns.items()}
         size = {name: math.sqrt(sum(x * x for x in column)) for name, column in columns.items()}
-        spread = {name: math.sqrt(sum((x - means[name]) ** 2 for x in column)) for name, column in columns.items()}
+        spread = {
+            name: math.sqrt(sum((x - means[name]) ** 2 for x in column))
+            for name, column in columns.items()
+        }
         for name, total in (("s", sum_s), ("c", sum_c)):
             slack = roundings * float(sum(map(abs, columns[name])))
             assert total[cell] == pytest.approx(float(sum(columns[name])), rel=0, abs=slack)
         # A deviation from the mean is off by roundings of the mean: what is lost is in proportion to the spread.
         for (a, b), moment in zip(("ss", "sc", "cc"), moments, strict=True):
-            exact = float(sum((x - means[a]) * (y - means[b]) for x, y in zip(columns[a], columns[b], strict=True)))
-            slack = roundings * (spread[a] * size[b] + size[a] * spread[b] + roundings * size[a] * size[b])
+            exact = float(
+                sum((x - means[a]) * (y - means[b]) for x, y in zip(columns[a], columns[b], strict=True))
+            )
+            slack = roundings * (
+                spread[a] * size[b] + size[a] * spread[b] + roundings * size[a] * size[b]
+            )
             assert moment[cell] == pytest.approx(exact, rel=0, abs=slack)
 
 
@@ -90,7 +97,9 @@ def test_any_order_and_any_split_gives_the_same_within_roundings(texts, random, 
         batch = shuffled[start:stop]
         if data.draw(st.booleans()):
             part = RunningSums((2,))
-            part.add(np.reshape([s for s, _ in batch], (-1, 2)), np.reshape([c for _, c in batch], (-1, 2)))
+            part.add(
+                np.reshape([s for s, _ in batch], (-1, 2)), np.reshape([c for _, c in batch], (-1, 2))
+            )
         else:
             part = fill(batch)
         parts.append(part)
@@ -172,7 +181,9 @@ LENGTHS = {
 
 @pytest.mark.parametrize("texts_differ", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_95_percent_intervals_from_200_texts_hold_the_truth_93_to_97_percent_of_the_time(lengths, texts_differ):
+def test_95_percent_intervals_from_200_texts_hold_the_truth_93_to_97_percent_of_the_time(
+    lengths, texts_differ
+):
     # 4,000 heads: the share itself has a standard error of 0.35%.
     covered, rejected = coverage(200, LENGTHS[lengths], texts_differ=texts_differ)
     assert 0.93 <= covered <= 0.97
@@ -184,7 +195,9 @@ def texts_of_hits(share, c, rng):
 
 
 def texts_that_depend(share, c, rng):  # an intraclass correlation of 0.3
-    return rng.binomial(c.astype(int), rng.beta(share * 7 / 3, (1 - share) * 7 / 3, c.shape)).astype(float)
+    return rng.binomial(c.astype(int), rng.beta(share * 7 / 3, (1 - share) * 7 / 3, c.shape)).astype(
+        float
+    )
 
 
 def texts_of_mass(share, c, rng):
@@ -198,7 +211,11 @@ def texts_with_outliers(share, c, rng):
 SHARES = {
     "a hit a text": (lambda rng, shape: np.ones(shape), texts_of_hits, True),
     "hits": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_of_hits, True),
-    "hits that depend": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_that_depend, True),
+    "hits that depend": (
+        lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)),
+        texts_that_depend,
+        True,
+    ),
     "masses": (lambda rng, shape: np.ceil(rng.lognormal(3, 0.6, shape)), texts_of_mass, False),
     "outliers": (lambda rng, shape: np.full(shape, 20.0), texts_with_outliers, False),
 }

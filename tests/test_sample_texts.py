@@ -20,7 +20,9 @@ def sourced_lines(name):
     return [int(number) for cell in cells for number in cell.split(",")]
 
 
-TEXTS = [path for path in sorted(SAMPLES.rglob("*")) if path.is_file() and path.suffix not in (".jpg", ".wav")]
+TEXTS = [
+    path for path in sorted(SAMPLES.rglob("*")) if path.is_file() and path.suffix not in (".jpg", ".wav")
+]
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)

@@ -33,8 +33,15 @@ def test_weights_that_would_fill_a_disk_are_saved_where_that_is_asked_for(run, t
 
 def test_of_a_list_of_queries_the_missing_one_is_named(tmp_path):
     record = record_of(map_of(tokens_of(["[CLS]", "the", "cat"], (0,)), layers=1, heads=1))
-    for query, missing in (("cat,dog", "dog"), ("dog,@9,the", "dog,@9"), ("dog,bird", "dog,bird"), ("dog", "dog")):
-        with pytest.raises(attnscope.AttnscopeError, match=rf"no token is '{missing}' \(the tokens are: @0 \[CLS\]"):
+    for query, missing in (
+        ("cat,dog", "dog"),
+        ("dog,@9,the", "dog,@9"),
+        ("dog,bird", "dog,bird"),
+        ("dog", "dog"),
+    ):
+        with pytest.raises(
+            attnscope.AttnscopeError, match=rf"no token is '{missing}' \(the tokens are: @0 \[CLS\]"
+        ):
             record.draw(tmp_path, query=query)
 
 
@@ -45,7 +52,13 @@ def drawn(run):
 
 
 def test_show_takes_layers_and_heads_words_and_special_tokens_as_heatmap_does(run, drawn):
-    for choice in (("-L", "0"), ("-H", "1-2"), ("-L", "1", "-H", "0"), ("--words",), ("--hide-special",)):
+    for choice in (
+        ("-L", "0"),
+        ("-H", "1-2"),
+        ("-L", "1", "-H", "0"),
+        ("--words",),
+        ("--hide-special",),
+    ):
         formats = "npz,png" if len(choice) == 4 else "npz"
         again = run("show", drawn, *choice, "-o", "again", "-f", formats, "-q")
         anew = run("heatmap", "the cat sat", "-m", "own", *choice, "-o", "anew", "-f", formats, "-q")

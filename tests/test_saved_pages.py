@@ -50,7 +50,9 @@ def test_hiding_special_tokens_hides_the_first_token_of_a_decoder(show):
         assert tuple(shown.table()[0][1:]) == record.tokens
         np.testing.assert_allclose(shown.matrix(), record.of(1, 2), atol=SEEN)
         shown.show(v="matrix", h="1.2", hide=0, words=words)
-        np.testing.assert_allclose(shown.matrix(), (whole.merge_words() if words else whole).of(1, 2), atol=SEEN)
+        np.testing.assert_allclose(
+            shown.matrix(), (whole.merge_words() if words else whole).of(1, 2), atol=SEEN
+        )
 
 
 def test_heads_have_their_table_and_scatter(show):

@@ -41,7 +41,9 @@ def test_sharp_random_heads_are_no_mistake(kind, seed):
         eager = model.double()
         eager.set_attn_implementation("eager")
         first = eager(ids, output_attentions=True).attentions[0]
-    torch.testing.assert_close(probe.maps[shown.info.kinds[0]][0].double(), first.double(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        probe.maps[shown.info.kinds[0]][0].double(), first.double(), rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -50,7 +52,8 @@ def test_the_bound_in_16_bits_is_the_models_own_rounding(kind, dtype):
     """A note says where rounding decides what a head attends to."""
     shown = wrap(sharp_model(kind, 0).to(dtype))
     assert any(
-        note.startswith(f"Rounding in {str(dtype)[6:]} moves attention weights by up to") for note in shown.info.notes
+        note.startswith(f"Rounding in {str(dtype)[6:]} moves attention weights by up to")
+        for note in shown.info.notes
     )
     assert not any("Rounding" in note for note in wrap(sharp_model(kind, 0, 1).to(dtype)).info.notes)
 
@@ -93,7 +96,9 @@ class Linear4bit(Linear8bit):
     def __init__(self, linear):
         super().__init__(linear)
         self.kept = self.weight
-        self.weight = nn.Parameter(torch.zeros(linear.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False)
+        self.weight = nn.Parameter(
+            torch.zeros(linear.weight.numel() // 2, 1, dtype=torch.uint8), requires_grad=False
+        )
 
     def forward(self, x):
         return x @ (self.kept * self.scale).T

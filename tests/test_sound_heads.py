@@ -27,7 +27,10 @@ def values_of(weights, n_sound):
     heard = np.asarray(weights, float)[:, :n_sound]
     rows = np.stack([heard.sum(1), heard @ np.arange(n_sound)], 1)[None]
     sums, counts = sound_sums(rows)
-    return {name: sums[0, row] / counts[0, row] if counts[0, row] else math.nan for row, name in enumerate(NAMES)}
+    return {
+        name: sums[0, row] / counts[0, row] if counts[0, row] else math.nan
+        for row, name in enumerate(NAMES)
+    }
 
 
 def test_a_head_that_moves_on_a_head_that_goes_back_and_one_that_stays():

@@ -41,7 +41,9 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
         whisper_folder, attn_implementation="eager", dtype=torch.float64
     )
     extractor = WhisperFeatureExtractor.from_pretrained(whisper_folder)
-    features = extractor(speech(0.61), sampling_rate=16000, return_tensors="pt")["input_features"].double()
+    features = extractor(speech(0.61), sampling_rate=16000, return_tensors="pt")[
+        "input_features"
+    ].double()
     ids = [0, 3, 4, 5, 6, 7, 8, 9]
     with torch.no_grad():
         output = model.eval()(features, decoder_input_ids=torch.tensor([ids]), output_attentions=True)
@@ -53,12 +55,16 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
     assert record.weights.shape == (2, 3, 8, 31)
     assert float(np.ptp(true)) > 0.1
     np.testing.assert_allclose(record.weights, true[..., :31], atol=2e-5)
-    assert share_after_sound(record, (1, 2)) == pytest.approx(true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5)
+    assert share_after_sound(record, (1, 2)) == pytest.approx(
+        true[1, 2, :, 31:].sum(-1).mean(), abs=1e-5
+    )
 
 
 def test_frames_are_named_by_their_seconds(record):
     assert record.sound is not None
-    assert record.sound.seconds_per_frame == 0.02  # a hop of 160 samples at 16 kHz, halved by one convolution
+    assert (
+        record.sound.seconds_per_frame == 0.02
+    )  # a hop of 160 samples at 16 kHz, halved by one convolution
     assert record.sound.seconds == 0.61
     assert record.sound.window_seconds == 1.0
     assert record.tokens[:3] == ("0.00s", "0.02s", "0.04s")
@@ -83,7 +89,9 @@ def test_without_a_transcript_the_model_writes(whisper, whisper_folder):
     written = [0]
     with torch.no_grad():
         while len(written) < 16:
-            token = int(model(features, decoder_input_ids=torch.tensor([written])).logits[0, -1].argmax())
+            token = int(
+                model(features, decoder_input_ids=torch.tensor([written])).logits[0, -1].argmax()
+            )
             if token == 1:
                 break
             written.append(token)
@@ -152,13 +160,17 @@ def test_what_is_no_recording_is_one_line(tmp_path):
 
 def test_from_the_command_line(run, whisper_folder, tmp_path):
     name = str(whisper_folder)
-    status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, TEXT, "-f", "png,npz", "-o", "a")
+    status, out, err = run(
+        "heatmap", "--audio", "speech.wav", "-m", name, TEXT, "-f", "png,npz", "-o", "a"
+    )
     assert status == 0, err
     assert out.split()[-4:] == ["a/overview.png", "a/L00.png", "a/L01.png", "a/heatmap.npz"]
     status, out, _ = run("show", "a", "-o", "b", "--pick", "L1H0,L0H2")
     assert status == 0
     assert out.split() == ["b/picked.png"]
-    status, out, err = run("heatmap", "--audio", "speech.wav", "-m", name, "--json", "-f", "npz", "--pick", "L1H1")
+    status, out, err = run(
+        "heatmap", "--audio", "speech.wav", "-m", name, "--json", "-f", "npz", "--pick", "L1H1"
+    )
     assert status == 0
     assert "the model itself writes" in err
     document = json.loads(out)

@@ -47,7 +47,9 @@ def test_heads_and_what_is_said_of_them_are_the_loops(n_queries, n_keys, count, 
     for query in range(n_queries):
         rows = weights[:, query]
         shannon = plain_entropy(rows.mean(0)) - np.mean([plain_entropy(row) for row in rows])
-        np.testing.assert_allclose(found.disagreement_nats[query], max(0.0, shannon), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            found.disagreement_nats[query], max(0.0, shannon), rtol=1e-9, atol=1e-12
+        )
         assert found.disagreement_nats[query] <= np.log(count) + 1e-12
 
 
@@ -67,7 +69,9 @@ def test_a_models_own_number_of_heads_gives_its_own_weights(minilm_folder):
     model = attnscope.load("minilm")
     record = split(model, TEXT, 3, SplitOptions((1, 12)))
     exact = attnscope.heatmap(attnscope.load("minilm", dtype="float64"), TEXT, layers=3).weights[0]
-    require_no_worse(record.of(12)["weights"], attnscope.heatmap(model, TEXT, layers=3).weights[0], exact)
+    require_no_worse(
+        record.of(12)["weights"], attnscope.heatmap(model, TEXT, layers=3).weights[0], exact
+    )
     assert record.run["model"] == "minilm"
 
 

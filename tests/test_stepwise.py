@@ -59,7 +59,9 @@ def test_the_lines_share_no_code_with_what_they_are_checked_by():
     one_query=st.booleans(),
 )
 @few_examples
-def test_lines_and_loops_agree(n_queries, n_keys, group, seed, softcap, has_bias, has_mask, has_sinks, one_query):
+def test_lines_and_loops_agree(
+    n_queries, n_keys, group, seed, softcap, has_bias, has_mask, has_sinks, one_query
+):
     chance = np.random.default_rng(seed + 1000)
     n_heads = 2 * group
     may = chance.random((n_heads, n_queries, n_keys)) > 0.4
@@ -92,7 +94,9 @@ def test_lines_and_loops_agree(n_queries, n_keys, group, seed, softcap, has_bias
         sinks=None if inputs.sinks is None else float(inputs.sinks[head]),
     )
     for name, value in (("weights", weights), ("head_output", output)):
-        np.testing.assert_allclose(found[name], value if query is None else value[0], rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(
+            found[name], value if query is None else value[0], rtol=1e-12, atol=1e-13
+        )
     assert {"dot_products", "scores", "exponentials", "weights", "head_output"} <= set(found)
     assert ("capped_scores" in found) == (softcap is not None)
 
@@ -100,5 +104,7 @@ def test_lines_and_loops_agree(n_queries, n_keys, group, seed, softcap, has_bias
 def test_the_example_is_the_one_worked_by_hand():
     inputs = Inputs(example.Q, example.K, example.V, 2, 2, 2**-0.5)
     for head, name in enumerate(("weights_head_1", "weights_head_2")):
-        np.testing.assert_allclose(steps(inputs, head, None)["weights"], WORKED[name], atol=5.1e-5, rtol=0)
+        np.testing.assert_allclose(
+            steps(inputs, head, None)["weights"], WORKED[name], atol=5.1e-5, rtol=0
+        )
     assert not any(array.flags.writeable for array in (example.Q, example.K, example.V))

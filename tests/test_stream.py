@@ -100,9 +100,13 @@ def require_same(model, stream, unknown=()):
             assert (projection is None) is (role in unknown)
             if projection is None:
                 continue
-            ours = torch.einsum("btd,hkd->bhtk", read, projection.weight) + projection.bias[None, :, None]
+            ours = (
+                torch.einsum("btd,hkd->bhtk", read, projection.weight) + projection.bias[None, :, None]
+            )
             last = None if role == "value" else 1
-            torch.testing.assert_close(ours[:, :, :last], getattr(call, role)[:, :, :last], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                ours[:, :, :last], getattr(call, role)[:, :, :last], rtol=1e-4, atol=1e-4
+            )
         assert attention.output is not None
         written = torch.einsum("bhtk,hdk->btd", output, attention.output)
         place = (stream.kind, attention.layer)

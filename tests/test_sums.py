@@ -60,7 +60,11 @@ def check(call, keys, queries=None, *, tolerance=1e-11):
     assert_sums(probe.sums[call.kind][call.layer], wanted, n, tolerance=tolerance, uniform=even)
     dense = measures_of_weights(weights, keys, queries, allowed=may, outlying=which)
     assert_sums(
-        dense, wanted, n, tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6, uniform=even
+        dense,
+        wanted,
+        n,
+        tolerance=max(tolerance, 1e-11) if call.query.dtype == torch.float64 else 1e-6,
+        uniform=even,
     )
 
 
@@ -113,7 +117,9 @@ def situations(draw):
     return dataclasses.replace(call, kind="cross" if cross else "decoder"), keys, queries
 
 
-@given(situation=situations(), elements=st.sampled_from([1, 300, 10**6]), kept=st.sampled_from([0, 10**6]))
+@given(
+    situation=situations(), elements=st.sampled_from([1, 300, 10**6]), kept=st.sampled_from([0, 10**6])
+)
 @few_examples
 def test_every_measure_is_its_definition(situation, elements, kept):
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +159,9 @@ def test_each_unit_is_what_its_queries_say(situation, elements, size):
         for unit in range(n_units):
             here = torch.zeros_like(asking.real)
             here[:, unit * size : (unit + 1) * size] = True
-            alone = dataclasses.replace(asking, context=~here if asking.context is None else asking.context | ~here)
+            alone = dataclasses.replace(
+                asking, context=~here if asking.context is None else asking.context | ~here
+            )
             texts = (alone, None) if queries is None else (keys, alone)
             wanted = expected(weights, may, *texts, which)
             np.testing.assert_allclose(found.sum[:, unit::n_units], wanted.sum, atol=1e-11)
@@ -161,7 +169,17 @@ def test_each_unit_is_what_its_queries_say(situation, elements, size):
 
 
 def test_units_are_of_about_512_queries_equally_long_and_at_most_64():
-    sizes = {0: 512, 1: 512, 512: 512, 600: 600, 769: 385, 1600: 534, 32_768: 512, 32_769: 513, 64_000: 1000}
+    sizes = {
+        0: 512,
+        1: 512,
+        512: 512,
+        600: 600,
+        769: 385,
+        1600: 534,
+        32_768: 512,
+        32_769: 513,
+        64_000: 1000,
+    }
     assert {n: catalogue.unit_queries(n) for n in sizes} == sizes
 
 
@@ -169,7 +187,9 @@ def long_call(n=97, **fields):
     """Two texts of odd size in float32; the second is padded."""
     keys = make_facts([n, n - 36], n, seed=5, vocabulary=40, d=7)
     sizes = {"n_queries": n, "n_keys": n, "d_head": 31, "d_value": 5, "dtype": torch.float32}
-    call = make_call(**(sizes | {"n_kv_heads": 2, "group": 3, "mask": keys.real[:, None, None]} | fields))
+    call = make_call(
+        **(sizes | {"n_kv_heads": 2, "group": 3, "mask": keys.real[:, None, None]} | fields)
+    )
     return call, keys
 
 
@@ -213,7 +233,9 @@ def minilm_batch(folder):
         ids[row, : len(text)] = torch.from_numpy(text.ids)
         special[row, : len(text)] = torch.from_numpy(text.special)
         real[row, : len(text)] = True
-        marks[row, : len(text)] = torch.tensor([not any(map(str.isalnum, label)) for label in text.labels])
+        marks[row, : len(text)] = torch.tensor(
+            [not any(map(str.isalnum, label)) for label in text.labels]
+        )
     table = torch.nn.functional.normalize(model._network.word.weight, dim=-1)
     facts = TextFacts(
         real=real,
@@ -310,13 +332,19 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal):
     n = 1024
     generator = torch.Generator().manual_seed(0)
     key = torch.nn.functional.normalize(torch.randn(1, 2, n, 32, generator=generator), dim=-1)
-    call = AttentionCall(0, "encoder", 18 * key.roll(1, 2), key, key, 1.0, is_causal=is_causal)  # one token back
+    call = AttentionCall(
+        0, "encoder", 18 * key.roll(1, 2), key, key, 1.0, is_causal=is_causal
+    )  # one token back
     facts = TextFacts(
-        real=torch.ones(1, n, dtype=torch.bool), special=torch.zeros(1, n, dtype=torch.bool), ids=torch.arange(n)[None]
+        real=torch.ones(1, n, dtype=torch.bool),
+        special=torch.zeros(1, n, dtype=torch.bool),
+        ids=torch.arange(n)[None],
     )
     probe = HeadMeasures(facts)
     probe(call)
-    exact = measures_of_weights(attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call))
+    exact = measures_of_weights(
+        attention_weights(rounding.in_float64(call)), facts, allowed=allowed(call)
+    )
     for name in ("signed_distance_tokens", "signed_distance_tokens_active", "distance_tokens"):
         off = np.abs(probe.sums["encoder"][0].value(name) - exact.value(name))
         assert off.max() <= 2e-6, name

@@ -25,7 +25,14 @@ def test_every_record_is_shown_whatever_the_terminal_says_of_its_width(path, wid
 
 
 def test_a_label_of_any_length_is_cut_to_any_room():
-    assert [cut("label", cells) for cells in (9, 5, 3, 1, 0, -2)] == ["label", "label", "la…", "…", "", ""]
+    assert [cut("label", cells) for cells in (9, 5, 3, 1, 0, -2)] == [
+        "label",
+        "label",
+        "la…",
+        "…",
+        "",
+        "",
+    ]
     assert [cut("字字", cells) for cells in (4, 3, 2)] == ["字字", "字…", "…"]
     assert cut("字" * 500_000, 5) == "字字…"
 
@@ -46,7 +53,9 @@ def test_the_caches_of_another_user_are_as_if_they_were_empty(monkeypatch):
 
 def test_a_current_folder_that_was_removed_is_said(tmp_path):
     script = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} -m attnscope models"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path)
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path
+    )
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("error: the current folder cannot be used: No such file")

@@ -76,7 +76,9 @@ def test_no_record_loses_data_at_any_width(path, monkeypatch):
     for width in WIDTHS:
         tables.clear()
         console = open_console(file=io.StringIO(), width=width)
-        console.print(kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with}))
+        console.print(
+            kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with})
+        )
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert lines, width
         assert all(cell_len(line) <= (width or 80) for line in lines)
@@ -88,7 +90,9 @@ WORDS = st.text("ab字 cd", max_size=30).map(str.strip)
 
 
 @given(
-    st.lists(st.tuples(WORDS, st.booleans(), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(WORDS, st.booleans(), st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6
+    ),
     st.lists(st.lists(WORDS, min_size=6, max_size=6), max_size=4),
     st.integers(20, 200),
 )

@@ -18,7 +18,9 @@ ESC = "\x1b"
 def printed(record, width=80, query=None, colour=False, encoding="utf-8"):
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding, errors="backslashreplace", newline="\n")
-    console = Console(file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None)
+    console = Console(
+        file=file, width=width, force_terminal=colour, color_system="truecolor" if colour else None
+    )
     console.print(show(record, console, query=query))
     file.flush()
     return raw.getvalue().decode(encoding)
@@ -54,7 +56,12 @@ def test_nothing_is_wider_than_the_terminal(record, width):
 
 def test_a_map_has_a_line_a_query_and_its_own_shades():
     record = simple(4, layers=1, heads=1)
-    record.maps[0].weights[0, 0] = [[1, 0, 0, 0], [0.04, 0.06, 0.3, 0.6], [0.25, 0.25, 0.25, 0.25], [0, 0, 0.2, 0.8]]
+    record.maps[0].weights[0, 0] = [
+        [1, 0, 0, 0],
+        [0.04, 0.06, 0.3, 0.6],
+        [0.25, 0.25, 0.25, 0.25],
+        [0, 0, 0.2, 0.8],
+    ]
     lines = printed(record).splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("L0H0"))
     assert lines[start + 1].split() == ["0"]
@@ -92,7 +99,10 @@ def test_colours_are_the_weights():
 
 
 @given(
-    st.integers(1, 9), st.integers(0, 50), st.sets(st.integers(0, 8)), st.sampled_from(["encoder", "decoder", "cross"])
+    st.integers(1, 9),
+    st.integers(0, 50),
+    st.sets(st.integers(0, 8)),
+    st.sampled_from(["encoder", "decoder", "cross"]),
 )
 def test_strongest_links_are_those_of_a_plain_search(n, seed, special, kind):
     attention = map_of(tokens_of([f"t{i}" for i in range(n)], sorted(special)), kind=kind, seed=seed)
@@ -104,7 +114,9 @@ def test_strongest_links_are_those_of_a_plain_search(n, seed, special, kind):
         for k in range(n)
         if q not in sinks and k not in sinks and (q != k or kind == "cross") and weights[q, k] >= 0.005
     )
-    assert strongest_links(record_of(attention), attention, (1, 2)) == [(q, k, -w) for w, q, k in links[:3]]
+    assert strongest_links(record_of(attention), attention, (1, 2)) == [
+        (q, k, -w) for w, q, k in links[:3]
+    ]
 
 
 def test_the_share_of_special_tokens_leaves_out_rows_that_attend_to_nothing():
@@ -121,7 +133,9 @@ def test_tables_name_links_and_what_a_query_attends_to():
     record.maps[0].weights[0, 0, 2, [1, 3, 0]] = [0.6, 0.3, 0.1]
     record.maps[0].weights[0, 0, 3, 3] = 0.9
     out = printed(record, query="t2")
-    assert "t2 → t1 0.60   t2 → t3 0.30\n" in "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+    assert (
+        "t2 → t1 0.60   t2 → t3 0.30\n" in "\n".join(line.rstrip() for line in out.splitlines()) + "\n"
+    )
     assert "what “t2” (token 2) attends to" in out
     assert "L0H0  t1 0.60   t3 0.30   [CLS] 0.10" in out
 
@@ -137,7 +151,9 @@ def test_of_many_heads_those_are_listed_in_which_the_query_attends_elsewhere():
     assert "L7H1  Mary 0.90" in table
     assert "L0H0" not in table
     assert table.count("Mary") == 24
-    assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(table.split())
+    assert "the 24 of 30 heads with the largest weight on another token outside sinks" in " ".join(
+        table.split()
+    )
     assert out.strip().startswith("what “it”")  # the maps would hide it
 
 

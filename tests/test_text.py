@@ -24,7 +24,11 @@ def words(text):
 
 def bytes_as_pieces(text):
     """GPT-2's alphabet as its authors wrote it: an oracle that shares no code."""
-    kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    kept = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     table = {b: chr(b) for b in kept}
     extra = 0
     for byte in range(256):
@@ -91,7 +95,11 @@ def test_labels_can_be_seen_and_stay_on_their_line(text):
 
 
 @given(
-    st.text(st.characters(categories=["L", "N", "P", "So", "Sm"], exclude_characters="\u3164\u2800\u1160\u115f\uffa0"))
+    st.text(
+        st.characters(
+            categories=["L", "N", "P", "So", "Sm"], exclude_characters="\u3164\u2800\u1160\u115f\uffa0"
+        )
+    )
 )
 def test_byte_level_pieces_decode_to_their_text_wherever_they_are_cut(text):
     if text:
@@ -143,7 +151,13 @@ def test_tokens_get_the_word_of_their_first_character_that_is_no_space():
     segments = [0] * 8 + [1] * 6
     special = [piece in {"<s>", "</s>"} for piece in pieces]
     tokens = build_tokens(
-        text, ids=range(14), pieces=pieces, offsets=offsets, special=special, segments=segments, pair=pair
+        text,
+        ids=range(14),
+        pieces=pieces,
+        offsets=offsets,
+        special=special,
+        segments=segments,
+        pair=pair,
     )
     assert tokens.words.tolist() == [-1, 0, 1, 1, -1, 2, 3, -1, 0, 1, 1, 2, -1, -1]
     assert tokens.offsets[[0, 7, 12, 13]].tolist() == [[-1, -1]] * 4
@@ -174,7 +188,9 @@ def test_files_and_stdin_are_utf8_whatever_the_locale(raw, tmp_path, stdin):
     assert read_text(None, Path("-")) == "café"
 
 
-@pytest.mark.parametrize("text", ["ID3 tags are old", "%PDF- begins a PDF", "RIFF and raff", "PK", "GIF89"])
+@pytest.mark.parametrize(
+    "text", ["ID3 tags are old", "%PDF- begins a PDF", "RIFF and raff", "PK", "GIF89"]
+)
 def test_text_that_begins_almost_like_another_format_is_text(text, tmp_path):
     path = tmp_path / "in.txt"
     path.write_text(text)
@@ -188,7 +204,11 @@ def test_text_that_begins_almost_like_another_format_is_text(text, tmp_path):
         (b"cut \xe4\xb8", r"byte 0xE4 at offset 4, line 1", "iconv"),
         ("héllo".encode("utf-16"), r"in\.txt is UTF-16", "iconv -f UTF-16"),
         (b"%PDF-1.4\n1 0 obj\n", r"in\.txt is a PDF, not plain text", "pdftotext"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", r"in\.txt is a ZIP archive or an Office file", "plain text"),
+        (
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+            r"in\.txt is a ZIP archive or an Office file",
+            "plain text",
+        ),
         (b"\xff\xd8\xff\xe0", r"in\.txt is a picture, not text", "--image"),
         (b"RIFF\0\n\0\0WAVEfmt ", r"in\.txt is a recording, not text", "--audio"),
         ("hello".encode("utf-16-le"), "NUL character in line 1", "UTF-16"),
@@ -241,7 +261,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("The animal didn't cross the street because it was too tired.", "the-animal-didnt-cross-the-street"),
+        (
+            "The animal didn't cross the street because it was too tired.",
+            "the-animal-didnt-cross-the-street",
+        ),
         ("Ünïcode Straße", "unicode-strae"),
         ("../../etc/passwd", "etc-passwd"),
         ("日本語", "text"),

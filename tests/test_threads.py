@@ -21,7 +21,12 @@ from tests.record_helpers import require_close
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TEXTS = ["the cat sat on the mat", "a dog saw the cat", "the mat was red", "on a mat sat a dog and the cat"]
+TEXTS = [
+    "the cat sat on the mat",
+    "a dog saw the cat",
+    "the mat was red",
+    "on a mat sat a dog and the cat",
+]
 
 SENTENCES = """\
 1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
@@ -43,9 +48,13 @@ STUDIES = {
     "weights": lambda model, _: attnscope.weights(model),
     "heads": lambda model, _: attnscope.heads(model, TEXTS),
     "ablate": lambda model, _: attnscope.ablate(model, TEXTS),
-    "importance": lambda model, _: attnscope.ablate(model, TEXTS, attnscope.AblateOptions(importance=bool(model.loss))),
+    "importance": lambda model, _: attnscope.ablate(
+        model, TEXTS, attnscope.AblateOptions(importance=bool(model.loss))
+    ),
     "compare": lambda model, _: attnscope.compare(model, TEXTS),
-    "compare texts": lambda model, _: attnscope.compare_texts(model, TEXTS[0], TEXTS[0].replace("mat", "dog")),
+    "compare texts": lambda model, _: attnscope.compare_texts(
+        model, TEXTS[0], TEXTS[0].replace("mat", "dog")
+    ),
     "relations": lambda model, folder: attnscope.relations(model, str(folder / "links.conllu")),
     "atlas": lambda model, _: attnscope.atlas(model, TEXTS),
 }
@@ -70,7 +79,8 @@ def _require_same(found, expected, of):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))]
+    "name",
+    ["llama", "native", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))],
 )
 def test_studies_in_four_threads_give_what_each_gives_alone(name, tmp_path):
     model = _model(name, tmp_path)
@@ -78,10 +88,14 @@ def test_studies_in_four_threads_give_what_each_gives_alone(name, tmp_path):
     todo = list(alone) * 2
     random.Random(0).shuffle(todo)
     with ThreadPoolExecutor(4) as pool:
-        for study, found in zip(todo, pool.map(lambda study: STUDIES[study](model, tmp_path), todo), strict=True):
+        for study, found in zip(
+            todo, pool.map(lambda study: STUDIES[study](model, tmp_path), todo), strict=True
+        ):
             _require_same(found, alone[study], study)
     _require_same(STUDIES["heatmap"](model, tmp_path), alone["heatmap"], "afterwards")
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()[0].modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in model.modules()[0].modules()
+    )
 
 
 def _is_free(model):

@@ -86,7 +86,10 @@ def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name, dtype):
 
     def hold(ours, theirs, exact, rounding=unit):
         ours_off, theirs_off = ((part.double() - exact).abs().max() for part in (ours, theirs))
-        assert ours_off <= 2 * theirs_off + rounding * exact.abs().max(), (float(ours_off), float(theirs_off))
+        assert ours_off <= 2 * theirs_off + rounding * exact.abs().max(), (
+            float(ours_off),
+            float(theirs_off),
+        )
 
     hold(got.output, dense_output, exact_output, torch.finfo(dtype).eps)
     hold(got.weights, dense_weights, exact_weights)

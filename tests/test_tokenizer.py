@@ -70,7 +70,9 @@ def byte_level(folder, *, trim_offsets):
     """GPT-2's kind of tokenizer, with the bytes alone as vocabulary and RoBERTa's special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    vocabulary = {c: i for i, c in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocabulary = {
+        c: i for i, c in enumerate(["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     backend = Tokenizer(models.BPE(vocabulary, []))
     backend.add_special_tokens(["<s>", "</s>"])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -92,7 +94,13 @@ def test_byte_level_pieces(tmp_path, trim_offsets):
 def test_sentencepiece_pieces(tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    pieces = [("<unk>", 0.0), ("▁the", -1.0), ("▁", -2.0), ("c", -2.0), *((f"<0x{b:02X}>", -9.0) for b in range(256))]
+    pieces = [
+        ("<unk>", 0.0),
+        ("▁the", -1.0),
+        ("▁", -2.0),
+        ("c", -2.0),
+        *((f"<0x{b:02X}>", -9.0) for b in range(256)),
+    ]
     backend = Tokenizer(models.Unigram(pieces, 0, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -115,7 +123,9 @@ def test_sentencepiece_pieces(tmp_path):
         ({"tokenizer_class": None}, False),
     ],
 )
-def test_tokens_are_those_of_transformers_where_files_disagree(settings, lowercase, minilm_folder, tmp_path):
+def test_tokens_are_those_of_transformers_where_files_disagree(
+    settings, lowercase, minilm_folder, tmp_path
+):
     from transformers import AutoTokenizer
 
     for name in ("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"):

@@ -16,11 +16,17 @@ TEXT = "The cat sat on the mat."
 FOUR = {"atol": 5.1e-5, "rtol": 0}
 
 TINY = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 40}
-LLAMA = TINY | {"intermediate_size": 20, "num_key_value_heads": 2, "max_position_embeddings": 64, "head_dim": 6}
+LLAMA = TINY | {
+    "intermediate_size": 20,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 6,
+}
 SETTINGS = {
     "llama": LLAMA,
     "cohere": LLAMA,
-    "gpt_neox": TINY | {"intermediate_size": 20, "max_position_embeddings": 64, "rotary_pct": 0.5, "hidden_size": 32},
+    "gpt_neox": TINY
+    | {"intermediate_size": 20, "max_position_embeddings": 64, "rotary_pct": 0.5, "hidden_size": 32},
     "gpt2": {"n_embd": 24, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 64},
     "bert": TINY | {"intermediate_size": 20, "max_position_embeddings": 64},
     "t5": {
@@ -63,7 +69,9 @@ def run_lines(record):
         code = step["code"]
         value = step["value"]
         exec(code, names)
-        np.testing.assert_allclose(eval(step["variable"], names), value, rtol=1e-9, atol=1e-12, err_msg=code)
+        np.testing.assert_allclose(
+            eval(step["variable"], names), value, rtol=1e-9, atol=1e-12, err_msg=code
+        )
         assert len(step["axes"]) == value.ndim
 
 

@@ -93,10 +93,14 @@ def test_l2h1_listens_to_each_word_as_it_is_written(whisper):
     assert share[2, 1] >= 0.9
 
 
-@pytest.mark.parametrize("heads", ["L1H5,L2H1,L2H5,L3H2,L3H3,L3H4,L3H5", ""], ids=["chosen by relations", "OpenAI's"])
+@pytest.mark.parametrize(
+    "heads", ["L1H5,L2H1,L2H5,L3H2,L3H3,L3H4,L3H5", ""], ids=["chosen by relations", "OpenAI's"]
+)
 def test_words_are_timed_to_a_tenth_of_a_second(whisper, run, heads):
     picked = ["--pick", heads] if heads else []
-    result = run("heatmap", "--audio", SAMPLES / "animal.wav", SPOKEN, "-m", whisper, "--words", *picked, "--json")
+    result = run(
+        "heatmap", "--audio", SAMPLES / "animal.wav", SPOKEN, "-m", whisper, "--words", *picked, "--json"
+    )
 
     assert result.status == 0
     starts = np.array([word["start_s"] for word in json.loads(result.out)["words"]])
@@ -128,7 +132,8 @@ def test_three_heads_of_layer_8_find_the_cats_eyes_or_nose(dinov2):
     for weights in from_cls:
         row, column = np.unravel_index(weights.argmax(), weights.shape)
         n_heads += any(
-            top <= row <= bottom and left <= column <= right for top, left, bottom, right in EYES_AND_NOSE.values()
+            top <= row <= bottom and left <= column <= right
+            for top, left, bottom, right in EYES_AND_NOSE.values()
         )
 
     assert n_heads >= 3

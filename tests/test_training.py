@@ -46,10 +46,16 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained):
             assert [*found["heads"].rows()][1 + place] == (head.kind, head.layer, head.head)
             for row, name in enumerate(MEASURES):
                 one = head.measures[name]
-                assert found.interval("value")[row, number, place].tolist() == [one.value, one.low, one.high]
+                assert found.interval("value")[row, number, place].tolist() == [
+                    one.value,
+                    one.low,
+                    one.high,
+                ]
             roles = found["roles"]["name"][found["has_role"][:, number, place] > 0]
             assert {*roles.tolist()} == {role.name for role in head.roles}
-        whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row("whole", "loss")
+        whole = attnscope.ablate(model, TEXTS, attnscope.AblateOptions(modes=("zero",))).row(
+            "whole", "loss"
+        )
         assert whole is not None
         np.testing.assert_allclose(found["checkpoints"].interval("loss")[number], whole)
         assert found["checkpoints"]["sha256"][number] == model.info.sha256
@@ -60,7 +66,9 @@ def test_each_checkpoint_is_what_a_study_of_it_alone_finds(trained):
 def test_models_in_memory_are_given_by_step():
     networks = {step: decoder(["a", "b"], n_heads=1, d_model=4, seed=step) for step in (7, 2)}
     models = {step: wrap(network) for step, network in networks.items()}
-    found = attnscope.training(models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss="none"))
+    found = attnscope.training(
+        models, ["a b a b", "b b a"], TrainingOptions(measures=("induction",), loss="none")
+    )
     assert found.steps == (2, 7)
     assert found["checkpoints"]["name"].tolist() == ["step 2", "step 7"]
     assert np.isnan(found["checkpoints"]["loss"]).all()
@@ -151,7 +159,17 @@ def test_ctrl_c_keeps_what_was_done(own_run, run, monkeypatch, at):
     texts = own_run.parent / "texts.txt"
     texts.write_text("\n".join(TEXTS))
     status, _, err = run(
-        "training", own_run / "checkpoint-*", "--file", texts, "--loss", "none", "-o", "out", "-f", "npz", "-q"
+        "training",
+        own_run / "checkpoint-*",
+        "--file",
+        texts,
+        "--loss",
+        "none",
+        "-o",
+        "out",
+        "-f",
+        "npz",
+        "-q",
     )
     assert status == 130
     assert err.splitlines() == ["note: incomplete: this is what 2 checkpoints say", "error: interrupted"]
@@ -215,7 +233,11 @@ def test_checkpoints_come_in_the_order_of_their_steps_once_each(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-1.txt").write_text("")
     stages, skipped = stages_of([f"{tmp_path}/*", f"{tmp_path}/checkpoint-9"])
-    assert [Path(stage.name).name for stage in stages] == ["checkpoint-9", "checkpoint-10", "checkpoint-100"]
+    assert [Path(stage.name).name for stage in stages] == [
+        "checkpoint-9",
+        "checkpoint-10",
+        "checkpoint-100",
+    ]
     told = [(Path(one["source"]).name, one["reason"]) for one in skipped]
     assert told[0][0] == "final"
     assert "no step" in told[0][1]

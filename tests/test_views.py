@@ -15,7 +15,9 @@ from tests.test_pooled_records import pooled_record
 
 
 def picture():
-    tokens = tokens_of(["CLS", *(f"{row},{column}" for row in range(2) for column in range(3))], special=[0])
+    tokens = tokens_of(
+        ["CLS", *(f"{row},{column}" for row in range(2) for column in range(3))], special=[0]
+    )
     pixels = np.random.default_rng(1).integers(0, 256, (8, 12, 3), dtype=np.uint8)
     return record_of(map_of(tokens), picture=Picture(pixels, (2, 3), "p.png", (12, 8)))
 
@@ -53,7 +55,9 @@ def test_one_function_draws_every_kind_of_map(kind, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize(("kind", "said"), [("pooled", "no --query"), ("sound", "no --query"), ("text", "no token is")])
+@pytest.mark.parametrize(
+    ("kind", "said"), [("pooled", "no --query"), ("sound", "no --query"), ("text", "no token is")]
+)
 def test_a_query_that_names_nothing_is_refused_before_anything_is_written(kind, said, tmp_path):
     record = RECORDS[kind]()
     for ask in (lambda: figures.require_query(record, "zz"), lambda: record.draw(tmp_path, query="zz")):

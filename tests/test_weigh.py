@@ -13,7 +13,9 @@ LONG = " ".join((SAMPLES / "alice.txt").read_text("utf-8").split()[:300])
 
 def value(found, name, field="value"):
     heads_of = {(head.layer, head.head): getattr(head.measures[name], field) for head in heads_in(found)}
-    return np.array([heads_of[place] for place in sorted(heads_of)]).reshape(found["heads"].grid(name, "encoder").shape)
+    return np.array([heads_of[place] for place in sorted(heads_of)]).reshape(
+        found["heads"].grid(name, "encoder").shape
+    )
 
 
 def test_a_text_weighs_the_same_however_long_it_is(own):
@@ -23,7 +25,9 @@ def test_a_text_weighs_the_same_however_long_it_is(own):
     sizes = np.array([found.corpus["n_tokens"] for found in alone], float)[:, None, None]
     for name in ("entropy_nats", "special", "induction", "relative_entropy"):
         values = np.stack([value(found, name) for found in alone])
-        counts = np.stack([value(found, name, "count") for found in alone])  # for how many queries it is defined
+        counts = np.stack(
+            [value(found, name, "count") for found in alone]
+        )  # for how many queries it is defined
         weights = counts / sizes
         expected = (np.nan_to_num(values) * weights).sum(0) / weights.sum(0)
         np.testing.assert_allclose(value(together, name), expected, atol=1e-6, err_msg=name)

@@ -40,7 +40,10 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
     source = random_model("llama", tie_word_embeddings=False)
     got = found(source)
     embeddings = source.model.embed_tokens.weight.detach().double().numpy()
-    unembedding = source.lm_head.weight.detach().double().numpy() * source.model.norm.weight.detach().double().numpy()
+    unembedding = (
+        source.lm_head.weight.detach().double().numpy()
+        * source.model.norm.weight.detach().double().numpy()
+    )
     unembedding = unembedding - unembedding.mean(0)
     heads = [dense(source, layer, head, 6, 2) for layer, head in product(range(2), range(6))]
 
@@ -61,7 +64,9 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
         pairs = {"Q": (scores.T, wrote), "K": (scores, wrote), "V": (reads["O"] @ reads["V"], wrote)}
         for by, (x, y) in pairs.items():
             share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
-            assert got["composition"][COMPOSITIONS.index(by), sender, receiver] == pytest.approx(share, abs=1e-6)
+            assert got["composition"][COMPOSITIONS.index(by), sender, receiver] == pytest.approx(
+                share, abs=1e-6
+            )
     assert np.isnan(got["composition"][:, 6:, 6:]).all()
     assert np.isnan(got["composition"][:, :6, :6]).all()
 
@@ -78,7 +83,9 @@ def test_layer_norms_are_folded_and_what_they_take_away_is_left_out():
         gain = parts[layer].ln_1.weight.detach().double().numpy()
         fused = parts[layer].attn.c_attn.weight.detach().double().numpy().T
         own = [fused[i * 24 + head * 4 : i * 24 + head * 4 + 4] * gain @ centre for i in range(3)]
-        return own, centre @ parts[layer].attn.c_proj.weight.detach().double().numpy().T[:, head * 4 : head * 4 + 4]
+        return own, centre @ parts[layer].attn.c_proj.weight.detach().double().numpy().T[
+            :, head * 4 : head * 4 + 4
+        ]
 
     (_, _, value), out = matrices(0, 1)
     (query, key, _), _ = matrices(1, 2)
@@ -90,7 +97,9 @@ def test_layer_norms_are_folded_and_what_they_take_away_is_left_out():
     gain = source.transformer.ln_f.weight.detach().double().numpy()
     logits = embeddings * gain @ centre
     values = np.linalg.eigvals((logits - logits.mean(0)) @ out @ value @ embeddings.T)
-    assert got["heads"]["copying"][1] == pytest.approx(float(values.sum().real / np.abs(values).sum()), abs=1e-5)
+    assert got["heads"]["copying"][1] == pytest.approx(
+        float(values.sum().real / np.abs(values).sum()), abs=1e-5
+    )
 
 
 # Planted ----------------------------------------------------------------------------------------------------------
@@ -127,7 +136,8 @@ def test_planted_heads_are_found():
 def test_a_head_that_copies_writes_what_it_reads():
     directions = found(planted()).table("directions")
     copies, takes_away = (
-        directions.select((directions["head"] == head) & (directions["of"] == "writes")) for head in (0, 1)
+        directions.select((directions["head"] == head) & (directions["of"] == "writes"))
+        for head in (0, 1)
     )
     for source, target in zip(copies["source"], copies["target"], strict=True):
         assert source.split()[0] in target.split()
@@ -170,7 +180,10 @@ def test_what_random_directions_have_is_what_they_have_drawn():
     k = 3
     n = 4000
     chance = torch.Generator().manual_seed(0)
-    left = torch.randn(1, k, d, generator=chance, dtype=torch.float64) * torch.tensor([3.0, 1, 0.2])[:, None]
+    left = (
+        torch.randn(1, k, d, generator=chance, dtype=torch.float64)
+        * torch.tensor([3.0, 1, 0.2])[:, None]
+    )
     right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
     received = core.spread(left).expand(3).reshape(3, 1).numpy()
     spreads = core.spread(right).numpy(), received, d
@@ -193,8 +206,12 @@ def test_singular_directions_are_those_of_the_whole_matrix():
     whole = left.double() @ right.double()
     given, read, share = core.singular_directions(left[0], right[0], 2)
     u, s, vh = torch.linalg.svd(whole[0])
-    torch.testing.assert_close((given @ u[:, :2]).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6)
-    torch.testing.assert_close((read @ vh[:2].T).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        (given @ u[:, :2]).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(
+        (read @ vh[:2].T).abs(), torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-6
+    )
     torch.testing.assert_close(share, s[:2] ** 2 / (s**2).sum())
     assert math.isnan(float(core.eigenvalue_score(torch.zeros(3, 3))))
 
@@ -209,7 +226,11 @@ def test_the_command_tells_of_all_heads_or_of_picked_ones(run, tmp_path):
     assert status == 0, err
     names = {path.name for path in (tmp_path / "out").iterdir()}
     stems = ("weights-heads", "weights-graph")
-    assert names == {"weights.npz", "weights.csv", *(f"{stem}.{end}" for stem in stems for end in ("png", "svg"))}
+    assert names == {
+        "weights.npz",
+        "weights.csv",
+        *(f"{stem}.{end}" for stem in stems for end in ("png", "svg")),
+    }
     assert "only a proxy" in " ".join(out.split()), "an encoder"
     assert "heads that copy" not in out
     assert len((tmp_path / "out" / "weights.csv").read_text("utf-8").splitlines()) == 1 + 6

@@ -38,7 +38,9 @@ def loaded(name):
         return attnscope.load(random_model(name))
     from transformers import AutoConfig, AutoModel, T5EncoderModel
 
-    config = AutoConfig.for_model(name, **(SIZES | MORE[name] if name not in ("t5", "bloom") else MORE[name]))
+    config = AutoConfig.for_model(
+        name, **(SIZES | MORE[name] if name not in ("t5", "bloom") else MORE[name])
+    )
     config.vocab_size = SIZES["vocab_size"]
     torch.manual_seed(0)
     make = T5EncoderModel if name == "t5" else AutoModel.from_config
@@ -67,7 +69,11 @@ def scores_of(model, place, head):
     call = call_of(model, place)
     key = call.key[0, head // (call.n_heads // call.n_kv_heads)].double()
     scores = call.scale * key @ call.query[0, head, QUERY].double()
-    return scores if call.bias is None else scores + call.bias.expand(1, call.n_heads, 7, 7)[0, head, QUERY].double()
+    return (
+        scores
+        if call.bias is None
+        else scores + call.bias.expand(1, call.n_heads, 7, 7)[0, head, QUERY].double()
+    )
 
 
 @pytest.mark.parametrize("name", [*LEARNED, *ROTARY, *NORMED, "t5", "gemma2"])
@@ -80,7 +86,9 @@ def test_parts_sum_to_the_model_s_own_score(name):
     total = float(record["pairs"].sum()) + record.bias
     assert total == pytest.approx(float(scores[KEY] - may.mean()), abs=1e-4)
     assert record.off <= record.score["rounding"] < 1e-3
-    assert record["parts"]["query_nats"].sum() == pytest.approx(record["parts"]["key_nats"].sum(), abs=1e-9)
+    assert record["parts"]["query_nats"].sum() == pytest.approx(
+        record["parts"]["key_nats"].sum(), abs=1e-9
+    )
     assert np.isfinite(record.score["bias"]) == (name == "t5")
     assert np.isfinite(record.score["softcap"]) == (name == "gemma2")
     parts = record["parts"]
@@ -114,7 +122,9 @@ def test_a_bias_by_distance_is_a_term_of_its_own():
     record = attnscope.why(model, TEXT, 1, 0, QUERY, KEY)
     assert record.bias == pytest.approx(-0.5 * (QUERY - KEY) + 0.5 * np.arange(QUERY + 1).mean())
     scores = scores_of(model, ("decoder", 1), 0)[: QUERY + 1]
-    assert record["pairs"].sum() + record.bias == pytest.approx(float(scores[KEY] - scores.mean()), abs=1e-4)
+    assert record["pairs"].sum() + record.bias == pytest.approx(
+        float(scores[KEY] - scores.mean()), abs=1e-4
+    )
     with pytest.raises(AttnscopeError, match="adds a bias after it caps scores"):
         attnscope.why(Biased(loaded("gemma2")), TEXT, 1, 0, QUERY, KEY)
 
@@ -133,7 +143,9 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
     layer = source.model.layers[1]
     n = QUERY + 1
     head = 4
-    handle = layer.input_layernorm.register_forward_pre_hook(lambda module, given: stream.append(given[0]))
+    handle = layer.input_layernorm.register_forward_pre_hook(
+        lambda module, given: stream.append(given[0])
+    )
     ids = torch.tensor([[int(word) for word in TEXT.split()]])
     with torch.no_grad():
         model.run(Batch(ids), probe)
@@ -141,7 +153,9 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
     handle.remove()
     wrote = seen[0][1][0, 3] @ source.model.layers[0].self_attn.o_proj.weight[:, 12:16].T  # by L0H3
     rms = stream[0][0].pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
-    key = (layer.input_layernorm.weight * wrote / rms) @ layer.self_attn.k_proj.weight[4:8].T  # H4 reads group 1
+    key = (layer.input_layernorm.weight * wrote / rms) @ layer.self_attn.k_proj.weight[
+        4:8
+    ].T  # H4 reads group 1
     turned = key * cos[0] + torch.cat((-key[:, 2:], key[:, :2]), -1) * sin[0]
     call = seen[1][0]
     by_key = call.scale * (turned[KEY] - turned[:n].mean(0)) @ call.query[0, head, QUERY]
@@ -152,7 +166,9 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
 
 def test_what_cannot_be_taken_apart_is_refused_in_a_line():
     with pytest.raises(AttnscopeError, match="something else adds to the stream of olmo"):
-        attnscope.why(loaded("olmo"), TEXT, 1, 0, QUERY, KEY)  # its norm has no weight by which it could be known
+        attnscope.why(
+            loaded("olmo"), TEXT, 1, 0, QUERY, KEY
+        )  # its norm has no weight by which it could be known
     with pytest.raises(AttnscopeError, match="made of: its own modules compute attention"):
         attnscope.why(loaded("bloom"), TEXT, 1, 0, QUERY, KEY)
     llama = loaded("llama")
@@ -186,14 +202,18 @@ def weights_of(record):
 def test_the_command_prints_and_draws_the_parts(run, tmp_path):
     write_tiny(tmp_path / "tiny")
     told = ("why", "the cat", "-m", tmp_path / "tiny", "--pick", "L1H2", "-q")
-    status, out, err = run(*told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg")
+    status, out, err = run(
+        *told, "--query", "cat", "--key", "the", "-o", tmp_path / "out", "-f", "npz,csv,svg"
+    )
     assert status == 0, err
     assert "why L1H2 attends from cat (token 2) to the (token 1)" in out
     assert "each column splits this difference: the query reads mostly" in " ".join(out.split())
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
     assert len(lines) == len(record["parts"]) + 1
-    assert sum(float(line.split(",")[-1]) for line in lines[1:]) == pytest.approx(record.excess, abs=1e-4)
+    assert sum(float(line.split(",")[-1]) for line in lines[1:]) == pytest.approx(
+        record.excess, abs=1e-4
+    )
     assert (tmp_path / "out" / "why-L1H2.svg").stat().st_size > 1000
     status, out, _ = run(*told, "--query", "cat", "--json")
     assert status == 0

@@ -55,7 +55,9 @@ def test_the_path_is_that_of_whispers_own_code():
         n_frames = drawn.integers(1, 60)
         weights = drawn.dirichlet(np.full(n_frames, 0.3), (n_heads, n_tokens))
         held = torch.tensor(weights)
-        level = torch.nan_to_num((held - held.mean(-2, keepdim=True)) / held.std(-2, keepdim=True, unbiased=False))
+        level = torch.nan_to_num(
+            (held - held.mean(-2, keepdim=True)) / held.std(-2, keepdim=True, unbiased=False)
+        )
         costs = -theirs._median_filter(level, 7).mean(0).numpy()
         tokens, frames = theirs._dynamic_time_warping(costs)
         expected = frames[np.append(True, np.diff(tokens) > 0)]

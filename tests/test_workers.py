@@ -54,7 +54,9 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("corpus")
     (made / "many.txt").write_text("\n".join(f"{'abcdefg'[i % 7]} b {i}" for i in range(N)), "utf-8")
     # The first word of each sentence has an ending that is the round's own: copies would count once.
-    rounds = (re.sub(r"(?m)^1\t(\S+)", rf"1\t\g<1>{chr(97 + i)}", LINKS.read_text("utf-8")) for i in range(6))
+    rounds = (
+        re.sub(r"(?m)^1\t(\S+)", rf"1\t\g<1>{chr(97 + i)}", LINKS.read_text("utf-8")) for i in range(6)
+    )
     (made / "links.conllu").write_text("\n".join(rounds), "utf-8")
     return made
 
@@ -90,7 +92,11 @@ def require_same(found, alone):
             other = theirs.measures[name]
             for part in ("value", "low", "high", "baseline", "count"):
                 np.testing.assert_allclose(
-                    getattr(number, part), getattr(other, part), rtol=1e-12, atol=1e-12, err_msg=f"{name} {part}"
+                    getattr(number, part),
+                    getattr(other, part),
+                    rtol=1e-12,
+                    atol=1e-12,
+                    err_msg=f"{name} {part}",
                 )
 
 
@@ -201,10 +207,27 @@ def test_what_changes_without_heads_is_that_of_one_process(tmp_path, monkeypatch
 def test_a_cluster_that_loses_a_machine_finds_what_one_process_finds(own, corpus, folder):
     """See `ray_run`, in a process of its own."""
     pytest.importorskip("ray", reason="the extra [ray] is not installed", exc_type=ImportError)
-    quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
-    command = [sys.executable, "-m", "tests.ray_run", "own", str(folder / "many.txt"), str(folder), str(BLOCK)]
+    quiet = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "tests.ray_run",
+        "own",
+        str(folder / "many.txt"),
+        str(folder),
+        str(BLOCK),
+    ]
     with started(
-        command, cwd=ROOT, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | quiet,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as run:
         out, err = run.communicate(timeout=800)
     assert run.returncode == 0, err

@@ -41,7 +41,9 @@ def test_what_is_no_file_is_not_replaced(what, tmp_path):
     path = tmp_path / "heads.npz"
     SPECIAL[what](path)
     before = path.lstat()
-    with pytest.raises(AttnscopeError, match=f"it is {'a link' if what == 'a device' else what}, not a file"):
+    with pytest.raises(
+        AttnscopeError, match=f"it is {'a link' if what == 'a device' else what}, not a file"
+    ):
         fake_findings(2, 3).save(path)
     assert os.path.samestat(path.lstat(), before)
     assert not list(tmp_path.glob(".*.part"))
@@ -63,7 +65,10 @@ def test_a_full_disk_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(AttnscopeError, match="No space left"):
         write_whole(tmp_path / "a/b/c.json", b"{}")
-    with pytest.raises(AttnscopeError, match="No space left"), replace_together(tmp_path / "a/b/c") as staged:
+    with (
+        pytest.raises(AttnscopeError, match="No space left"),
+        replace_together(tmp_path / "a/b/c") as staged,
+    ):
         (staged / "index.html").write_bytes(b"")
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +126,9 @@ def test_the_folder_of_a_text_that_is_a_link_is_not_followed(corpus, tmp_path):
     assert [failed.error for failed in result.failed] == [
         f"{tmp_path / 'out/00000-the-cat'} is a link, which leads out of the batch (remove it)"
     ]
-    assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [("heatmap.npz", "mine")]
+    assert [(path.name, path.read_text("utf-8")) for path in foreign.iterdir()] == [
+        ("heatmap.npz", "mine")
+    ]
 
 
 @pytest.mark.usefixtures("worker_here")
@@ -143,7 +150,21 @@ def test_a_batch_that_cannot_begin_leaves_nothing_of_its_own(corpus, tmp_path):
 
 
 def test_no_cell_of_a_csv_is_a_formula():
-    row = ["=cmd|' /C calc'!A0", "+acl", "-", "@SUM(A1)", "\tx", "\r=1", "a=1", "-0.5", "+1e3", "", -0.5, 3, None]
+    row = [
+        "=cmd|' /C calc'!A0",
+        "+acl",
+        "-",
+        "@SUM(A1)",
+        "\tx",
+        "\r=1",
+        "a=1",
+        "-0.5",
+        "+1e3",
+        "",
+        -0.5,
+        3,
+        None,
+    ]
     line = csv_text([row])
     assert "'=cmd|' /C calc'!A0,'+acl,'-,'@SUM(A1),'\tx," in line
     assert ",a=1,-0.5,+1e3,,-0.5,3," in line

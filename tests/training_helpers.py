@@ -10,10 +10,16 @@ from attnscope.results.table import HEADS, Table
 from examples.decoder import decoder, words_apart
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dog"]
-TEXTS = ["the cat sat on a mat and the cat sat", "a dog and a mat and a dog", "the dog sat on the cat and the dog"]
+TEXTS = [
+    "the cat sat on a mat and the cat sat",
+    "a dog and a mat and a dog",
+    "the dog sat on the cat and the dog",
+]
 
 
-def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40), n_heads: int = 2) -> Training:
+def small_training(
+    model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40), n_heads: int = 2
+) -> Training:
     """Two layers of heads; the last head becomes one of induction from the third step on."""
     heads = tuple(("decoder", layer, head) for layer in range(2) for head in range(n_heads))
     chance = np.random.default_rng(0)
@@ -24,8 +30,20 @@ def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
     has_role[1, 2:, -1] = 2
     has_role[0, 1:2, 0] = 1
     measures = [
-        {"name": "previous_token", "meaning": "attends to the token before", "unit": "share", "least": 0, "most": 1},
-        {"name": "induction", "meaning": "attends to what followed", "unit": "share", "least": 0, "most": 1},
+        {
+            "name": "previous_token",
+            "meaning": "attends to the token before",
+            "unit": "share",
+            "least": 0,
+            "most": 1,
+        },
+        {
+            "name": "induction",
+            "meaning": "attends to what followed",
+            "unit": "share",
+            "least": 0,
+            "most": 1,
+        },
     ]
     kinds, layers, numbers = zip(*heads, strict=True)
     columns = Training.TABLES
@@ -51,8 +69,16 @@ def small_training(model: str = "run", steps: tuple[int, ...] = (0, 10, 20, 40),
         "uniform": np.full((2, len(heads)), 0.15),
         "has_role": has_role,
     }
-    corpus = {"sources": ["texts"], "n_texts": 3, "n_tokens": 27, "n_checkpoints": len(steps), "complete": True}
-    return Training({"model": model, "sha256": "", "notes": []}, corpus, {"loss": "causal"}, tables, arrays)
+    corpus = {
+        "sources": ["texts"],
+        "n_texts": 3,
+        "n_tokens": 27,
+        "n_checkpoints": len(steps),
+        "complete": True,
+    }
+    return Training(
+        {"model": model, "sha256": "", "notes": []}, corpus, {"loss": "causal"}, tables, arrays
+    )
 
 
 def train(folder: Path, steps: tuple[int, ...] = (0, 5, 10), **shape: int) -> Path:

@@ -58,9 +58,17 @@ def variants() -> list[dict[str, str]]:
     threads = ("1", "2")
     kernels = [(aten, MKL[aten], ONEDNN[aten]) for aten in has]
     if len(has) > 1:  # kernels of one kind beside matrix products of another
-        kernels += [(has[-1], MKL["default"], ONEDNN["default"]), ("default", MKL[has[-1]], ONEDNN[has[-1]])]
+        kernels += [
+            (has[-1], MKL["default"], ONEDNN["default"]),
+            ("default", MKL[has[-1]], ONEDNN[has[-1]]),
+        ]
     return [
-        {"ATEN_CPU_CAPABILITY": a, "MKL_ENABLE_INSTRUCTIONS": m, "ONEDNN_MAX_CPU_ISA": d, "ATTNSCOPE_TEST_THREADS": n}
+        {
+            "ATEN_CPU_CAPABILITY": a,
+            "MKL_ENABLE_INSTRUCTIONS": m,
+            "ONEDNN_MAX_CPU_ISA": d,
+            "ATTNSCOPE_TEST_THREADS": n,
+        }
         for a, m, d in kernels
         for n in threads
     ]
@@ -73,7 +81,9 @@ def main(chosen: list[str]) -> int:
     for variant in variants():
         start = time.monotonic()
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-        done = subprocess.run(command, env=os.environ | variant, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(
+            command, env=os.environ | variant, capture_output=True, text=True, timeout=LIMIT_S
+        )
         failed += done.returncode != 0
         said = " ".join(f"{name}={value}" for name, value in variant.items())
         print(f"{said}: {done.stdout.splitlines()[-1]} ({time.monotonic() - start:.0f} s)", flush=True)

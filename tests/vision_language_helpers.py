@@ -7,7 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-QUESTION = ["what", "is", "on", "the", "table", "?", "a", "cat", "dog", "two", "cups", "near", "window", ".", "red"]
+QUESTION = [
+    "what",
+    "is",
+    "on",
+    "the",
+    "table",
+    "?",
+    "a",
+    "cat",
+    "dog",
+    "two",
+    "cups",
+    "near",
+    "window",
+    ".",
+    "red",
+]
 CHAT = (
     "{% for message in messages %}User: {% for part in message['content'] %}{% if part['type'] == 'image' %}"
     "IMAGE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
@@ -47,7 +63,9 @@ def _tokenizer(marks: list[str], **named: str) -> Any:
 
     words = ["<pad>", "<s>", "</s>", "<unk>", "User", "Assistant", ":", "\n", "\n\n", *QUESTION]
     backend = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = Sequence([Split(Regex(r" +"), "removed"), Split(Regex(r"\n+|\w+|[^\w\s]"), "isolated")])
+    backend.pre_tokenizer = Sequence(
+        [Split(Regex(r" +"), "removed"), Split(Regex(r"\n+|\w+|[^\w\s]"), "isolated")]
+    )
     backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **special, extra_special_tokens=named)
@@ -64,7 +82,11 @@ def write_llava(folder: Path, kind: str = "llava", **sight: Any) -> None:
 
     side = 40 if kind == "llava" else 32
     name = {"llava": "Llava", "llava_next": "LlavaNext"}[kind]
-    grid = {} if kind == "llava" else {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]}
+    grid = (
+        {}
+        if kind == "llava"
+        else {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]}
+    )
     images = t.CLIPImageProcessorPil if kind == "llava" else t.LlavaNextImageProcessorPil
     tokenizer = _tokenizer(["<image>"], image_token="<image>")
     processor = getattr(t, f"{name}Processor")(
@@ -111,11 +133,17 @@ def write_qwen(folder: Path, kind: str, **sight: Any) -> None:
     marks = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer = _tokenizer(marks)
     images = t.Qwen2VLImageProcessorPil(
-        size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96}, patch_size=8, merge_size=2, temporal_patch_size=2
+        size={"shortest_edge": 32 * 32, "longest_edge": 96 * 96},
+        patch_size=8,
+        merge_size=2,
+        temporal_patch_size=2,
     )
     name = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
     processor = _without_videos(getattr(t, f"{name}Processor"))(
-        images, tokenizer, None, chat_template=CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
+        images,
+        tokenizer,
+        None,
+        chat_template=CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>"),
     )
     vision = {
         "depth": 1,
@@ -157,8 +185,12 @@ def write_gemma3(folder: Path, **sight: Any) -> None:
         image_seq_length=9,
         chat_template=CHAT.replace("IMAGE", "<start_of_image>"),
     )
-    vision = t.SiglipVisionConfig(**{**SIGHT, "image_size": 48, "patch_size": 8, "vision_use_head": False, **sight})
-    text = t.Gemma3TextConfig(**{**TEXT, "head_dim": 6, "vocab_size": len(tokenizer), "sliding_window": 64})
+    vision = t.SiglipVisionConfig(
+        **{**SIGHT, "image_size": 48, "patch_size": 8, "vision_use_head": False, **sight}
+    )
+    text = t.Gemma3TextConfig(
+        **{**TEXT, "head_dim": 6, "vocab_size": len(tokenizer), "sliding_window": 64}
+    )
     ids = {name: getattr(tokenizer, f"{name}_id") for name in ("boi_token", "eoi_token", "image_token")}
     config = t.Gemma3Config(
         text_config=text,
@@ -174,13 +206,21 @@ def write_gemma3(folder: Path, **sight: Any) -> None:
 def write_internvl(folder: Path, **sight: Any) -> None:
     import transformers as t
 
-    named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>"}
+    named = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+    }
     tokenizer = _tokenizer([*named.values(), "<video>"], **named, video_token="<video>")
     images = t.GotOcr2ImageProcessorPil(
         size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=6
     )
     processor = _without_videos(t.InternVLProcessor)(
-        images, tokenizer, None, image_seq_length=4, chat_template=CHAT.replace("IMAGE", "<IMG_CONTEXT>\n")
+        images,
+        tokenizer,
+        None,
+        image_seq_length=4,
+        chat_template=CHAT.replace("IMAGE", "<IMG_CONTEXT>\n"),
     )
     vision = t.InternVLVisionConfig(**{**SIGHT, "image_size": [32, 32], "patch_size": [8, 8], **sight})
     text = t.Qwen2Config(**TEXT, vocab_size=len(tokenizer))
@@ -298,12 +338,23 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
     images: Any = t.ViTImageProcessorPil(size={"height": 40, "width": 40})
     if kind == "donut":
         vision = t.DonutSwinConfig(
-            image_size=[48, 64], patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4, **sight
+            image_size=[48, 64],
+            patch_size=4,
+            embed_dim=8,
+            depths=[1, 1],
+            num_heads=[2, 2],
+            window_size=4,
+            **sight,
         )
         images = t.DonutImageProcessorPil(size={"height": 48, "width": 64}, do_align_long_axis=False)
     n = len(tokenizer)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 32, "max_position_embeddings": 512}
+    sizes = {
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 512,
+    }
     across = {"is_decoder": True, "add_cross_attention": True}
     decoder: Any
     if kind == "trocr":
@@ -313,7 +364,12 @@ def write_captioner(folder: Path, kind: str = "trocr", **sight: Any) -> None:
     elif kind == "gpt2":
         decoder = t.GPT2Config(n_embd=24, n_layer=2, n_head=4, n_inner=32, vocab_size=n, **across, **ids)
     else:
-        bert = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+        bert = {
+            "hidden_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 32,
+        }
         decoder = t.BertConfig(vocab_size=n, **bert, **across, **ids)
     config = t.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, decoder)
     config.decoder_start_token_id, config.pad_token_id = 1, 0

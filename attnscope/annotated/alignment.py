@@ -123,7 +123,9 @@ class WordUnits:
         unit_of_word: The unit of each word that the tokens tell apart.
     """
 
-    def __init__(self, words: Sequence[Span], tokens: Tokens, whole: Sequence[Sequence[int]] | None = None) -> None:
+    def __init__(
+        self, words: Sequence[Span], tokens: Tokens, whole: Sequence[Sequence[int]] | None = None
+    ) -> None:
         self.pieces = pieces_of(words, tokens)
         self.unit_of_token = np.full(len(tokens), -1, np.int64)
         # A word begins a unit if its first token is after all tokens of the words before it.
@@ -154,7 +156,9 @@ def _place_link(link: Link, looking: WordUnits, looked_at: WordUnits, causal: bo
         return UNALIGNED
     # Drop the targets that a causal query cannot see, judged by its last token.
     tokens = sorted(token for word in link.source for token in looking.pieces[word])
-    visible = tuple(word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1])
+    visible = tuple(
+        word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1]
+    )
     if not visible:
         return HIDDEN
     targets = tuple(looked_at.unit_of_word[word] for word in visible)

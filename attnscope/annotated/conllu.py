@@ -45,7 +45,9 @@ class _Sentence:
     multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
 
 
-def texts(paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad) -> Iterator[AnnotatedText]:
+def texts(
+    paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad
+) -> Iterator[AnnotatedText]:
     """Return the annotated texts of a file.
 
     `paragraphs` are its sentences, the lines of each joined by newlines, with the line that each begins on. With the
@@ -122,7 +124,9 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
         match row["id"]:
             case int(word) if word == len(rows) + 1:
                 rows.append(row)
-            case (int(first), "-", int(last)) if first == len(rows) + 1 and first not in sentence.multiword:
+            case (int(first), "-", int(last)) if (
+                first == len(rows) + 1 and first not in sentence.multiword
+            ):
                 sentence.multiword[first] = last, row
             case (int(), ".", int()):
                 pass
@@ -207,7 +211,9 @@ def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int
                 continue
             # A closing bracket ends the latest open mention of its entity.
             if not opened.get(name):
-                raise AnnotationError(f"Entity={shorten(entity)} of word {word + 1} closes what is not open")
+                raise AnnotationError(
+                    f"Entity={shorten(entity)} of word {word + 1} closes what is not open"
+                )
             inside = range(opened[name].pop(), word + 1)
             # "[" marks one part of a discontinuous mention.
             if "[" in name:

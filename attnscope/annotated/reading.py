@@ -11,7 +11,11 @@ from attnscope.corpus.formats import BadLines, split_lines, suffix_of
 from attnscope.errors import UsageError, require_choice
 from attnscope.text import MOST_CHARACTERS, is_blank, refuse_other_format
 
-_SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {"conllu": "paragraph", "jsonl": "line", "python": "file"}
+_SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {
+    "conllu": "paragraph",
+    "jsonl": "line",
+    "python": "file",
+}
 """The unit of a file of each kind that holds a text."""
 
 _BY_NAME = {
@@ -50,7 +54,9 @@ class AnnotatedCorpus(Corpus):
 
     HINT = "give CoNLL-U, jsonl with links, or Python"
 
-    def __init__(self, files: Sequence[str | Path] | str | Path, *, kind: str = "auto", unit: str = "sentence") -> None:
+    def __init__(
+        self, files: Sequence[str | Path] | str | Path, *, kind: str = "auto", unit: str = "sentence"
+    ) -> None:
         require_choice("kind", kind, ("auto", *_SPLITS))
         require_choice("unit", unit, ("sentence", "document"))
         super().__init__([files] if isinstance(files, str | Path) else files)

@@ -42,7 +42,8 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
     if not isinstance(entry.get("links"), list):
         raise AnnotationError('no "links" that is a list')
     target, document = (
-        None if entry.get(name) is None else _text_of(entry[name], f'"{name}"') for name in ("target", "document")
+        None if entry.get(name) is None else _text_of(entry[name], f'"{name}"')
+        for name in ("target", "document")
     )
     goals_by_link = _read_links(entry["links"], text, target)
     if is_blank(text):
@@ -77,7 +78,9 @@ def _text_of(value: Any, name: str) -> str:
     return value
 
 
-def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[tuple[Span, str], list[Span]]:
+def _read_links(
+    entries: Sequence[Any], text: str, target: str | None
+) -> dict[tuple[Span, str], list[Span]]:
     """Return the spans of "to" by the span of "from" and the label."""
     goals_by_link: dict[tuple[Span, str], list[Span]] = {}
     for number, entry in enumerate(entries, 1):
@@ -92,7 +95,9 @@ def _read_links(entries: Sequence[Any], text: str, target: str | None) -> dict[t
         for goal in goals:
             start, stop = _span(goal, text, f'link {number}: "to"')
             if target is None and start < origin[1] and origin[0] < stop:
-                raise AnnotationError(f"link {number}: {[start, stop]} overlaps its source {list(origin)}")
+                raise AnnotationError(
+                    f"link {number}: {[start, stop]} overlaps its source {list(origin)}"
+                )
             goals_by_link.setdefault((origin, label), []).append((start, stop))
     return goals_by_link
 
@@ -121,7 +126,9 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
             words += pairwise([start, *cuts, stop])
         return words
     if not isinstance(value, list):
-        raise AnnotationError(f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}')
+        raise AnnotationError(
+            f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}'
+        )
     # Words that are given may come in any order, but share no characters.
     words = sorted(_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
     for word, following in pairwise(words):

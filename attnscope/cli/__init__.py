@@ -56,7 +56,9 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
                 continue
             module = import_module(f"attnscope.cli.{name}")
             if name == "learn":
-                learn = typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode="markdown", help=_LEARN)
+                learn = typer.Typer(
+                    cls=Group, no_args_is_help=True, rich_markup_mode="markdown", help=_LEARN
+                )
                 for inner in LEARN:
                     _add(learn, getattr(module, inner))
                 app.add_typer(learn, name="learn", rich_help_panel=panel, context_settings=_USUAL)
@@ -82,7 +84,10 @@ def _print_version(is_wanted: bool) -> None:
 
 def attnscope(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """What each attention head of a transformer does on your text: exact heatmaps as files.
@@ -147,7 +152,8 @@ def _require_folder() -> None:
         os.getcwd()  # noqa: PTH109  # pathlib takes longer to load
     except OSError as error:
         raise AttnscopeError(
-            f"the current folder cannot be used: {error.strerror}", "it has been removed, or is closed: cd to another"
+            f"the current folder cannot be used: {error.strerror}",
+            "it has been removed, or is closed: cd to another",
         ) from None
 
 
@@ -159,7 +165,9 @@ def _run() -> int:
     names = tuple(sys.argv[1:2]) if sys.argv[1:2] and sys.argv[1] in known else NAMES
     try:
         return build_app(names)(standalone_mode=False) or 0
-    except typer.Abort as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt
+    except (
+        typer.Abort
+    ) as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt
         raise error.__cause__ or error from None
 
 
@@ -198,9 +206,17 @@ def _fail_usage(error: Any) -> NoReturn:
     command = getattr(error.ctx, "command_path", "attnscope")
     hint = f"see {command} --help"
     # An unquoted text looks like several arguments.
-    takes = {parameter.name for parameter in error.ctx.command.params} if getattr(error, "ctx", None) else set()
+    takes = (
+        {parameter.name for parameter in error.ctx.command.params}
+        if getattr(error, "ctx", None)
+        else set()
+    )
     if "text" in takes and message.startswith("Got unexpected extra argument"):
-        several = "several come from a file: --file" if "split" in takes else "for several: attnscope page, or batch"
+        several = (
+            "several come from a file: --file"
+            if "split" in takes
+            else "for several: attnscope page, or batch"
+        )
         hint = f"quote a text of several words; {several}"
     _fail(message.rstrip("."), hint, status=2)
 

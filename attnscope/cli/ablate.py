@@ -7,7 +7,13 @@ from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 def ablate(
-    *, texts: TextsWanted, order: AblateOptions, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+    *,
+    texts: TextsWanted,
+    order: AblateOptions,
+    model: Chosen,
+    running: SharedWork,
+    drawing: Drawing,
+    files: Files,
 ) -> None:
     """Take heads out of the model, and measure what changes.
 

@@ -29,11 +29,18 @@ class BatchTexts(TextFiles):
         needed=True,
     )
     out: Path = option(
-        "The folder to write to, or to go on in.", "-o", "--out", default=Path(), needed=True, panel="Output"
+        "The folder to write to, or to go on in.",
+        "-o",
+        "--out",
+        default=Path(),
+        needed=True,
+        panel="Output",
     )
 
 
-def batch(*, texts: BatchTexts, order: BatchOptions, model: Chosen, drawing: MapDrawing, printing: Printing) -> None:
+def batch(
+    *, texts: BatchTexts, order: BatchOptions, model: Chosen, drawing: MapDrawing, printing: Printing
+) -> None:
     """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 
     If a run stops, the same command continues it, and draws nothing twice.
@@ -86,4 +93,6 @@ def _fail_if_not_whole(result: Batch) -> None:
         raise KeyboardInterrupt
     if result.failed:
         failed = amount(len(result.failed), "text")
-        raise AttnscopeError(f"{failed} could not be read or drawn", "all others are drawn" if n_drawn else "")
+        raise AttnscopeError(
+            f"{failed} could not be read or drawn", "all others are drawn" if n_drawn else ""
+        )

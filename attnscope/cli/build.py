@@ -30,7 +30,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         function: The command. Each of its parameters is a dataclass of options (a group).
     """
     signature = inspect.signature(function, eval_str=True)
-    groups: dict[str, Any] = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    groups: dict[str, Any] = {
+        name: parameter.annotation for name, parameter in signature.parameters.items()
+    }
     # The fields of all groups become parameters in one list.
     parameters: list[inspect.Parameter] = []
     for group in groups.values():
@@ -57,7 +59,9 @@ def _fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
             yield from _fields(inner)
         elif not _option_of(field).python_only:
             # The class itself, or the nearest that it inherits the field from.
-            owners = (owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ()))
+            owners = (
+                owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ())
+            )
             yield next(owners), field
 
 
@@ -76,10 +80,14 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     about: Any
     if known.argument:
         metavar = known.metavar or field.name.upper()
-        about = typer.Argument(help=known.help, show_default=False, metavar=metavar, autocompletion=complete)
+        about = typer.Argument(
+            help=known.help, show_default=False, metavar=metavar, autocompletion=complete
+        )
     else:
         flags = known.flags or (f"--{field.name.replace('_', '-')}",)
-        about = typer.Option(*flags, help=known.help, min=known.least, max=known.most, autocompletion=complete)
+        about = typer.Option(
+            *flags, help=known.help, min=known.least, max=known.most, autocompletion=complete
+        )
         # Of a flag that may be repeated the help names the type of one value.
         if "list[" in str(kind):
             about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
@@ -128,7 +136,9 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
         inner = field.metadata.get("group")
         if inner is not None:
             fields[field.name] = _build(inner, values)
-        elif field.name in values and not _option_of(field).python_only and values[field.name] is not None:
+        elif (
+            field.name in values and not _option_of(field).python_only and values[field.name] is not None
+        ):
             fields[field.name] = _read(field, values[field.name])
     return group(**fields)
 
@@ -179,7 +189,9 @@ class Command(_PlainFlags, TyperCommand):
         elif not ctx.resilient_parsing:  # as it is where a shell completes a line that is not finished
             values, *_ = self.make_parser(ctx).parse_args(args=[*args])
             if values.get("out") == "":
-                raise UsageError("--out is empty", "name a file or folder; . is the folder that you are in")
+                raise UsageError(
+                    "--out is empty", "name a file or folder; . is the folder that you are in"
+                )
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 

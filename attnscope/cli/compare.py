@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    *, texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+    *,
+    texts: TextsWanted,
+    order: CompareOrder,
+    model: Chosen,
+    running: SharedWork,
+    drawing: Drawing,
+    files: Files,
 ) -> None:
     """Compare heads with each other, on two texts, or between two models.
 
@@ -45,7 +51,9 @@ def _over_corpus(
 
     shared = running.share(model.model, model.loading)
     if shared is not None and order.ablated is not None:
-        raise UsageError("workers have no heads taken out", "leave out --workers, --executor and --threads")
+        raise UsageError(
+            "workers have no heads taken out", "leave out --workers, --executor and --threads"
+        )
     # One literal text is known as such, so that figures can name it.
     listed = texts.corpus()
     corpus = listed[0] if isinstance(listed, list) else listed
@@ -70,9 +78,13 @@ def _on_one_text(
     from attnscope.text import read_text, require_text
 
     if running.share(model.model, model.loading) is not None:
-        raise UsageError("workers share many texts: here is one", "leave out --workers, --executor and --threads")
+        raise UsageError(
+            "workers share many texts: here is one", "leave out --workers, --executor and --threads"
+        )
     text = read_text(texts.text)
     if order.other_text is None:
         return compare_heads(model.loading.load(model.model), text, order.choice.pick or (), order)
     require_text(order.other_text, "the second text")
-    return compare_texts(model.loading.load(model.model), text, order.other_text, order, query=order.query)
+    return compare_texts(
+        model.loading.load(model.model), text, order.other_text, order, query=order.query
+    )

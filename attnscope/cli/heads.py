@@ -10,7 +10,13 @@ from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
 
 def heads(
-    *, texts: TextsWanted, order: HeadsOrder, model: Chosen, running: SharedWork, drawing: Drawing, files: Files
+    *,
+    texts: TextsWanted,
+    order: HeadsOrder,
+    model: Chosen,
+    running: SharedWork,
+    drawing: Drawing,
+    files: Files,
 ) -> None:
     """Say what each head does: roles with their evidence, and a one-line description.
 

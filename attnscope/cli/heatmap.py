@@ -39,7 +39,9 @@ class Seen(OneText):
         default=None,
     )
     rollout: bool = option(
-        "Attention rollout instead: how much of each input token reaches a position.", default=False, panel="Heads"
+        "Attention rollout instead: how much of each input token reaches a position.",
+        default=False,
+        panel="Heads",
     )
     relevance: str | None = option(
         "Relevance for this prediction instead, by gradients: the next or masked token, or a class by label or number.",
@@ -63,7 +65,13 @@ class Seen(OneText):
 
 
 def heatmap(
-    *, source: Seen, reading: ReadingOptions, maps: MapOptions, model: Chosen, drawing: MapDrawing, files: Files
+    *,
+    source: Seen,
+    reading: ReadingOptions,
+    maps: MapOptions,
+    model: Chosen,
+    drawing: MapDrawing,
+    files: Files,
 ) -> None:
     """Draw what every head attends to on a text.
 
@@ -118,7 +126,9 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
             raise UsageError("one picture is followed through the layers", "give one --image")
         photo = read_photo(source.image[0])  # before the model takes its time
         loaded = model.load_with_head()
-        return output.deliver(study(loaded, image=photo) if target is None else relevance(loaded, target, image=photo))
+        return output.deliver(
+            study(loaded, image=photo) if target is None else relevance(loaded, target, image=photo)
+        )
     # A text.
     text = source.read()
     if target is not None:

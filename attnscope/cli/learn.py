@@ -15,8 +15,12 @@ from attnscope.studies.inputs.options import OneText
 class ExampleOrText(OneText):
     """A text; without one, the worked example of 5 tokens, d_model 4 and 2 heads."""
 
-    text: str | None = option("A text; `-` reads stdin.  [default: the worked example]", default=None, argument=True)
-    layer: int | None = option("The layer, counted from 0.", "-L", "--layers", default=None, least=0, panel="Heads")
+    text: str | None = option(
+        "A text; `-` reads stdin.  [default: the worked example]", default=None, argument=True
+    )
+    layer: int | None = option(
+        "The layer, counted from 0.", "-L", "--layers", default=None, least=0, panel="Heads"
+    )
 
 
 @options
@@ -26,7 +30,9 @@ class Quiz:
     quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
 
 
-def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chosen, files: Files) -> None:
+def trace(
+    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chosen, files: Files
+) -> None:
     """Compute one attention step by step, with every number and its line of NumPy.
 
     Without a text: a worked example of 5 tokens, d_model 4 and 2 heads, small enough for pen and paper.
@@ -51,7 +57,9 @@ def trace(*, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chos
     return ask(record, open_console(highlight=False), sys.stdin.readline)
 
 
-def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing: Drawing, files: Files) -> None:
+def split(
+    *, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing: Drawing, files: Files
+) -> None:
     """See the same queries, keys and values with more and fewer heads.
 
     Without a text: the worked example of `attnscope learn trace`.
@@ -66,7 +74,9 @@ def split(*, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing:
     # The worked example, or a layer of a model.
     if not source.is_given:
         if source.layer:
-            raise UsageError("without a text the worked example is cut, which has one layer", "give a TEXT")
+            raise UsageError(
+                "without a text the worked example is cut, which has one layer", "give a TEXT"
+            )
         return output.deliver(study(options=order))
     if source.layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")

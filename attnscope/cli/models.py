@@ -9,7 +9,9 @@ from attnscope.studies.inputs.options import LoadOptions
 class ModelNamed:
     """A model to look at, and how it is loaded."""
 
-    model: str | None = option("A known name, a folder, or a Hub id.", default=None, argument=True, complete="models")
+    model: str | None = option(
+        "A known name, a folder, or a Hub id.", default=None, argument=True, complete="models"
+    )
     loading: LoadOptions = group(LoadOptions)
 
 
@@ -37,7 +39,8 @@ def _list(printing: Printing) -> None:
     # JSON for programs, a table for people.
     if printing.json:
         listed = [
-            {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)} for e in entries
+            {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)}
+            for e in entries
         ]
         return print_json({"schema": "attnscope.models/1", "models": listed})
     columns = [
@@ -68,8 +71,13 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
         adapter=loading.adapter,
     )
     if printing.json:
-        return print_json({"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name})
+        return print_json(
+            {"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name}
+        )
     lines = about.lines(tokenizer.name)
-    columns = [TextColumn("", lambda line: line[0], style="dim"), TextColumn("", lambda line: line[1], wraps=True)]
+    columns = [
+        TextColumn("", lambda line: line[0], style="dim"),
+        TextColumn("", lambda line: line[1], wraps=True),
+    ]
     open_console().print(TextTable(columns, lines, header=False))
     return None

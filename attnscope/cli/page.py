@@ -23,4 +23,6 @@ def page(*, order: PageOrder, model: Chosen, printing: Printing) -> None:
         written = write_page(model.model, order, model.loading, report)
     say(written.notes, printing.quiet)
     if printing.json or not written.is_stream:
-        print_document(written.as_json, [written.path], printing.json, "" if printing.quiet else written.answer)
+        print_document(
+            written.as_json, [written.path], printing.json, "" if printing.quiet else written.answer
+        )

@@ -11,11 +11,14 @@ class PairFiles:
     """The option for the file of pairs."""
 
     pairs: tuple[str, ...] = option(
-        'JSONL files or patterns, one {"clean", "corrupt", "right", "wrong"} per line; - is stdin.', argument=True
+        'JSONL files or patterns, one {"clean", "corrupt", "right", "wrong"} per line; - is stdin.',
+        argument=True,
     )
 
 
-def patch(*, sources: PairFiles, order: PatchOptions, model: Chosen, drawing: Drawing, files: Files) -> None:
+def patch(
+    *, sources: PairFiles, order: PatchOptions, model: Chosen, drawing: Drawing, files: Files
+) -> None:
     """Say which heads carry a behaviour: give each head its output from another run, and measure the answer.
 
     - `attnscope patch sample_texts/pairs/agreement.jsonl -m ./SmolLM2-135M`

@@ -20,7 +20,9 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
         def report(done: "Done") -> None:
             nonlocal started, heard, step
-            if done.step != step:  # rate and time left are those of the step, which began after the last report
+            if (
+                done.step != step
+            ):  # rate and time left are those of the step, which began after the last report
                 started = heard
                 step = done.step
                 update(restart=True)  # type: ignore[misc]  # never None here
@@ -73,7 +75,10 @@ def _once_a_minute(what: str) -> "Callable[..., None]":
     said = time.monotonic()
 
     def update(
-        restart: bool = False, description: str = what, completed: float = 0.0, total: float | None = None
+        restart: bool = False,
+        description: str = what,
+        completed: float = 0.0,
+        total: float | None = None,
     ) -> None:
         nonlocal said
         if restart or time.monotonic() - said < MINUTE_S:

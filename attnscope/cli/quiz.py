@@ -1,7 +1,5 @@
 """Run a trace as a quiz: print the inputs of each head, ask for its outputs, and grade the answers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -40,12 +38,15 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
     """
     # Only small steps of one query can be done by hand.
     if trace.query is None:
-        raise UsageError("a quiz is about one query, and none is given", "choose one, such as --query sat")
+        raise UsageError(
+            "a quiz is about one query, and none is given", "choose one, such as --query sat"
+        )
     steps = trace.steps
     questions = [step for step in steps if _is_asked(trace, step)]
     if not questions:
         raise UsageError(
-            f"no step of this trace has {_BY_HAND} numbers or fewer", "choose a shorter text for pen and paper"
+            f"no step of this trace has {_BY_HAND} numbers or fewer",
+            "choose a shorter text for pen and paper",
         )
 
     def show(*parts: RenderableType) -> None:
@@ -122,7 +123,8 @@ def _read_answer(
         if not line:
             console.print()
             raise AttnscopeError(
-                f"the answers end after {n_before} of {n_asked}", "type one line per step; an empty line skips a step"
+                f"the answers end after {n_before} of {n_asked}",
+                "type one line per step; an empty line skips a step",
             )
         if not line.strip():
             return None

@@ -53,7 +53,10 @@ class Files(Printing):
     """The options for results: files and printed output."""
 
     out: Path | None = option(
-        "The folder to write to; for a single file its name, such as map.png.", "-o", "--out", default=None
+        "The folder to write to; for a single file its name, such as map.png.",
+        "-o",
+        "--out",
+        default=None,
     )
     formats: str | None = option(
         "Files: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
@@ -61,7 +64,9 @@ class Files(Printing):
     columns: tuple[str, ...] = option(
         "Columns of csv, latex and md, such as layer,head,role.", default=(), read=names_from, rare=True
     )
-    every: bool = option("Print everything that was found, also what few need to know.", "--all", default=False)
+    every: bool = option(
+        "Print everything that was found, also what few need to know.", "--all", default=False
+    )
 
     def plan(self, kind: str, **how: Any) -> Output:
         """Return what is to become of a record of a kind, checked before it is made: by `output.plan`."""
@@ -70,7 +75,9 @@ class Files(Printing):
 
         if self.every and "every" in KINDS[kind].options:
             how["every"] = True
-        return plan(kind, self.out, self.formats, columns=self.columns, json=self.json, quiet=self.quiet, **how)
+        return plan(
+            kind, self.out, self.formats, columns=self.columns, json=self.json, quiet=self.quiet, **how
+        )
 
 
 @options
@@ -84,7 +91,9 @@ class Drawing:
         default=None,
         rare=True,
     )
-    dpi: int | None = option("Pixels per inch of a PNG.  [default: 100; 300 with --width]", default=None, rare=True)
+    dpi: int | None = option(
+        "Pixels per inch of a PNG.  [default: 100; 300 with --width]", default=None, rare=True
+    )
     font_size: float | None = option(
         "Size in points of the smallest letters.  [default: fitted to the figure; 6.5 with --width, labels from 4.5]",
         default=None,
@@ -126,7 +135,9 @@ class MapDrawing(Drawing):
         choices=("linear", "log"),
     )
     smooth: bool = option(
-        "Interpolate what is laid over a photo, in place of a square per patch.", default=False, rare=True
+        "Interpolate what is laid over a photo, in place of a square per patch.",
+        default=False,
+        rare=True,
     )
     layout: str | None = option(
         "Rows and columns of the maps of picked heads: 2x1 stacks two on one axis, 1x2 puts them side by side.",

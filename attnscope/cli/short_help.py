@@ -56,7 +56,9 @@ def _paragraph(paragraph: str, width: int) -> list[str]:
         return textwrap.wrap(paragraph.replace("`", ""), width)
     lines = []
     for example in re.findall(r"- `(.*?)`$", paragraph, re.MULTILINE | re.DOTALL):
-        lines += textwrap.wrap(example, width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+        lines += textwrap.wrap(
+            example, width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
+        )
     return lines
 
 
@@ -80,9 +82,9 @@ def _option(parameter: Any, width: int) -> list[str]:
     head = f"  {names:<{NAMES - 2}}"
     if len(head) > NAMES or head[-1] != " ":
         head += "  "
-    return textwrap.wrap(said, width, initial_indent=head, subsequent_indent=" " * NAMES, break_on_hyphens=False) or [
-        head
-    ]
+    return textwrap.wrap(
+        said, width, initial_indent=head, subsequent_indent=" " * NAMES, break_on_hyphens=False
+    ) or [head]
 
 
 def _written_default(parameter: Any) -> str:

@@ -20,7 +20,9 @@ class Saved:
     measures: str | None = measures_option()
 
 
-def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawing: MapDrawing, files: Files) -> None:
+def show(
+    *, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawing: MapDrawing, files: Files
+) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 
     - `attnscope show heads.npz --pick L3H1`
@@ -45,9 +47,18 @@ def show(*, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawi
             output.show(loaded, files.out, files.formats, **how)
     except (AttnscopeError, OSError, MemoryError):
         raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         # It was whole by its class, but what it says cannot be drawn.
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{saved.record} is damaged: what it says cannot be shown ({reason})") from None
+        raise AttnscopeError(
+            f"{saved.record} is damaged: what it says cannot be shown ({reason})"
+        ) from None

@@ -19,12 +19,16 @@ class Checkpoints:
         argument=True,
     )
     probe: str | None = option(
-        "repeat: random tokens that come twice, the standard test for induction.", default=None, panel="Text"
+        "repeat: random tokens that come twice, the standard test for induction.",
+        default=None,
+        panel="Text",
     )
     loading: LoadOptions = group(LoadOptions)
 
 
-def training(*, models: Checkpoints, texts: TextFiles, order: TrainingOptions, drawing: Drawing, files: Files) -> None:
+def training(
+    *, models: Checkpoints, texts: TextFiles, order: TrainingOptions, drawing: Drawing, files: Files
+) -> None:
     """Say when heads appeared, over the checkpoints of a training run.
 
     Checkpoints are loaded one at a time. One that cannot be read is reported and skipped; Ctrl-C keeps what is
@@ -37,7 +41,9 @@ def training(*, models: Checkpoints, texts: TextFiles, order: TrainingOptions, d
     from attnscope.studies.training.study import training as study
 
     if (models.probe is None) != texts.is_given:
-        raise UsageError("give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat')
+        raise UsageError(
+            "give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat'
+        )
     if models.probe is not None:
         require_choice("probe", models.probe, ("repeat",))
     output = files.plan("training", **drawing.changes())

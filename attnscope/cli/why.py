@@ -21,7 +21,9 @@ def why(*, source: OneText, order: WhyOptions, model: Chosen, drawing: Drawing, 
     if order.pick is None or len(order.pick) != 1:
         raise UsageError("no single head is picked", "name the head that attends: --pick L3H1")
     if order.query is None:
-        raise UsageError("no token is named to explain", "name the token that attends: --query it, or --query @3")
+        raise UsageError(
+            "no token is named to explain", "name the token that attends: --query it, or --query @3"
+        )
     ((layer, head),) = order.pick
     text = source.read()
     output.deliver(study(model.load(), text, layer, head, order.query, order.key, kind=order.kind))

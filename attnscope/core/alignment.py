@@ -48,7 +48,9 @@ def level_weights(weights: NDArray[np.floating]) -> NDArray[np.float64]:
     half = MEDIAN_FRAMES // 2
     if values.shape[2] > half:
         padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
-        level = np.median(np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1)
+        level = np.median(
+            np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1
+        )
     return level
 
 
@@ -75,11 +77,15 @@ def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
     # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
     steps = np.zeros((n_diagonals, n_paths, n_tokens), np.int8)
-    before_last = np.full((n_paths, n_tokens + 1), np.inf)  # one more at the front, before the first token
+    before_last = np.full(
+        (n_paths, n_tokens + 1), np.inf
+    )  # one more at the front, before the first token
     last = before_last.copy()
     for diagonal in range(n_diagonals):
         both, down, along = before_last[:, :-1], last[:, :-1], last[:, 1:]
-        step = np.where((both < down) & (both < along), 0, np.where((down < both) & (down < along), 1, 2))
+        step = np.where(
+            (both < down) & (both < along), 0, np.where((down < both) & (down < along), 1, 2)
+        )
         before = np.choose(step, (both, down, along)) if diagonal else np.zeros((n_paths, n_tokens))
         here = np.full((n_paths, n_tokens + 1), np.inf)
         here[:, 1:] = np.where(is_inside[diagonal], skewed[diagonal] + before, np.inf)

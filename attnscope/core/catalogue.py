@@ -278,7 +278,9 @@ _TEXT_MEASURES = (
     ),
 )
 
-MEASURES: dict[str, Measure] = {measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.measures())}
+MEASURES: dict[str, Measure] = {
+    measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.measures())
+}
 """The measures of texts by name, then those that plugins add."""
 
 _DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
@@ -403,7 +405,9 @@ class Columns:
         self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
         # Which parts of a row each measure of pairs adds up, (part, pair).
         parts: list[str | int] = ["mass", *self.facts, *self.offsets]
-        self.pair_map = [[int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts]
+        self.pair_map = [
+            [int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,9 @@ _ITERATIONS = 30
 _CLOSE = 1e-7
 _CLOSE_ENOUGH = 1e-4
 _TIED = 1e-8
-_HEADS_AT_ONCE = 12  # heads that share a product with all features; the tables of all of them are kept meanwhile
+_HEADS_AT_ONCE = (
+    12  # heads that share a product with all features; the tables of all of them are kept meanwhile
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +170,9 @@ class _Search:
         # Features of the head alone: their values by entry, (own feature, entry).
         own = rows.own_features(head)
         columns = [rows.columns[head][number - rows.n_shared] for number in own]
-        self._own_values = np.stack([rows.by_entry(number, head) for number in own] or [np.zeros(rows.size)])
+        self._own_values = np.stack(
+            [rows.by_entry(number, head) for number in own] or [np.zeros(rows.size)]
+        )
         on_own = self._own_values @ rows.weighted(rows.attention[head].astype(np.float64), head)
         spread = [rows.variance(values) for values in self._own_values]
         n_own = len(own)
@@ -202,7 +206,9 @@ class _Search:
         tried = []
         for feature, step in self._candidates(np.append(expected, on_own), may_follow):
             start = np.append(self._weights, step)
-            tried.append((feature, *self._refit((*self.terms, feature), start, _CLOSE_ENOUGH * self._nats)))
+            tried.append(
+                (feature, *self._refit((*self.terms, feature), start, _CLOSE_ENOUGH * self._nats))
+            )
         largest = self._left - min((left for *_, left in tried), default=math.inf)
         if largest < least:
             self.goes_on = False
@@ -284,7 +290,11 @@ def minimise(
         means = table.counts @ (e[:, None] * table.values) / z[:, None]  # (row, feature)
         mass = e * (table.counts_by_combination @ (row_weights / z))  # (combination,)
         gradient = row_weights @ means - expected + RIDGE * weights
-        second = (table.values * mass[:, None]).T @ table.values - (means * row_weights[:, None]).T @ means + ridge
+        second = (
+            (table.values * mass[:, None]).T @ table.values
+            - (means * row_weights[:, None]).T @ means
+            + ridge
+        )
         step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
         expected_gain = -float(gradient @ step) / 2
         if expected_gain < close:  # the loss is all but a quadratic here: it need not be looked at again
@@ -324,11 +334,15 @@ def row_losses(rows: Rows, head: int, description: Description) -> Floats:
     # KL(A ‖ p) = -H - Σ w E_A[f] + ln Z, of each row, (row,).
     log_sums = rows.table(description.terms, head).log_sums(description.weights)
     scores = rows.scores(description.terms, description.weights, head)
-    losses: Floats = np.maximum(log_sums - rows.sums(rows.scaled(head) * scores) - rows.entropies[:, head], 0.0)
+    losses: Floats = np.maximum(
+        log_sums - rows.sums(rows.scaled(head) * scores) - rows.entropies[:, head], 0.0
+    )
     return losses
 
 
-def score_of_texts(texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None) -> Score:
+def score_of_texts(
+    texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None
+) -> Score:
     """Return the score of rows with its interval over texts, each of which has the same weight.
 
     The explained share is one minus a ratio of sums over texts (Cochran 1977, section 6.4). Its ends are those of

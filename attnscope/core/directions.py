@@ -192,9 +192,13 @@ class _Fit:
         # One Newton step per head: a system of as many unknowns as columns.
         ridged = np.empty_like(current)
         for head, coefficients in enumerate(current):
-            second = ((self._x * h[:, head, None]).T @ self._x).astype(np.float64)  # the ridge is lost in float32
+            second = ((self._x * h[:, head, None]).T @ self._x).astype(
+                np.float64
+            )  # the ridge is lost in float32
             second[np.diag_indices_from(second)] += lam
-            ridged[head] = coefficients + np.linalg.solve(second, self._x.T @ g[:, head] - lam * coefficients)
+            ridged[head] = coefficients + np.linalg.solve(
+                second, self._x.T @ g[:, head] - lam * coefficients
+            )
         return ridged
 
     def _fit_pair(self) -> tuple[Singles, Singles]:
@@ -208,7 +212,10 @@ class _Fit:
             # The keys' side.
             r, p = self._errors()
             right = self._ridge(
-                right, self._by_key @ (r * of_queries), self._by_key @ (p * of_queries**2), RIDGES["pairs"]
+                right,
+                self._by_key @ (r * of_queries),
+                self._by_key @ (p * of_queries**2),
+                RIDGES["pairs"],
             )
             moved = self._of_keys(right)
             self._scores += of_queries * (moved - of_keys)
@@ -219,7 +226,9 @@ class _Fit:
             means = self._by_row @ (p * of_keys)
             squares = self._by_row @ (p * of_keys**2)
             spread = squares - means**2 / np.maximum(self._row_weights, 1e-30)
-            left = self._ridge(left, self._by_query @ gradients, self._by_query @ spread, RIDGES["pairs"])
+            left = self._ridge(
+                left, self._by_query @ gradients, self._by_query @ spread, RIDGES["pairs"]
+            )
             moved = self._of_queries(left)
             self._scores += (moved - of_queries) * of_keys
             # Both sides are scaled, so that queries spread by 1.
@@ -281,7 +290,9 @@ def _whitening(second: NDArray[np.floating], share: float) -> Singles:
 # Levels
 
 
-def quantise(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]) -> tuple[Levels, Floats]:
+def quantise(
+    scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float, ...]
+) -> tuple[Levels, Floats]:
     """Cut scores of types into levels at quantiles, (type,), each with its value: its mean score, scaled to 0 to 1.
 
     Args:
@@ -306,7 +317,9 @@ def quantise(scores: Singles, occurrences: NDArray[np.int64], cuts: tuple[float,
     levels = np.searchsorted(edges, rounded, "right").astype(np.uint8)
     # The value of a level is the mean score of its occurrences; none is below that of the level before.
     counts = np.bincount(levels, occurrences, len(edges) + 1)
-    means = np.bincount(levels, occurrences * scores.astype(np.float64), len(edges) + 1) / np.maximum(counts, 1)
+    means = np.bincount(levels, occurrences * scores.astype(np.float64), len(edges) + 1) / np.maximum(
+        counts, 1
+    )
     means = np.maximum.accumulate(np.where(counts > 0, means, -np.inf))
     means = np.where(np.isfinite(means), means, means[np.isfinite(means)].min())
     spread = max(float(means.max() - means.min()), 1e-30)

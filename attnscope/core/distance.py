@@ -31,7 +31,9 @@ LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)
 ROUNDING = 1e-5
 """The most that a row may lack to 1 by rounding; more is the share of a sink."""
 
-_ELEMENTS_AT_ONCE = 2**18  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
+_ELEMENTS_AT_ONCE = (
+    2**18
+)  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
 
 
 class PairSums(NamedTuple):
@@ -105,7 +107,9 @@ def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.flo
     return np.where(p.any(-1) & q.any(-1), divergences.numpy(), np.nan)
 
 
-def _jensen_shannon(p: Float[Tensor, "query key"], q: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query"]:
+def _jensen_shannon(
+    p: Float[Tensor, "query key"], q: Float[Tensor, "*head query key"]
+) -> Float[Tensor, "*head query"]:
     """Return the Jensen-Shannon divergence of rows in nats, some queries at a time."""
     # As many queries at once as make _ELEMENTS_AT_ONCE numbers.
     n_queries = p.shape[-2]

@@ -56,7 +56,9 @@ class TextFacts:
     def __post_init__(self) -> None:
         for name, tensor in self._tensors().items():
             if tensor.shape[:2] != self.real.shape:
-                raise ValueError(f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(self.real.shape)}")
+                raise ValueError(
+                    f"{name} {tuple(tensor.shape)} does not fit texts of {tuple(self.real.shape)}"
+                )
 
     @property
     def asking(self) -> Tensor:
@@ -119,7 +121,11 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     """
     # Sets of keys by name; those that are None are not known.
     real = keys.real
-    sets: dict[str, Tensor | None] = {"resting": keys.resting, "first": keys.first, "special": keys.special}
+    sets: dict[str, Tensor | None] = {
+        "resting": keys.resting,
+        "first": keys.first,
+        "special": keys.special,
+    }
     sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation, **keys.added}
     facts = {fact: (members & real).to(dtype) for fact, members in sets.items() if members is not None}
     if keys.log_frequency is not None:

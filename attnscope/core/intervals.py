@@ -167,7 +167,9 @@ def share_p_above(sample: Sample, threshold: ArrayLike, **how: ArrayLike) -> Flo
     return np.where(is_defined, p, np.nan)
 
 
-def independent_units(sample: Sample, dependence: ArrayLike = DEPENDENCE, units: ArrayLike = 1.0) -> Floats:
+def independent_units(
+    sample: Sample, dependence: ArrayLike = DEPENDENCE, units: ArrayLike = 1.0
+) -> Floats:
     """Return the effective number of independent units, by which unseen texts are bounded; NaN without a text.
 
     N = 1 / (ρ/m + (1 - ρ)/Σc) for m effective texts of Σc units (Kish 1965, section 5.4).
@@ -221,10 +223,14 @@ def _share(
     binomial = r * (1 - r)
     total = sample.total * np.asarray(units)
     with np.errstate(divide="ignore", invalid="ignore"):
-        least = np.where(np.broadcast_to(hits, r.shape), binomial / np.where(total > 0, total, np.nan), 0)
+        least = np.where(
+            np.broadcast_to(hits, r.shape), binomial / np.where(total > 0, total, np.nan), 0
+        )
         # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
         n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least), np.inf)
-    n_unseen = np.where(np.broadcast_to(unseen, r.shape), independent_units(sample, dependence, units), np.inf)
+    n_unseen = np.where(
+        np.broadcast_to(unseen, r.shape), independent_units(sample, dependence, units), np.inf
+    )
     return _Share(r, n, 0.5 / n, n_unseen)
 
 
@@ -245,7 +251,9 @@ def _student(sample: Sample) -> Floats:
 # Ratios that a few texts carry ----------------------------------------------------------------------------------
 
 
-def skewed_interval(ratio: ArrayLike, half: ArrayLike, unseen: ArrayLike, highest: ArrayLike) -> tuple[Floats, Floats]:
+def skewed_interval(
+    ratio: ArrayLike, half: ArrayLike, unseen: ArrayLike, highest: ArrayLike
+) -> tuple[Floats, Floats]:
     """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if a few texts may carry Σs.
 
     If a head fires in one text of forty, that text holds nearly all of Σs. Then r ± t·se misses two errors:
@@ -345,7 +353,12 @@ def weight_of_unseen(share: ArrayLike, typical: ArrayLike) -> Floats:
 
 
 def allow_for_unseen(
-    ratio: ArrayLike, low: ArrayLike, high: ArrayLike, unseen: ArrayLike, lowest: ArrayLike, highest: ArrayLike
+    ratio: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    unseen: ArrayLike,
+    lowest: ArrayLike,
+    highest: ArrayLike,
 ) -> tuple[Floats, Floats]:
     """Return an interval that also allows for texts of an unseen kind.
 
@@ -379,7 +392,9 @@ def allow_share_for_unseen(
         above: The same of those which are at 1.
     """
     r = np.asarray(share, np.float64)
-    return np.minimum(low, r * (1 - np.asarray(below))), np.maximum(high, 1 - (1 - r) * (1 - np.asarray(above)))
+    return np.minimum(low, r * (1 - np.asarray(below))), np.maximum(
+        high, 1 - (1 - r) * (1 - np.asarray(above))
+    )
 
 
 # Several tests -------------------------------------------------------------------------------------------------
@@ -401,9 +416,9 @@ def simes(p: ArrayLike) -> Floats:
     ascending = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
     n = (~np.isnan(ascending)).sum(-1, keepdims=True)
     # A test that is not there says nothing against.
-    combined: Floats = np.where(np.isnan(ascending), np.inf, ascending * n / np.arange(1, ascending.shape[-1] + 1)).min(
-        -1
-    )
+    combined: Floats = np.where(
+        np.isnan(ascending), np.inf, ascending * n / np.arange(1, ascending.shape[-1] + 1)
+    ).min(-1)
     return np.where(n[..., 0] > 0, combined, np.nan)
 
 

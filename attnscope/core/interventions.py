@@ -7,8 +7,6 @@ Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single h
 in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -66,7 +64,12 @@ class Patched:
             return tensor
 
         # Queries, keys and values are replaced before the model computes attention.
-        call = replace(call, query=put("query", call.query), key=put("key", call.key), value=put("value", call.value))
+        call = replace(
+            call,
+            query=put("query", call.query),
+            key=put("key", call.key),
+            value=put("value", call.value),
+        )
         output = attend(call)
         # A patched pattern replaces the weights: its product with the values is the head's output.
         patterns = [patch for patch in patches if patch.by == "pattern"]
@@ -96,7 +99,9 @@ class Activations:
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
-        self.calls[place] = replace(call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone())
+        self.calls[place] = replace(
+            call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone()
+        )
         self.outputs[place] = output.clone()
         return output
 

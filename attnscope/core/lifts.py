@@ -100,7 +100,13 @@ class ItemSums:
         self._most = np.zeros((n_items, n_heads))
 
     def add(
-        self, heads: slice, items: NDArray[np.int64], masses: Floats, even: Floats, counts: Floats, most: Floats
+        self,
+        heads: slice,
+        items: NDArray[np.int64],
+        masses: Floats,
+        even: Floats,
+        counts: Floats,
+        most: Floats,
     ) -> None:
         """Add the attention of some heads in one text.
 
@@ -148,7 +154,9 @@ class KeptRows(NamedTuple):
     codes: NDArray[np.uint8]
 
 
-def keep_rows(weights: NDArray[np.floating], totals: NDArray[np.floating], share: float, most: int) -> KeptRows:
+def keep_rows(
+    weights: NDArray[np.floating], totals: NDArray[np.floating], share: float, most: int
+) -> KeptRows:
     """Keep the fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
 
     Args:

@@ -161,12 +161,20 @@ def measures_of_weights(
     for text in range(batch):
         for start in range(0, n_queries, unit):
             rows = slice(start, min(start + unit, n_queries))
-            unit_blocks.append(Block(slice(text, text + 1), rows, slice(0, n_keys), may=may[text : text + 1, :, rows]))
+            unit_blocks.append(
+                Block(slice(text, text + 1), rows, slice(0, n_keys), may=may[text : text + 1, :, rows])
+            )
 
     dtype = sum_dtype(weights.device)
     own_text = queries is None
     texts = _MaskedTexts(
-        Columns(catalogue), unit_blocks, keys, asking.asking, mask_heads=may.shape[1], own_text=own_text, dtype=dtype
+        Columns(catalogue),
+        unit_blocks,
+        keys,
+        asking.asking,
+        mask_heads=may.shape[1],
+        own_text=own_text,
+        dtype=dtype,
     )
     layer = _Layer(texts, n_heads, outlying)
     for block in unit_blocks:
@@ -238,7 +246,8 @@ class _MaskedTexts:
         self.worth = torch.stack([facts.get(family.fact, nothing) for family in columns.keys], -1)
         known_keys = [family.fact in facts for family in columns.keys]
         known_pairs = [
-            own_text and (family.fact != "cosine" or keys.embeddings is not None) for family in columns.pairs
+            own_text and (family.fact != "cosine" or keys.embeddings is not None)
+            for family in columns.pairs
         ]
         self._is_known = torch.tensor(known_keys + known_pairs, device=self.device)
         self._is_set = torch.tensor(columns.is_set, device=self.device)
@@ -290,7 +299,9 @@ class _MaskedTexts:
 
         # Keys outside sinks, in the precision of weights: text by text, because all together would be copied.
         for text, (rows, table) in enumerate(zip(weights, tables[0], strict=True)):
-            parts[:, text, ..., :n_table_parts] = torch.bmm(rows.transpose(0, 1), table.mT).transpose(0, 1)
+            parts[:, text, ..., :n_table_parts] = torch.bmm(rows.transpose(0, 1), table.mT).transpose(
+                0, 1
+            )
 
         # Sinks are few and heavy: in a float32 sum they would cost the other keys their digits.
         sinks = (self._sinks[block.texts] - block.keys.start).clamp(0, block.shape[2] - 1)
@@ -298,17 +309,25 @@ class _MaskedTexts:
         parts[0, ..., :n_table_parts] += (of_sinks.transpose(1, 2) @ tables[1].mT).transpose(1, 2)
 
         if offsets:
-            off = self.outside_sinks[block.texts, None, None, block.keys].expand(-1, -1, *block.shape[1:])
+            off = self.outside_sinks[block.texts, None, None, block.keys].expand(
+                -1, -1, *block.shape[1:]
+            )
             band = self._at_offsets(block, weights)
             parts[0, ..., n_table_parts:] = band
             parts[1, ..., n_table_parts:] = band * self._at_offsets(block, off)
         return parts
 
-    def statistics(self, block: Block, weights: Tensor, tile: Tile | None) -> Float[Tensor, "b h q statistic"]:
+    def statistics(
+        self, block: Block, weights: Tensor, tile: Tile | None
+    ) -> Float[Tensor, "b h q statistic"]:
         """Return the statistics of each row. Overwrites the scores of the tile, if there is one."""
         largest = weights.amax(-1)
         entropies = torch.special.entr(weights).sum(-1) if tile is None else tile.entropies(largest)
-        by_name = {"entropy": entropies, "relative_entropy": entropies, "rarest": torch.zeros_like(entropies)}
+        by_name = {
+            "entropy": entropies,
+            "relative_entropy": entropies,
+            "rarest": torch.zeros_like(entropies),
+        }
         if self.keys.rarest is not None and "rarest" in self.columns.rows:
             # How many keys share the largest weight, and how many of these are the rarest.
             scores = torch.empty_like(weights) if tile is None else tile.scores
@@ -319,14 +338,22 @@ class _MaskedTexts:
             by_name["rarest"] = n_rarest / n_ties.clamp(min=1)
         return torch.stack([by_name[statistic] for statistic in self.columns.rows], -1)
 
-    def _make_tables(self, block: Block) -> tuple[Float[Tensor, "b q part k"], Float[Tensor, "b q part sink"]]:
+    def _make_tables(
+        self, block: Block
+    ) -> tuple[Float[Tensor, "b q part k"], Float[Tensor, "b q part sink"]]:
         """Return the values of a block's pairs: for keys outside sinks, and for sinks in float64."""
         n_texts, n_queries, n_keys = block.shape
         order = ["mass", *self.columns.facts] if self.own_text else ["mass"]
-        table = torch.zeros(n_texts, n_queries, len(order), n_keys, dtype=self._dtype, device=self.device)
+        table = torch.zeros(
+            n_texts, n_queries, len(order), n_keys, dtype=self._dtype, device=self.device
+        )
         table[:, :, 0] = 1
         if self.own_text:
-            names = [name for name in self.columns.facts if name != "cosine" or self.keys.embeddings is not None]
+            names = [
+                name
+                for name in self.columns.facts
+                if name != "cosine" or self.keys.embeddings is not None
+            ]
             texts = self.keys.part(block.texts)
             facts = pair_facts(names, texts, block.queries, block.keys, self._dtype)
             for name, values in facts.items():
@@ -372,7 +399,9 @@ class _MaskedTexts:
         # Values under uniform attention, (view, b, m, q, c). Sums of ones are exact in float32, of 1 / n they are not.
         of_pairs = self.zeros(*n.shape, len(self.columns.pairs))
         if self.own_text:
-            of_pairs = self.parts(block, seen[0].to(self._dtype)) @ self.pair_map / n.clamp(min=1)[..., None]
+            of_pairs = (
+                self.parts(block, seen[0].to(self._dtype)) @ self.pair_map / n.clamp(min=1)[..., None]
+            )
         value = torch.cat([self.spread(block, self.worth), of_pairs], -1)
         defined = counts_query[..., None] & self._is_known & ((value > 0) | ~self._is_set)
 
@@ -386,7 +415,9 @@ class _MaskedTexts:
         evenly = (seen[0] / n[0].clamp(min=1)[..., None]).to(self._dtype)
         statistics = torch.stack([self.statistics(block, evenly, None) * rows, torch.zeros_like(rows)])
         value = torch.cat([value * defined, statistics], -1)
-        defined = torch.cat([defined, torch.stack([rows > 0, torch.zeros_like(rows, dtype=torch.bool)])], -1)
+        defined = torch.cat(
+            [defined, torch.stack([rows > 0, torch.zeros_like(rows, dtype=torch.bool)])], -1
+        )
 
         units = self.units(block)
         self.count[0, units] += defined[0].sum(2)
@@ -397,7 +428,9 @@ class _MaskedTexts:
         self.row_factors[index] = rows[None]
         self.active[index] = torch.cat([defined[1:], value[1:]], -1)
 
-    def _rows(self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor) -> Float[Tensor, "b m q statistic"]:
+    def _rows(
+        self, block: Block, may: Tensor, n_allowed: Tensor, counted: Tensor
+    ) -> Float[Tensor, "b m q statistic"]:
         """Return the factor of each query's statistics, 0 if it does not count."""
         by_name = {
             "entropy": counted.to(self.exact),
@@ -428,7 +461,9 @@ class _Layer:
         self._worth = texts.worth
         self._outlying: list[int] = []
         if outlying is not None:
-            self._outlying = [number for number, family in enumerate(families) if family == Keys("outlying")]
+            self._outlying = [
+                number for number, family in enumerate(families) if family == Keys("outlying")
+            ]
             self._worth = texts.worth.clone()
             self._worth[..., self._outlying] = outlying[..., None].to(texts.exact)
 
@@ -437,7 +472,9 @@ class _Layer:
         if not weights.numel():
             return
         texts = self._texts
-        sums, counts, uniform = (part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform))
+        sums, counts, uniform = (
+            part[:, texts.units(block)] for part in (self._sum, self._count, self._uniform)
+        )
         index = slice(None), block.texts, slice(None), block.queries
         counts_query = texts.counts_query[index]
         n_keys = len(texts.columns.keys)
@@ -487,7 +524,9 @@ class _Layer:
         return Measured(total, count, uniform, columns.names)
 
 
-def _over_queries(shares: Float[Tensor, "... #h q"], rows: Float[Tensor, "... #h q c"]) -> Float[Tensor, "... h c"]:
+def _over_queries(
+    shares: Float[Tensor, "... #h q"], rows: Float[Tensor, "... #h q c"]
+) -> Float[Tensor, "... h c"]:
     """Return the sums over queries of shares times rows."""
     sums: Tensor = (shares[..., None, :] @ rows).squeeze(-2)
     return sums

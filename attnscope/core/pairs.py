@@ -90,7 +90,9 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
 
     # How many standard errors the total is away from 0. One that is the same for all pairs is strong.
     error = np.sqrt(var_total)
-    strength = np.divide(np.abs(mean_total), error, out=np.where(mean_total == 0, 0.0, np.inf), where=error > 0)
+    strength = np.divide(
+        np.abs(mean_total), error, out=np.where(mean_total == 0, 0.0, np.inf), where=error > 0
+    )
     weakest = weakest_total(n)
     nu = degrees_of_freedom(n)
     k = np.maximum(_quantile(nu, END), _quantile(nu, RARE) * (3 - strength / weakest) / 2)

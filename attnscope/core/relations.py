@@ -56,7 +56,9 @@ class LinkFacts:
         """Return the same facts on a device, because layers may lie on several."""
         if self.units.device == device:
             return self
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **moved)  # type: ignore[arg-type]  # these are the tensors alone
 
 
@@ -96,7 +98,9 @@ def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell
 
 
 @torch.no_grad()
-def links_of_weights(weights: Float[Tensor, "text head query key"], facts: LinkFacts) -> Float[Tensor, "cell head 2"]:
+def links_of_weights(
+    weights: Float[Tensor, "text head query key"], facts: LinkFacts
+) -> Float[Tensor, "cell head 2"]:
     """Return hits and mass of dense weights.
 
     Returns:
@@ -140,7 +144,9 @@ def _add_rows(
     n_largest = (words == largest[..., None]).sum(-1)
     weight = words[row, :, word]
     is_right = (weight >= largest[row]) & (weight > 0)
-    hits_and_mass = torch.stack([is_right / n_largest[row].to(sums.dtype), weight.clamp(min=0).to(sums.dtype)], -1)
+    hits_and_mass = torch.stack(
+        [is_right / n_largest[row].to(sums.dtype), weight.clamp(min=0).to(sums.dtype)], -1
+    )
     sums.index_add_(0, facts.link_cell[link], hits_and_mass)
 
 
@@ -176,7 +182,9 @@ def word_weights(
     words.scatter_add_(2, units[:, None].expand(-1, n_heads, -1), of_tokens)
 
     # Only the other words of the text may be looked at.
-    allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=picked.device).scatter_(1, units, True)
+    allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=picked.device).scatter_(
+        1, units, True
+    )
     if not facts.is_across:
         allowed[number, units[number, token]] = False
     return words.masked_fill_(~allowed[:, None], -1)[..., :n_words]

@@ -119,7 +119,9 @@ class Rows:
     index: NDArray[np.int64] = field(default_factory=_nothing)
     entries: NDArray[np.int64] = field(default_factory=_nothing)
     _tables: Any = field(init=False, repr=False)  # lru_cache of `_count`
-    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)  # head, `scaled` of it
+    _scaled: tuple[int, Floats] = field(
+        default=(-1, np.empty(0)), init=False, repr=False
+    )  # head, `scaled` of it
 
     def __post_init__(self) -> None:
         # Fill in what was left out: one key per entry, one type for all, the whole sample.
@@ -324,7 +326,9 @@ class Rows:
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
         """Scale each row of p, (entry,), known up to a factor, so that it sums to the weight of the row for a head."""
-        scaled: Floats = unscaled * self.spread(self.weights[head] / np.maximum(self.sums(unscaled), 1e-30))
+        scaled: Floats = unscaled * self.spread(
+            self.weights[head] / np.maximum(self.sums(unscaled), 1e-30)
+        )
         return scaled
 
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
@@ -354,7 +358,9 @@ class Rows:
         """Return p of some terms up to a factor of each row, (entry,), at least 0."""
         table = self.table(terms, head)
         scores = table.values @ weights
-        p: NDArray[np.float32] = np.take(np.exp(scores - scores.max(initial=0.0)).astype(np.float32), table.codes)
+        p: NDArray[np.float32] = np.take(
+            np.exp(scores - scores.max(initial=0.0)).astype(np.float32), table.codes
+        )
         return (p * self.counts).astype(np.float32)
 
     def table(self, terms: tuple[int, ...], head: int) -> Table:
@@ -369,7 +375,9 @@ class Rows:
         n_rows = len(self.texts)
         # Without terms there is one combination, which all keys have.
         if not terms:
-            return Table(np.empty((1, 0)), np.zeros(self.size, np.int32), self.sums(self.counts)[:, None])
+            return Table(
+                np.empty((1, 0)), np.zeros(self.size, np.int32), self.sums(self.counts)[:, None]
+            )
         # A code is the combination of the terms before, times the levels of the last, plus its level.
         before = self.table(terms[:-1], head)
         last = self.values_of(terms[-1], head)
@@ -387,11 +395,15 @@ class Rows:
         n_kept = len(kept)
         # Count by row: sparse if a dense table would be mostly zeros.
         if n_rows * n_kept > _DENSE_PER_ENTRY * self.size:
-            return Table(values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n_kept)))
+            return Table(
+                values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n_kept))
+            )
         cells = self.spread(np.arange(n_rows) * n_kept) + codes
         # Without counts above 1, counting entries is the same and faster.
         entry_counts = None if self.counts.max(initial=1.0) == 1 else self.counts
-        counts = np.bincount(cells, entry_counts, n_rows * n_kept).reshape(n_rows, n_kept).astype(np.float64)
+        counts = (
+            np.bincount(cells, entry_counts, n_rows * n_kept).reshape(n_rows, n_kept).astype(np.float64)
+        )
         return Table(values, codes, counts)
 
 

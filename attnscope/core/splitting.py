@@ -40,7 +40,9 @@ class Cut:
         return self.heads_out.transpose(1, 0, 2).reshape(self.heads_out.shape[1], -1)
 
 
-def cut(query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None) -> Cut:
+def cut(
+    query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None
+) -> Cut:
     """Cut queries, keys and values into heads by columns, and let each attend.
 
         head_h = softmax(Q_h K_hᵀ / sqrt(d_head)) V_h,  d_head = d_model / n_heads

@@ -65,7 +65,9 @@ class Inputs:
         """Return the names that the lines use, with their values; arrays that lines write to are copies."""
         names = {name: value for name, value in vars(self).items() if value is not None}
         # `H` is written to line by line, so it is a copy: the inputs stay unchanged.
-        names["H"] = np.zeros((self.n_heads, len(self.Q), self.d_value)) if self.H is None else self.H.copy()
+        names["H"] = (
+            np.zeros((self.n_heads, len(self.Q), self.d_value)) if self.H is None else self.H.copy()
+        )
         return names
 
 
@@ -114,7 +116,8 @@ def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
         *_output_steps(head, query),
     ]
     return [
-        Line(name, title, formula, code, code.split(" = ")[0], axes, head) for name, title, formula, code, axes in steps
+        Line(name, title, formula, code, code.split(" = ")[0], axes, head)
+        for name, title, formula, code, axes in steps
     ]
 
 
@@ -135,11 +138,23 @@ def _projection_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[
     d_head, d_value = inputs.d_head, inputs.d_value
     formula = f"head {head} takes columns {_span(head, d_head)} of Q"
     code = f"q = Q[{row}, {_columns(head, d_head)}]"
-    yield "query", "Queries" if query is None else "The query", formula, code, (*_query_axis(query), "column")
+    yield (
+        "query",
+        "Queries" if query is None else "The query",
+        formula,
+        code,
+        (*_query_axis(query), "column"),
+    )
     formula = f"columns {_span(served_by, d_head)} of K{shared}"
     yield "keys", "Every key", formula, f"k = K[:, {_columns(served_by, d_head)}]", ("key", "column")
     formula = f"columns {_span(served_by, d_value)} of V{shared}"
-    yield "values", "Every value", formula, f"v = V[:, {_columns(served_by, d_value)}]", ("key", "column")
+    yield (
+        "values",
+        "Every value",
+        formula,
+        f"v = V[:, {_columns(served_by, d_value)}]",
+        ("key", "column"),
+    )
 
 
 def _score_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
@@ -185,7 +200,13 @@ def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
     code = f"H[{head}] = weights @ v"
     if query is not None:
         weighted = "weighted = weights[:, None] * v"
-        yield "weighted_values", "Weighted values", "each value times its weight", weighted, ("key", "column")
+        yield (
+            "weighted_values",
+            "Weighted values",
+            "each value times its weight",
+            weighted,
+            ("key", "column"),
+        )
         code = f"H[{head}, {query}] = weighted.sum(0)"
     axes = (*_query_axis(query), "column")
     yield "head_output", f"What head {head} puts out", "Σ over keys of weight · value", code, axes
@@ -196,8 +217,14 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     # (query, joined) for all queries, (joined,) for one.
     queries = _query_axis(query)
     width = inputs.n_heads * inputs.d_value
-    formula = f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
-    code = "joined = np.concatenate(H, axis=-1)" if query is None else f"joined = np.concatenate(H[:, {query}])"
+    formula = (
+        f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
+    )
+    code = (
+        "joined = np.concatenate(H, axis=-1)"
+        if query is None
+        else f"joined = np.concatenate(H[:, {query}])"
+    )
     # Heads side by side, then W_O.
     lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:

@@ -79,12 +79,16 @@ def singular_directions(
     return (q_left @ u[:, :n]).mT, (q_right @ vh[:n].mT).mT, share[:n]
 
 
-def sender(writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads d k"]:
+def sender(
+    writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
+) -> Float[Tensor, "heads d k"]:
     """Return W_O W_V with its right factor reduced to k columns: singular values and left directions stay the same."""
     return writes.double() @ inner_factors(reads)
 
 
-def receiver(left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k d"]:
+def receiver(
+    left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
+) -> Float[Tensor, "heads k d"]:
     """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
     return inner_factors(left.mT).mT @ reads.double()
 

@@ -24,5 +24,13 @@ from attnscope.corpus.batching import (
 )
 from attnscope.corpus.copies import Copies, distinct, essence, fold
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
-from attnscope.corpus.probes import DEPTH_TOKENS, Hay, Needle, depth_range, needle_probe, repeat_probe, word_ids
+from attnscope.corpus.probes import (
+    DEPTH_TOKENS,
+    Hay,
+    Needle,
+    depth_range,
+    needle_probe,
+    repeat_probe,
+    word_ids,
+)
 from attnscope.corpus.texts import Corpus, CorpusText, expand

@@ -100,7 +100,12 @@ class Chunk:
 
 
 def chunks(
-    tokens: Tokens, text: int = 0, *, limit: int | None = None, chunk: int | None = None, stride: int | None = None
+    tokens: Tokens,
+    text: int = 0,
+    *,
+    limit: int | None = None,
+    chunk: int | None = None,
+    stride: int | None = None,
 ) -> list[Chunk]:
     """Cut a text that is too long into chunks; one that is not stays whole.
 
@@ -130,7 +135,8 @@ def chunks(
     room = None if size is None else size - n_ends
     if room is not None and room < 1:
         raise AttnscopeError(
-            f"chunks of {size} tokens have no room for text besides {n_ends} special tokens", "choose a larger --chunk"
+            f"chunks of {size} tokens have no room for text besides {n_ends} special tokens",
+            "choose a larger --chunk",
         )
     if stride is not None and (stride < 1 or (room is not None and stride > room)):
         hint = "it is at least 1"
@@ -150,7 +156,9 @@ def chunks(
     parts = []
     for number, start in enumerate(starts):
         part = tokens.take(np.concatenate([opening, np.arange(start, min(start + room, last)), closing]))
-        parts.append(Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries))
+        parts.append(
+            Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries)
+        )
     return parts
 
 
@@ -187,7 +195,9 @@ def block_batches(
     special = frozenset(special_ids)
     parts: list[Chunk] = []
     for text in block.texts:
-        parts += chunks(tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride)
+        parts += chunks(
+            tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride
+        )
     return batches(parts, budget)
 
 

@@ -74,7 +74,9 @@ class Copies:
         if not is_copy:
             words = key.decode("utf-8", "surrogatepass").split() if text.ids is None else []
             new = _describe(words)
-            earlier = {known for feature in new.features if (known := self._kept.get(feature)) is not None}
+            earlier = {
+                known for feature in new.features if (known := self._kept.get(feature)) is not None
+            }
             variants = [known for known in earlier if _are_variants(known, new)]
             is_copy = any(known.shared & new.features for known in variants)
         if is_copy:
@@ -126,13 +128,17 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
         return False
     # Replaced, inserted and deleted words, from one text to the other.
     steps = SequenceMatcher(None, first.words, second.words, autojunk=False).get_opcodes()
-    n_edits = sum(max(end - start, stop - begin) for kind, start, end, begin, stop in steps if kind != "equal")
+    n_edits = sum(
+        max(end - start, stop - begin) for kind, start, end, begin, stop in steps if kind != "equal"
+    )
     return n_edits <= most
 
 
 def essence(text: CorpusText) -> bytes:
     """Return what copies share that differ in case, white space and a label before them: what lots are drawn by."""
-    return text.digested() if text.ids is not None else fold(text.written).encode("utf-8", "surrogatepass")
+    return (
+        text.digested() if text.ids is not None else fold(text.written).encode("utf-8", "surrogatepass")
+    )
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:

@@ -200,7 +200,9 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     Raises:
         UnreadableError: A quote is in the wrong place, or two columns have one name.
     """
-    csv.field_size_limit(_LONGEST_FIELD)  # one for the whole process; Python's 131,072 is too small for texts
+    csv.field_size_limit(
+        _LONGEST_FIELD
+    )  # one for the whole process; Python's 131,072 is too small for texts
     # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1
@@ -212,7 +214,10 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
         for row in rows:
             # What a delimiter without quotes cuts off would be lost.
             if any(cell.strip() for cell in row[len(header) :]):
-                yield begin, f"{len(row)} cells in {amount(len(header), 'column')}: a {delimiter!r} without quotes"
+                yield (
+                    begin,
+                    f"{len(row)} cells in {amount(len(header), 'column')}: a {delimiter!r} without quotes",
+                )
             elif row:
                 yield begin, dict(zip(header, row, strict=False))
             begin = rows.line_num + 1
@@ -223,7 +228,9 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
         raise
 
 
-def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render: Render) -> tuple[Content, list[str]]:
+def read_entry(
+    entry: dict[str, Any], field: str, pair_field: str | None, render: Render
+) -> tuple[Content, list[str]]:
     """Read an object of JSON or a row of CSV: a text, a pair, or a conversation.
 
     Args:
@@ -249,7 +256,9 @@ def read_entry(entry: dict[str, Any], field: str, pair_field: str | None, render
         second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
         if second is not None and _text_of(second, "the second text").strip():
             content["pair"] = second
-    return content, [name for name, value in entry.items() if name not in read and _holds_sentence(value)]
+    return content, [
+        name for name, value in entry.items() if name not in read and _holds_sentence(value)
+    ]
 
 
 def _holds_sentence(value: Any) -> bool:

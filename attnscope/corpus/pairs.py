@@ -1,7 +1,5 @@
 """Read pairs of texts with right and wrong answers, from JSONL files or from Python. Tokenising is left to studies."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,8 +83,12 @@ class Pairs:
             self._pairs.append(pair)
         if not self._pairs:
             why = name_problems(self.problems)
-            raise AttnscopeError(f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}')
-        self.sha256 = hashlib.sha256(json.dumps([asdict(pair) for pair in self._pairs]).encode()).hexdigest()
+            raise AttnscopeError(
+                f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}'
+            )
+        self.sha256 = hashlib.sha256(
+            json.dumps([asdict(pair) for pair in self._pairs]).encode()
+        ).hexdigest()
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._pairs)
@@ -118,6 +120,8 @@ def _pair_from(source: str, line: int, entry: Any) -> Pair:
         listed = tuple(value) if isinstance(value, list | tuple) else (value,)
         is_known = all((isinstance(each, str) and each) or is_id(each) for each in listed)
         if not is_known or (not listed and name in entry):
-            raise ValueError(f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens')
+            raise ValueError(
+                f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens'
+            )
         answers[name] = listed
     return Pair(source, line, entry["clean"], entry["corrupt"], answers["right"], answers["wrong"])

@@ -125,11 +125,18 @@ def needle_probe(
         )
     n_answer = min(answer, (len(vocabulary) - 2 * _CUE_TOKENS) // 3)
     if n_answer < 1:
-        raise AttnscopeError(f"a vocabulary of {len(vocabulary)} tokens is too small for needles", "7 are the least")
-    return (_make(hay, vocabulary, number, depths[number % len(depths)], length, seed, n_answer) for number in range(n))
+        raise AttnscopeError(
+            f"a vocabulary of {len(vocabulary)} tokens is too small for needles", "7 are the least"
+        )
+    return (
+        _make(hay, vocabulary, number, depths[number % len(depths)], length, seed, n_answer)
+        for number in range(n)
+    )
 
 
-def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int) -> Needle:
+def _make(
+    hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int
+) -> Needle:
     """Make needle `number`: its sentence and the decoy's in a haystack, the question, and the answer."""
     # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
     chance = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
@@ -143,15 +150,23 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
         things = [THINGS[place] for place in _draw(chance, np.arange(len(THINGS)), 2)]
         cue, decoy_cue, question, full_stop = (
             np.array(hay.encode(text), np.int64)
-            for text in (_CUE.format(things[0]), _CUE.format(things[1]), _QUESTION.format(things[0]), ".")
+            for text in (
+                _CUE.format(things[0]),
+                _CUE.format(things[1]),
+                _QUESTION.format(things[0]),
+                ".",
+            )
         )
         answer = decoy = full_stop  # replaced below: words that do not come in the text
     # The haystack is the length left by the needle, the decoy, the question and the answer after it.
-    n_beside = len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
+    n_beside = (
+        len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
+    )
     room = length - n_beside
     if room < _LEAST_ROOM:
         raise AttnscopeError(
-            f"{length} tokens are too few for a needle", f"give a length of at least {n_beside + _LEAST_ROOM}"
+            f"{length} tokens are too few for a needle",
+            f"give a length of at least {n_beside + _LEAST_ROOM}",
         )
     # Take the haystack: random tokens, or a random stretch of the text. (room,)
     if hay.text is None:
@@ -169,7 +184,9 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
     if hay.encode is not None:
         unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, decoy_cue, question, full_stop]))
         if len(unused) < 2 * n_answer:
-            raise AttnscopeError("the text has nearly every word of the vocabulary", "give a smaller --lengths")
+            raise AttnscopeError(
+                "the text has nearly every word of the vocabulary", "give a smaller --lengths"
+            )
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
     # Draw both places near the depth.
     around = _places(stack, depth, hay.ends)
@@ -182,7 +199,9 @@ def _make(hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int,
     places = {}
     n_placed = 0
     for is_needle in sorted(starts, key=lambda which: (starts[which], which == raw_order % 2)):
-        sentence = np.concatenate([cue, answer, full_stop] if is_needle else [decoy_cue, decoy, full_stop])
+        sentence = np.concatenate(
+            [cue, answer, full_stop] if is_needle else [decoy_cue, decoy, full_stop]
+        )
         parts += [stack[n_placed : starts[is_needle]], sentence]
         n_placed = starts[is_needle]
         # The answer ends the sentence, but for its full stop.
@@ -256,4 +275,6 @@ def repeat_probe(
         drawn = np.array(raw) % np.uint64(len(vocabulary))
         n_half = length - int(raw_half) % (length // 2 + 1)
         half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
-        yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after))
+        yield CorpusText(
+            index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after)
+        )

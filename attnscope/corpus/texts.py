@@ -117,7 +117,9 @@ class Corpus:
         AttnscopeError: No file is given, or an argument is unknown. While iterating: there is no text at all.
     """
 
-    HINT: ClassVar[str] = "name files that hold text, and with --field what holds it in jsonl or CSV; see docs/heads.md"
+    HINT: ClassVar[str] = (
+        "name files that hold text, and with --field what holds it in jsonl or CSV; see docs/heads.md"
+    )
 
     def __init__(
         self,
@@ -193,7 +195,9 @@ class Corpus:
             hint = "they are empty or blank: give at least one word"
             if self.problems:
                 hint = self.HINT
-            raise AttnscopeError(f"no text is left: nothing to read in {sources}{name_problems(self.problems)}", hint)
+            raise AttnscopeError(
+                f"no text is left: nothing to read in {sources}{name_problems(self.problems)}", hint
+            )
         self.sha256 = digest.hexdigest()
 
     def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
@@ -207,7 +211,9 @@ class Corpus:
         for field in content.keys() & {"text", "pair"}:
             n = len(content[field])
             if most is not None and n > most:
-                reason = f"the text has {n:,} characters: the first {most:,} are read, the rest is left out"
+                reason = (
+                    f"the text has {n:,} characters: the first {most:,} are read, the rest is left out"
+                )
                 self.problems.append(Problem(name, line, reason))
                 content[field] = content[field][:most]
         return CorpusText(index, name, line, **content)

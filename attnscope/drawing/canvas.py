@@ -66,7 +66,9 @@ def matplotlib_defaults() -> Iterator[None]:
     """Draw with matplotlib's own defaults: a user's style must not change figures, or ask for LaTeX."""
     import matplotlib as mpl
 
-    defaults: Any = {name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_FIGURE_SETTINGS)}
+    defaults: Any = {
+        name: value for name, value in mpl.rcParamsDefault.items() if name.startswith(_FIGURE_SETTINGS)
+    }
     with mpl.rc_context(defaults | _RC):
         yield
 
@@ -103,7 +105,8 @@ class Drawing:
         width, height = (round(inches * self.dpi) for inches in self.figure.get_size_inches())
         if max(width, height) >= _MOST_SIDE or width * height > _MOST_PIXELS:
             raise AttnscopeError(
-                f"a PNG of {width:,} x {height:,} pixels is too large to draw", "lower --dpi, or draw svg or pdf"
+                f"a PNG of {width:,} x {height:,} pixels is too large to draw",
+                "lower --dpi, or draw svg or pdf",
             )
 
 
@@ -151,7 +154,9 @@ class Canvas(Drawing):
         # Paper of an exact width hides a strip at the top and at the bottom, too.
         hidden = paper.crop_ends_px
         self.axes.set_ylim(self.height_px - hidden, hidden)
-        self.figure.set_size_inches(self.figure.get_size_inches()[0], (self.height_px - 2 * hidden) / paper.inch_px)
+        self.figure.set_size_inches(
+            self.figure.get_size_inches()[0], (self.height_px - 2 * hidden) / paper.inch_px
+        )
 
     def write(
         self,
@@ -222,7 +227,9 @@ class Canvas(Drawing):
             self._boxes[image] = box
         return image
 
-    def set_cells(self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)) -> None:
+    def set_cells(
+        self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)
+    ) -> None:
         """Let an image show values, (row, column), with sharp edges; NaN has no colour.
 
         `limits` are the values of the first and of the last colour.
@@ -256,7 +263,9 @@ class Canvas(Drawing):
         self.axes.add_collection(artist, autolim=False)
         self.keep(artist, animated)
 
-    def outline(self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False) -> None:
+    def outline(
+        self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False
+    ) -> None:
         """Draw frames on the edges of boxes."""
         frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
         self.lines(frames, color=color, width_px=width_px, animated=animated)
@@ -318,7 +327,9 @@ class Canvas(Drawing):
         # Rectangles take the images' place, in the same drawing order.
         added: list[Artist] = []
         for order in sorted({image.get_zorder() for image in small}):
-            maps = [(self._cells[image], colours[image]) for image in small if image.get_zorder() == order]
+            maps = [
+                (self._cells[image], colours[image]) for image in small if image.get_zorder() == order
+            ]
             for patch in cells_as_rectangles(maps):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
@@ -354,7 +365,9 @@ class Canvas(Drawing):
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
         top = min(max(top, former_top), bottom - 1)
         self.axes.set_ylim(bottom, top)
-        self.figure.set_size_inches(self.figure.get_size_inches()[0], (bottom - top) / self.paper.inch_px)
+        self.figure.set_size_inches(
+            self.figure.get_size_inches()[0], (bottom - top) / self.paper.inch_px
+        )
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:

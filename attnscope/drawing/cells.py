@@ -44,7 +44,9 @@ def max_pool(values: Values, pool: int, axes: Sequence[int] = (0, 1)) -> Values:
     return values
 
 
-def overlay(photo: Pixels, patches: NDArray[Any], cmap: Colormap, top: float, *, is_smooth: bool = False) -> Pixels:
+def overlay(
+    photo: Pixels, patches: NDArray[Any], cmap: Colormap, top: float, *, is_smooth: bool = False
+) -> Pixels:
     """Lay a number for each patch, (row, column), over a photo; the colormap is of 0 to `top`.
 
     A weight is a colour of the colormap, the same everywhere; the photo, in grey, only makes it lighter or darker, by

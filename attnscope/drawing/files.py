@@ -1,7 +1,5 @@
 """Write figures as files in several formats; pages are compressed while the next one is drawn."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +27,9 @@ def write_pages(
     """
     for kind in formats:
         if kind not in FIGURE_FORMATS:
-            raise UsageError(f"figures are not drawn as {kind!r}", f"choose from {', '.join(FIGURE_FORMATS)}")
+            raise UsageError(
+                f"figures are not drawn as {kind!r}", f"choose from {', '.join(FIGURE_FORMATS)}"
+            )
     if not formats:
         return []
 
@@ -37,7 +37,11 @@ def write_pages(
         for stem, page in pages:
             for kind in formats:
                 # Draw at once, as the page may change; leave compression to a thread.
-                content = partial(png, page.pixels(), page.dpi) if kind == "png" else partial(bytes, page.vector(kind))
+                content = (
+                    partial(png, page.pixels(), page.dpi)
+                    if kind == "png"
+                    else partial(bytes, page.vector(kind))
+                )
                 yield Path(folder) / f"{stem}.{kind}", content
 
     # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
@@ -89,7 +93,10 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
     # Chunks: size and resolution, then the compressed rows.
     dots_per_metre = round(dpi / 0.0254)
     chunks = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),  # 8 bits each of red, green and blue
+        (
+            b"IHDR",
+            struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),
+        ),  # 8 bits each of red, green and blue
         (b"tEXt", f"Software\0attnscope {VERSION}".encode("latin-1")),
         (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
         (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
@@ -97,6 +104,9 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
     )
     # Each chunk: its length, kind, data and checksum.
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
         for kind, data in chunks
     )

@@ -16,7 +16,10 @@ def ink_on(color: str) -> str:
 
 def is_dark(red: float, green: float, blue: float) -> bool:
     """Return whether white letters have more contrast than black ones on a colour, parts 0 to 1 (WCAG 2)."""
-    parts = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
+    parts = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in (red, green, blue)
+    )
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
     return (luminance + 0.05) ** 2 <= 1.05 * 0.05
 

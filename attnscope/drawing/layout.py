@@ -56,13 +56,21 @@ class Paper:
     inch_px: float = 100.0
     dpi: int = 100  # pixels of a PNG per inch
     caption: bool = True  # title, subtitle and notes
-    crop_px: float = 0.0  # margin that is laid out but not shown, left and right; above and below it is less
+    crop_px: float = (
+        0.0  # margin that is laid out but not shown, left and right; above and below it is less
+    )
     font: str | None = None  # taken first: the name of an installed family, or a file
     failed: tuple[str, ...] = ()  # parts of the study that failed: every figure says so at its foot
 
     @classmethod
     def of_width(
-        cls, inches: float, points: float, dpi: int, caption: bool, font: str | None, label_points: float = 0.0
+        cls,
+        inches: float,
+        points: float,
+        dpi: int,
+        caption: bool,
+        font: str | None,
+        label_points: float = 0.0,
     ) -> Paper:
         """Paper of an exact width, on which captions, the smallest letters but for labels, have a size in points."""
         inch_px = 72 * CAPTION_PX / points
@@ -253,7 +261,9 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
     n_rows, n_columns = wanted.shape
     rows = math.ceil(wanted.n / columns)
     # Panels of free columns fit one page of paper, with 100 px to spare.
-    tallest = wanted.most_px if wanted.columns else min(wanted.most_px, paper.most_px - wanted.top_px - 100)
+    tallest = (
+        wanted.most_px if wanted.columns else min(wanted.most_px, paper.most_px - wanted.top_px - 100)
+    )
 
     def fits(cell: float) -> bool:
         around = _room_around(wanted, cell, columns, paper)
@@ -358,6 +368,10 @@ def ticks_between(low: float, high: float) -> tuple[float, ...]:
     return tuple(round(first + step, 12) for step in steps if first + step <= high * 1.0001)
 
 
-def tile(n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]) -> list[tuple[float, float]]:
+def tile(
+    n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]
+) -> list[tuple[float, float]]:
     """Return upper left corners, (x, y), of boxes in rows; `pitch` is their distance across and down."""
-    return [(corner[0] + box % columns * pitch[0], corner[1] + box // columns * pitch[1]) for box in range(n)]
+    return [
+        (corner[0] + box % columns * pitch[0], corner[1] + box // columns * pitch[1]) for box in range(n)
+    ]

@@ -1,7 +1,5 @@
 """Choose fonts that hold every character, fit labels to their room, and note what no font has."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,15 @@ BASE_FAMILY = "DejaVu Sans"
 ELLIPSIS = "…"
 
 # Families that are tried first for what DejaVu Sans lacks; any other installed font comes after them.
-_PREFERRED = ("Noto Sans", "Noto Sans CJK", "Source Han Sans", "WenQuanYi", "Arial Unicode MS", "Noto", "Unifont")
+_PREFERRED = (
+    "Noto Sans",
+    "Noto Sans CJK",
+    "Source Han Sans",
+    "WenQuanYi",
+    "Arial Unicode MS",
+    "Noto",
+    "Unifont",
+)
 _BREAKS_PDF = {"\ufeff"}  # a byte order mark has no ink; matplotlib 3.11 fails on it with an IndexError
 # Letters are fitted to pixels when drawn; at the smallest sizes that makes them up to 6% wider than their outlines.
 _HINTING = 1.06
@@ -33,7 +39,9 @@ class Lettering:
     families: tuple[str, ...]  # in the order in which they are asked for a character
     paths: tuple[str, ...]  # their files
     missing: frozenset[str]  # characters that no installed font holds; they are written as `U+4F60`
-    invisible: frozenset[str] = frozenset()  # missing ones that draw nothing, such as joiners; they are left out
+    invisible: frozenset[str] = (
+        frozenset()
+    )  # missing ones that draw nothing, such as joiners; they are left out
     paper: Paper = SCREEN
 
     def spell(self, text: str) -> str:
@@ -45,7 +53,11 @@ class Lettering:
     def _spell_character(self, char: str) -> str:
         if char in self.invisible:
             return ""
-        if char not in self.missing and any(ord(char) in charmap(path) for path in self.paths) and char != "\n":
+        if (
+            char not in self.missing
+            and any(ord(char) in charmap(path) for path in self.paths)
+            and char != "\n"
+        ):
             return char
         # Texts that the fonts were not chosen for may hold anything; what leaks here makes matplotlib warn.
         return " " if char.isspace() else "" if _is_invisible(char) else f"U+{ord(char):04X}"
@@ -108,7 +120,9 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
             break
     # Characters that no font has: invisible ones are left out, others are spelled out.
     invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)
-    return Lettering(tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper)
+    return Lettering(
+        tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper
+    )
 
 
 @lru_cache(maxsize=16)
@@ -120,13 +134,17 @@ def find_font(font: str) -> tuple[str, str]:
     manager = font_manager.fontManager
     if Path(font).suffix.lower() in _FONT_FILES:
         if not charmap(font):
-            raise AttnscopeError(f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file")
+            raise AttnscopeError(
+                f"{font!r} is no font that can be read", "give a .ttf, .otf or .ttc file"
+            )
         manager.addfont(font)
         return font_manager.get_font(font).family_name, font
     # The name of an installed family.
     names = {entry.name.casefold(): entry.name for entry in manager.ttflist}
     if font.casefold() not in names:
-        raise UsageError(f"there is no font {font!r}", "`fc-list : family` names those that are installed")
+        raise UsageError(
+            f"there is no font {font!r}", "`fc-list : family` names those that are installed"
+        )
     name = names[font.casefold()]
     return name, str(font_manager.findfont(name))
 
@@ -179,10 +197,18 @@ def _other_fonts() -> Sequence[tuple[str, str]]:
     from matplotlib import font_manager
 
     def rank(entry: font_manager.FontEntry) -> tuple[int, bool, str]:
-        preferred = next((i for i, name in enumerate(_PREFERRED) if entry.name.startswith(name)), len(_PREFERRED))
-        return preferred, entry.style != "normal" or str(entry.weight) not in ("400", "normal"), entry.name
+        preferred = next(
+            (i for i, name in enumerate(_PREFERRED) if entry.name.startswith(name)), len(_PREFERRED)
+        )
+        return (
+            preferred,
+            entry.style != "normal" or str(entry.weight) not in ("400", "normal"),
+            entry.name,
+        )
 
-    upright = [e for e in font_manager.fontManager.ttflist if e.style == "normal" and "Emoji" not in e.name]
+    upright = [
+        e for e in font_manager.fontManager.ttflist if e.style == "normal" and "Emoji" not in e.name
+    ]
     seen: dict[str, str] = {}
     for entry in sorted(upright, key=rank):
         seen.setdefault(entry.name, str(entry.fname))

@@ -1,7 +1,5 @@
 """What is in a figure of maps, but its values: labels, names, notes, and what stands around maps and on them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -214,7 +214,12 @@ class MapsPage(Page):
     def _has_copies(self) -> bool:
         """Return whether in pixels the labels of all maps but the first are copies of its labels."""
         figure = self.content
-        return self.paper.is_screen and len(figure.axes) == 1 and figure.is_labelled and not figure.is_shared
+        return (
+            self.paper.is_screen
+            and len(figure.axes) == 1
+            and figure.is_labelled
+            and not figure.is_shared
+        )
 
     @property
     def tokens_per_label(self) -> int:
@@ -318,7 +323,9 @@ class MapsPage(Page):
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             color = rows.color(token)
-            written = self.write(x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True)
+            written = self.write(
+                x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True
+            )
             texts.append(written)
         below = y + height + 5
         for token, place in columns.labelled(self.tokens_per_label, apart).items():
@@ -400,7 +407,9 @@ class MapsPage(Page):
         width, height = self.places.panel
         cells_per_pixel = max(math.ceil(n_columns / width), math.ceil(n_rows / height))
         if cells_per_pixel > 1:
-            notes.append(f"a pixel shows the largest of up to {cells_per_pixel} × {cells_per_pixel} cells")
+            notes.append(
+                f"a pixel shows the largest of up to {cells_per_pixel} × {cells_per_pixel} cells"
+            )
         if self.number_px:
             notes.append(f"cells without a number: less than {_LEAST_NUMBER}")
         cmap = None if self._photo is not None else self._cmap
@@ -415,7 +424,9 @@ class MapsPage(Page):
         x, y, _, bar_height = self.bar
         below = y + bar_height + 12 * self.zoom
         size = layout.CAPTION_PX * self.zoom
-        self._ticks = [self.write(x, below, "", size, ha="center", animated=True) for _ in range(_N_TICKS)]
+        self._ticks = [
+            self.write(x, below, "", size, ha="center", animated=True) for _ in range(_N_TICKS)
+        ]
 
     def _open_numbers(self) -> list[Text]:
         """Return an empty text for each cell of the first map, row by row, which `show` fills."""
@@ -454,7 +465,9 @@ class MapsPage(Page):
         cells_of_maps = [self._fit(cells, number) for number, cells in enumerate(values)]
         for image, cells, ends in zip(self.maps, cells_of_maps, limits, strict=True):
             if self._photo is not None:
-                image.set_data(overlay(self._photo, cells, self._cmap, ends[1], is_smooth=self.content.is_smooth))
+                image.set_data(
+                    overlay(self._photo, cells, self._cmap, ends[1], is_smooth=self.content.is_smooth)
+                )
             else:
                 self.set_cells(image, cells, ends)
         # The numbers below the colour bar; texts without a number are empty.

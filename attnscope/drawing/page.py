@@ -61,9 +61,14 @@ class Page(Canvas):
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False) -> Text:
         """Write title and subtitle, unless figures have no caption; an animated title changes with the figure."""
         left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
-        size, below = self.title_px(zoom), layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
+        size, below = (
+            self.title_px(zoom),
+            layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom,
+        )
         title = self.lettering.fit(title, size * BOLD, room)
-        first = self.write(left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated)
+        first = self.write(
+            left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated
+        )
         subtitle = self.lettering.fit(subtitle, below, room)
         second = self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
         for text in (first, second):
@@ -102,7 +107,9 @@ class Page(Canvas):
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
-            room = self.width_px - 80 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom)
+            room = (
+                self.width_px - 80 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom)
+            )
             width = min(width, max(room, _LEAST_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
         size = layout.CAPTION_PX * zoom
@@ -113,7 +120,9 @@ class Page(Canvas):
         self.finish(bar[1] + round(54 * zoom), notes, zoom)
         return bar
 
-    def entitle(self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any) -> Text:
+    def entitle(
+        self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any
+    ) -> Text:
         """Write the title of a panel, or the name of a row or column of panels."""
         return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | options)
 
@@ -157,14 +166,18 @@ class Page(Canvas):
         sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
         for tick, text in ticks.items():
             at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
-            self.write(at, y + height + size_px * 0.96, text, size_px, ha=sides.get(tick, "center"), color=color)
+            self.write(
+                at, y + height + size_px * 0.96, text, size_px, ha=sides.get(tick, "center"), color=color
+            )
         # Its meaning, at the right.
         fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
         if meaning and fits:
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
         return fits
 
-    def legend(self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int = 1) -> float:
+    def legend(
+        self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int = 1
+    ) -> float:
         """Draw coloured squares with their names, down one column and then the next; return where it ends.
 
         The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
@@ -172,13 +185,19 @@ class Page(Canvas):
         rows = max(1, math.ceil(len(entries) / columns))
         pitch = _LEGEND_ROW_PX if rows <= _MANY_ROWS else _LOW_ROW_PX
         wide = self.paper.room_px / columns
-        corners = [(x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))]
-        self.fill([(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries])
+        corners = [
+            (x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))
+        ]
+        self.fill(
+            [(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries]
+        )
         # A letter in each square, its name beside it.
         for (name, color, glyph), (left, middle) in zip(entries, corners, strict=True):
             if glyph:
                 self.entitle(left + 10, middle, glyph, 12, ha="center", color=ink_on(color))
-            room = min(self.width_px - left - 30 - layout.MARGIN_PX, wide - 34 if columns > 1 else math.inf)
+            room = min(
+                self.width_px - left - 30 - layout.MARGIN_PX, wide - 34 if columns > 1 else math.inf
+            )
             name = self.lettering.fit(name, layout.CAPTION_PX, max(36 if self.paper.fixed else 60, room))
             self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
         return y + rows * pitch
@@ -190,11 +209,15 @@ class Page(Canvas):
         if not boxes:
             return
         outlines = list(vertices_of(np.array(boxes, np.float64)))
-        artist = PolyCollection(outlines, linewidths=self.points(1), facecolors=colors, edgecolors="none")
+        artist = PolyCollection(
+            outlines, linewidths=self.points(1), facecolors=colors, edgecolors="none"
+        )
         self.axes.add_collection(artist, autolim=False)
         self.keep(artist)
 
-    def matrix(self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]) -> None:
+    def matrix(
+        self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]
+    ) -> None:
         """Draw values as coloured cells; the ground shows where a value is unknown."""
         self.fill([box], [UNKNOWN])
         image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
@@ -287,7 +310,12 @@ class Page(Canvas):
         return texts
 
     def name_panels(
-        self, rows: Sequence[str], columns: Sequence[str], places: layout.Places, size_px: float, above_px: float
+        self,
+        rows: Sequence[str],
+        columns: Sequence[str],
+        places: layout.Places,
+        size_px: float,
+        above_px: float,
     ) -> None:
         """Name the rows of panels at their left and the columns above; every n-th where there is no room for all."""
         width, height = places.panel
@@ -297,4 +325,10 @@ class Page(Canvas):
         size_px = self.paper.letters(min(size_px, width / 2.2))
         step = self.label_step(columns[-1], size_px, places.pitch_px)
         for number in range(0, len(columns), step):
-            self.entitle(places.corners[number][0] + width / 2, top - above_px, columns[number], size_px, ha="center")
+            self.entitle(
+                places.corners[number][0] + width / 2,
+                top - above_px,
+                columns[number],
+                size_px,
+                ha="center",
+            )

@@ -1,7 +1,5 @@
 """Declare and check how figures look: colours, size, letters. Drawing them is left to `canvas` and `page`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -70,13 +68,17 @@ class Style:
         if self.colours not in ("linear", "log"):
             raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
         if self.layout is not None and not re.fullmatch(r"[1-9]\d?x[1-9]\d?", self.layout):
-            raise UsageError(f"{self.layout!r} is no layout", "give rows and columns of panels, such as 2x1")
+            raise UsageError(
+                f"{self.layout!r} is no layout", "give rows and columns of panels, such as 2x1"
+            )
         # The default needs no check, so that a command which draws nothing does not load matplotlib.
         if self.cmap != DEFAULT_CMAP:
             import matplotlib as mpl
 
             if self.cmap not in mpl.colormaps:
-                raise UsageError(f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys")
+                raise UsageError(
+                    f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys"
+                )
         # Sizes. From here on the width is in inches.
         if self.width is not None:
             object.__setattr__(self, "width", _inches(self.width))

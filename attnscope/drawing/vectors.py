@@ -49,7 +49,9 @@ def cells_as_rectangles(
         cell_width = width / columns
         cell_height = height / rows
         heights = np.full(len(starts), cell_height)
-        boxes.append(np.stack([x + column * cell_width, y + row * cell_height, lengths * cell_width, heights], 1))
+        boxes.append(
+            np.stack([x + column * cell_width, y + row * cell_height, lengths * cell_width, heights], 1)
+        )
         colours.append(codes.ravel()[starts])
     # A patch per colour; a seam of the same colour hides gaps between rectangles.
     all_boxes = np.concatenate(boxes)
@@ -60,7 +62,12 @@ def cells_as_rectangles(
         if alpha:
             corners = vertices_of(all_boxes[all_colours == code])
             path = Path(corners.reshape(-1, 2), np.tile(outline, len(corners)))
-            yield PathPatch(path, facecolor=(red, green, blue, alpha), edgecolor=(red, green, blue), linewidth=_SEAM_PT)
+            yield PathPatch(
+                path,
+                facecolor=(red, green, blue, alpha),
+                edgecolor=(red, green, blue),
+                linewidth=_SEAM_PT,
+            )
 
 
 def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -103,7 +110,9 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     from fontTools import subset
 
     # Kerning and marks stay; the time of the run goes, so that bytes are the same.
-    options: Any = subset.Options(flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True)
+    options: Any = subset.Options(
+        flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True
+    )
     options.recalc_timestamp = False
     options.drop_tables = [*options.drop_tables, "FFTM"]  # FontForge's times
     options.font_number = 0  # of a collection

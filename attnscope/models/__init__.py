@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from attnscope.models.devices import DeviceMap
     from attnscope.models.inputs.model import Labels
 
-__all__ = ["Batch", "Model", "ModelInfo", "Source", "Tokenizer", "describe", "load", "open_tokenizer", "resolve"]
+__all__ = [
+    "Batch",
+    "Model",
+    "ModelInfo",
+    "Source",
+    "Tokenizer",
+    "describe",
+    "load",
+    "open_tokenizer",
+    "resolve",
+]
 
 ENGINES = ("auto", "native", "hf", "numpy")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -86,9 +96,13 @@ def load(
         return _take(spec, tokenizer, inputs, labels, check is not False)
     # Refuse what means nothing for a model from files.
     if inputs is not None or labels is not None:
-        raise UsageError("inputs go with a torch module in memory", "load the module, and give it instead of a name")
+        raise UsageError(
+            "inputs go with a torch module in memory", "load the module, and give it instead of a name"
+        )
     if tokenizer is not None:
-        raise UsageError(f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory")
+        raise UsageError(
+            f"{spec} brings its own tokenizer", "a tokenizer goes with a transformers model in memory"
+        )
     if device_map is not None:
         if engine in ("native", "numpy") or device not in ("cpu", "auto"):
             hint = "leave out the other option"
@@ -192,7 +206,13 @@ def describe(
     """
     source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
     if not native:
-        model = load(source, engine=engine, check=check, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+        model = load(
+            source,
+            engine=engine,
+            check=check,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+        )
         return model.info, model.tokenizer
     if source.folder is None:
         from attnscope.models.own.glass_box import own_info
@@ -204,7 +224,9 @@ def describe(
 
     # The headers of the weights alone are read and compared with the configuration.
     config = read_config(source)
-    info = native_info(source, config, sha256=verify(source), engine="numpy" if engine == "numpy" else "native")
+    info = native_info(
+        source, config, sha256=verify(source), engine="numpy" if engine == "numpy" else "native"
+    )
     Checkpoint(source.folder, Encoder.of(config), "np").plan()
     return info, FastTokenizer.open(source.folder)
 
@@ -226,13 +248,17 @@ def _choose(
         source = with_adapter(source, Path(adapter))
     if source.folder is None:
         if source.adapter is not None:
-            raise AttnscopeError(f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter")
+            raise AttnscopeError(
+                f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter"
+            )
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, True
     reason = None if engine == "hf" else _why_not_native(source)
     if reason and engine in ("native", "numpy"):
-        raise AttnscopeError(f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto")
+        raise AttnscopeError(
+            f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto"
+        )
     return source, engine != "hf" and reason is None
 
 

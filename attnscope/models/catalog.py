@@ -37,13 +37,17 @@ class Source:
 
     spec: str  # what the user asked for
     name: str  # what to call the model: a catalogue name, a Hub id, a folder's name
-    folder: Path | None  # the folder with config.json, weights and tokenizer; None for models made in memory
+    folder: (
+        Path | None
+    )  # the folder with config.json, weights and tokenizer; None for models made in memory
     repo_id: str = ""
     pinned_sha256: str = ""  # what the weights must hash to, "" = whatever they are
     origin: str = ""  # for people: where the files came from
     file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
     adapter: Path | None = None  # the folder of an adapter that belongs to it
-    pinned_files: tuple[tuple[str, str], ...] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
+    pinned_files: tuple[
+        tuple[str, str], ...
+    ] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
 
     @property
     def files_folder(self) -> Path:
@@ -123,7 +127,9 @@ def list_models() -> list[Entry]:
         installed = _installed_folder(record)
         cached = cached_folder(record.repo_id) if record.repo_id else None
         if installed or cached:
-            entries.append(Entry(name, record.what, "installed" if installed else "cached", installed or cached))
+            entries.append(
+                Entry(name, record.what, "installed" if installed else "cached", installed or cached)
+            )
         else:
             entries.append(Entry(name, f"{record.what}; {record.install}", "not here", None))
     entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
@@ -168,7 +174,9 @@ def resolve(
             return _resolve_folder(spec, path.resolve())
         is_file = path.exists()
     if is_file:
-        path = path.absolute()  # not resolved: in the Hub's cache it is a link to a file without its name
+        path = (
+            path.absolute()
+        )  # not resolved: in the Hub's cache it is a link to a file without its name
         if path.suffix == ".gguf":
             return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
         hint = "give the folder that holds config.json and the weights"
@@ -241,7 +249,9 @@ def _resolve_known(record: Known) -> Source:
                 raise AttnscopeError("its package is not installed")
             folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
         except AttnscopeError as error:
-            raise AttnscopeError(f"{record.name} is not on this machine: {error.message}", record.install) from error
+            raise AttnscopeError(
+                f"{record.name} is not on this machine: {error.message}", record.install
+            ) from error
         origin = _name_snapshot(record.repo_id, folder)
     return replace(record, folder=folder, origin=origin)
 
@@ -273,8 +283,14 @@ def with_adapter(source: Source, folder: Path) -> Source:
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
     if source.adapter not in (None, folder):
-        raise AttnscopeError(f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter")
-    return source if source.adapter else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
+        raise AttnscopeError(
+            f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter"
+        )
+    return (
+        source
+        if source.adapter
+        else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
+    )
 
 
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
@@ -356,8 +372,17 @@ def _download(
             raise AttnscopeError(message, "name another model")
         files = {"config.json"}
         if not config_only:
-            endings = (".json", ".txt", ".model", ".jinja", ".tiktoken", *([".py"] if trust_remote_code else []))
-            files = choose_weights(repo_id, names, allow_pickle) | {name for name in names if name.endswith(endings)}
+            endings = (
+                ".json",
+                ".txt",
+                ".model",
+                ".jinja",
+                ".tiktoken",
+                *([".py"] if trust_remote_code else []),
+            )
+            files = choose_weights(repo_id, names, allow_pickle) | {
+                name for name in names if name.endswith(endings)
+            }
         if not sys.stderr.isatty():
             disable_progress_bars()
         folder = Path(snapshot_download(repo_id, allow_patterns=sorted(files), revision=revision))
@@ -373,7 +398,9 @@ def _list_files(repo_id: str, revision: str) -> set[str]:
     """
     from huggingface_hub import HfApi
 
-    info = run_within(PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
+    info = run_within(
+        PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S)
+    )
     return {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
 
 
@@ -384,7 +411,9 @@ def _online(repo_id: str) -> Iterator[None]:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     # What to do wherever the Hub is of no help.
-    elsewhere = "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
+    elsewhere = (
+        "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
+    )
     absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:
         raise AttnscopeError(f"{absent} HF_HUB_OFFLINE forbids downloading it", elsewhere)
@@ -397,8 +426,14 @@ def _online(repo_id: str) -> Iterator[None]:
         raise AttnscopeError(f"{repo_id} is gated: its owner must let you in", hint) from error
     except RepositoryNotFoundError as error:
         message = f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one"
-        raise AttnscopeError(message, "see attnscope models; a private model needs: hf auth login") from error
+        raise AttnscopeError(
+            message, "see attnscope models; a private model needs: hf auth login"
+        ) from error
     except RevisionNotFoundError as error:
-        raise AttnscopeError(f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full") from error
+        raise AttnscopeError(
+            f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full"
+        ) from error
     except Exception as error:  # the Hub's client lets errors of its network and cache layers through
-        raise AttnscopeError(f"{absent} the Hub cannot be reached: {first_line(error)}", elsewhere) from error
+        raise AttnscopeError(
+            f"{absent} the Hub cannot be reached: {first_line(error)}", elsewhere
+        ) from error

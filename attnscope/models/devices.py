@@ -37,7 +37,9 @@ def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtyp
         torch.zeros(1, device=where).cpu()  # "meta" holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         hint = "--device auto takes the best there is; cpu is always there"
-        raise AttnscopeError(f"cannot compute on device {device!r}: {first_line(error)}", hint) from error
+        raise AttnscopeError(
+            f"cannot compute on device {device!r}: {first_line(error)}", hint
+        ) from error
     if precision == torch.float64 and not has_float64(where):
         raise AttnscopeError(f"{where} has no float64", "choose --dtype float32, or --device cpu")
     return where, precision
@@ -71,7 +73,8 @@ def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
         device_map = dict(device_map)
     if not all(importlib.util.find_spec(package) for package in ("accelerate", "psutil")):
         raise AttnscopeError(
-            "spreading a model over devices needs accelerate", 'install the extra: pip install "attnscope[accelerate]"'
+            "spreading a model over devices needs accelerate",
+            'install the extra: pip install "attnscope[accelerate]"',
         )
     # Weights that lie on disk go when this process ends.
     folder = tempfile.mkdtemp(prefix="attnscope-offload-")
@@ -82,7 +85,9 @@ def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
 def describe_spread(device_map: Mapping[str, Any]) -> str:
     """Return which parts of a model lie where, as a sentence."""
     # How many parts each device holds.
-    counts = Counter(f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values())
+    counts = Counter(
+        f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values()
+    )
     parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())
     return f"Spread over {parts}."
 
@@ -103,5 +108,8 @@ def input_device(model: nn.Module) -> torch.device:
 
 def _first_device(model: nn.Module) -> Any:
     # accelerate's hooks carry the device; the outermost one that has it runs first.
-    devices = (getattr(getattr(module, "_hf_hook", None), "execution_device", None) for module in model.modules())
+    devices = (
+        getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        for module in model.modules()
+    )
     return next((device for device in devices if device is not None), None)

@@ -61,7 +61,9 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
             f"{where} holds its weights only as a pickle, {min(pickles)}, and loading one can run any code",
             "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
         )
-    raise AttnscopeError(f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors")
+    raise AttnscopeError(
+        f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors"
+    )
 
 
 def weights_sha256(folder: Path) -> str:
@@ -84,7 +86,9 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
         # The index maps each tensor to its shard.
         names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise AttnscopeError(f"{folder / index} lists no weights: {first_line(error)}", "get the file again") from error
+        raise AttnscopeError(
+            f"{folder / index} lists no weights: {first_line(error)}", "get the file again"
+        ) from error
     missing = [name for name in names if name not in present]
     if missing or not names:
         lacking = missing[0] if missing else "weights"
@@ -107,7 +111,11 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
     if not (folder / "config.json").is_file():
         # A model may lie one folder deeper.
         inner = sorted(path.parent for path in folder.glob("*/config.json"))
-        hint = f"did you mean {inner[0]}?" if inner else "a model's folder holds config.json, weights and tokenizer"
+        hint = (
+            f"did you mean {inner[0]}?"
+            if inner
+            else "a model's folder holds config.json, weights and tokenizer"
+        )
         raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
     weight_files(folder, allow_pickle=allow_pickle)
 
@@ -131,7 +139,9 @@ def _cache() -> Path:
 def cached_ids() -> list[str]:
     """Return the ids of all models in the cache, complete or not, sorted."""
     try:
-        return sorted(path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*"))
+        return sorted(
+            path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*")
+        )
     except OSError:  # the home folder of another user, as sudo leaves it
         return []
 

@@ -74,15 +74,22 @@ class ModelInfo:
             AttnscopeError: The model has no attention of this kind.
         """
         if kind is not None and kind not in self.kinds:
-            raise AttnscopeError(f"{self.name} has no {kind} attention", f"it has: {', '.join(self.kinds)}")
+            raise AttnscopeError(
+                f"{self.name} has no {kind} attention", f"it has: {', '.join(self.kinds)}"
+            )
         return kind or self.kinds[0]
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain JSON values."""
         # Lists as JSON has them; heads are named only where they are known.
-        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        facts = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
         facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
-        return {"road" if name == "path" else name: value for name, value in facts.items()}  # as records have it
+        return {
+            "road" if name == "path" else name: value for name, value in facts.items()
+        }  # as records have it
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
         """Return the facts of the model for people, as (name, value)."""
@@ -90,7 +97,9 @@ class ModelInfo:
         def each(numbers: tuple[int, ...]) -> str:
             if len(self.kinds) == 1:
                 return str(numbers[0])
-            return ", ".join(f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True))
+            return ", ".join(
+                f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True)
+            )
 
         # How parameters were counted, and how the maps were checked.
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
@@ -104,9 +113,11 @@ class ModelInfo:
             checked = "equal to what the module computes by itself, on its inputs"
         elif self.remembered:
             checked = f"{checked}; checked on {self.remembered}, and remembered since"
-        engine = {"native": "attnscope's own", "hf": "transformers", "numpy": "attnscope's own, without torch"}.get(
-            self.engine, self.engine
-        )
+        engine = {
+            "native": "attnscope's own",
+            "hf": "transformers",
+            "numpy": "attnscope's own, without torch",
+        }.get(self.engine, self.engine)
         if self.path != "seam":
             engine += ", weights from eager attention"
         # Rows without a value are left out.
@@ -154,7 +165,9 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
         )
 
 
-def require_numbers(info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token") -> None:
+def require_numbers(
+    info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token"
+) -> None:
     """Raise AttnscopeError for numbers that a model has no embedding for: they must be from 0 to size - 1."""
     # An empty batch has no smallest number.
     low, high = (int(numbers.min()), int(numbers.max())) if 0 not in numbers.shape else (0, 0)

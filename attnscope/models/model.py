@@ -75,7 +75,9 @@ class Batch:
         """Return the same on a device, without masks that hide nothing."""
         # Move what is there, and leave out masks that are all True.
         there = {name: x.to(device) for name, x in vars(self).items() if x is not None}
-        return Batch(**{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())})
+        return Batch(
+            **{name: x for name, x in there.items() if not name.endswith("mask") or not bool(x.all())}
+        )
 
     def rows(self) -> list[tuple[int, ...]]:
         """Return the numbers of each text, without the padding behind it."""
@@ -86,7 +88,11 @@ class Batch:
     def text(self, i: int) -> "Batch":
         """Return one text without its padding."""
         parts = {}
-        for name, mask in (("ids", self.mask), ("segments", self.mask), ("target_ids", self.target_mask)):
+        for name, mask in (
+            ("ids", self.mask),
+            ("segments", self.mask),
+            ("target_ids", self.target_mask),
+        ):
             values = getattr(self, name)
             if values is not None:
                 parts[name] = values[i : i + 1] if mask is None else values[i : i + 1, mask[i]]
@@ -160,7 +166,11 @@ class Rerun:
                 self._block_of[call.kind, call.layer] = self._tape.current
             self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
             # Copies, because a network may compute in place with its inputs.
-            copies: dict[str, Any] = {"query": call.query.clone(), "key": call.key.clone(), "value": call.value.clone()}
+            copies: dict[str, Any] = {
+                "query": call.query.clone(),
+                "key": call.key.clone(),
+                "value": call.value.clone(),
+            }
             self.calls[call.kind, call.layer] = replace(call, **copies)
             return attend(call)
 
@@ -171,7 +181,9 @@ class Rerun:
         """Return the first block that must be computed again where these attentions change."""
         return min((self._block_of.get(place, 0) for place in places), default=0)
 
-    def plan(self, changes: "Iterable[Iterable[Place]]", most_tokens: int) -> "Iterator[tuple[int, list[int]]]":
+    def plan(
+        self, changes: "Iterable[Iterable[Place]]", most_tokens: int
+    ) -> "Iterator[tuple[int, list[int]]]":
         """Yield which changes are computed in one pass: its first block, and the numbers of as many as have room.
 
         Args:
@@ -227,7 +239,9 @@ class Rerun:
 class Slice:
     """The part of one weight that belongs to picked heads and to no others."""
 
-    name: str  # the weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
+    name: (
+        str  # the weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
+    )
     axis: int  # along which axis the part is cut out
     indices: tuple[int, ...]  # its rows or columns
     role: str  # "query", "key", "value" or "output"
@@ -347,7 +361,11 @@ class Model:
             AttnscopeError: There is no such class.
         """
         if label not in self.labels:
-            known = f"its classes: {', '.join(self.labels[:20])}" if self.labels else "only classifiers have classes"
+            known = (
+                f"its classes: {', '.join(self.labels[:20])}"
+                if self.labels
+                else "only classifiers have classes"
+            )
             raise AttnscopeError(f"{self.info.name} has no class {label!r}", known)
         return self.labels.index(label)
 
@@ -370,7 +388,9 @@ class Model:
         """
         raise NotImplementedError
 
-    def outputs(self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None) -> Outputs:
+    def outputs(
+        self, batch: Batch, probe: "Probe", *, logits: bool = True, last: int | None = None
+    ) -> Outputs:
         """Run a batch as `run` does, and ask the language-model head, if there is one.
 
         Args:
@@ -383,7 +403,11 @@ class Model:
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
         """Run a batch, and keep what is needed to run it again from a layer on; options as of `outputs`."""
-        return Rerun(lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last), batch, self._layers)
+        return Rerun(
+            lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last),
+            batch,
+            self._layers,
+        )
 
     def modules(self) -> "Sequence[nn.Module]":
         """Return the torch modules that hold all others, to be watched."""
@@ -411,7 +435,9 @@ class Model:
 
     def __repr__(self) -> str:
         # Such as HuggingFaceModel('bert', bert: 6 layers of 12 heads).
-        extent = f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
+        extent = (
+            f"{amount(max(self.info.n_layers), 'layer')} of {amount(max(self.info.n_heads), 'head')}"
+        )
         kinds = f", {', '.join(self.info.kinds)}" if len(self.info.kinds) > 1 else ""
         return f"{type(self).__name__}({self.info.name!r}, {self.info.architecture}: {extent}{kinds})"
 
@@ -431,7 +457,9 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
 
     A tokenizer that drops letters and digits, as those of SMILES do, gets a text of its own vocabulary.
     """
-    refusal = AttnscopeError("the tokenizer drops every text that is tried", "its files belong to another model")
+    refusal = AttnscopeError(
+        "the tokenizer drops every text that is tried", "its files belong to another model"
+    )
     for text in _candidates(tokenizer):
         try:
             tokens = tokenizer.encode(text)

@@ -1,7 +1,5 @@
 """How large a model is, from its configuration alone: no weights, and for the common families no torch either."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +49,9 @@ class Sizes:
             value = getattr(self, name)
             least = 0 if name == "d_ff" else 1  # there are models of attention alone
             if value < least:
-                raise AttnscopeError(f"{name} is {value}, but must be at least {least}", "give another number")
+                raise AttnscopeError(
+                    f"{name} is {value}, but must be at least {least}", "give another number"
+                )
         if self.n_heads % self.n_kv_heads:
             raise AttnscopeError(
                 f"{self.n_heads} query heads are not a multiple of {self.n_kv_heads} key/value heads",
@@ -78,9 +78,13 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
     try:
         return _complete(name, source, read(config))
     except KeyError as error:
-        raise AttnscopeError(f"the configuration of {name} does not say {error.args[0]}", _BY_HAND) from None
+        raise AttnscopeError(
+            f"the configuration of {name} does not say {error.args[0]}", _BY_HAND
+        ) from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
-        raise AttnscopeError(f"the configuration of {name} has sizes that make no sense: {error}") from None
+        raise AttnscopeError(
+            f"the configuration of {name} has sizes that make no sense: {error}"
+        ) from None
 
 
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
@@ -107,7 +111,9 @@ def _complete(name: str, source: str, facts: Config) -> Sizes:
 def _divide(d_model: int, n_heads: int) -> int:
     """Return the width of a head where heads share the model's width."""
     if d_model % n_heads:
-        raise AttnscopeError(f"d_model {d_model} is not divisible by {n_heads} heads", "or give --sizes d_head=N")
+        raise AttnscopeError(
+            f"d_model {d_model} is not divisible by {n_heads} heads", "or give --sizes d_head=N"
+        )
     return d_model // n_heads
 
 
@@ -117,7 +123,11 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
     every query head had its own.
     """
-    changes = {name: value for name, value in others.items() if value is not None and value != getattr(sizes, name)}
+    changes = {
+        name: value
+        for name, value in others.items()
+        if value is not None and value != getattr(sizes, name)
+    }
     if not changes:
         return sizes
     # Sizes that followed another one before keep following it.
@@ -138,7 +148,13 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
 
 # Families ---------------------------------------------------------------------------------------------------------
 
-_WITH_BIASES = {"qkv_bias": True, "o_bias": True, "ff_bias": True, "norm_vectors": 4, "norm_vectors_outside": 2}
+_WITH_BIASES = {
+    "qkv_bias": True,
+    "o_bias": True,
+    "ff_bias": True,
+    "norm_vectors": 4,
+    "norm_vectors_outside": 2,
+}
 
 _NAMES = {
     "d_model": "hidden_size",
@@ -217,23 +233,31 @@ def _build_to_count(config: Config) -> dict[str, Any]:
             whole = AutoConfig.for_model(family, **settings)
             model: Any = AutoModel.from_config(whole)  # type: ignore[no-untyped-call]
     except Exception as error:  # whatever a stranger's configuration makes transformers raise
-        raise AttnscopeError(f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND) from None
+        raise AttnscopeError(
+            f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND
+        ) from None
     # Read the sizes by transformers' names; the kind shows in the modules or in the class that was saved.
     text = whole.get_text_config()
     facts = {field: getattr(text, key, None) for field, key in _NAMES.items()}
     looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
     if whole.is_encoder_decoder:
         facts["kind"] = "encoder-decoder"
-        facts["n_decoder_layers"] = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
+        facts["n_decoder_layers"] = getattr(text, "num_decoder_layers", None) or getattr(
+            text, "decoder_layers", None
+        )
     elif looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ()):
         facts["kind"] = "decoder"
     else:
         facts["kind"] = "encoder"
     # All gated models of transformers have this name for it.
-    facts["ff_matrices"] = 3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
+    facts["ff_matrices"] = (
+        3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
+    )
     facts["vocab_size"] = None
     facts["counted"] = sum(parameter.numel() for parameter in model.parameters())
-    facts["notes"] = ("attention is counted as W_Q, W_K, W_V and W_O in every layer, whatever else there is in it",)
+    facts["notes"] = (
+        "attention is counted as W_Q, W_K, W_V and W_O in every layer, whatever else there is in it",
+    )
     return facts
 
 
@@ -256,13 +280,21 @@ def _read_table(family: str, names: Mapping[str, str], numbers: str, name: str, 
 
 _TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"
 _SPARSE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
-_GPT3 = _read_table("gpt2", _NAMES_OF_GPT2, "12288 96 96 - 50257 2048", "gpt3", "Brown et al. 2020, table 2.1 (175 B)")
+_GPT3 = _read_table(
+    "gpt2", _NAMES_OF_GPT2, "12288 96 96 - 50257 2048", "gpt3", "Brown et al. 2020, table 2.1 (175 B)"
+)
 
 PRESETS: dict[str, Sizes] = {
     "bert-base": sizes_of({"model_type": "bert"}, "bert-base", "Devlin et al. 2019, section 3"),
-    "gpt2": _read_table("gpt2", _NAMES_OF_GPT2, "768 12 12 - 50257 1024", "gpt2", "Radford et al. 2019, table 2"),
+    "gpt2": _read_table(
+        "gpt2", _NAMES_OF_GPT2, "768 12 12 - 50257 1024", "gpt2", "Radford et al. 2019, table 2"
+    ),
     "gpt3": replace(_GPT3, notes=(_SPARSE,)),
-    "llama-2-7b": _read_table("llama", _NAMES, "4096 32 32 - - 11008 32000 4096", "llama-2-7b", _TOUVRON),
-    "llama-2-70b": _read_table("llama", _NAMES, "8192 80 64 8 - 28672 32000 4096", "llama-2-70b", _TOUVRON),
+    "llama-2-7b": _read_table(
+        "llama", _NAMES, "4096 32 32 - - 11008 32000 4096", "llama-2-7b", _TOUVRON
+    ),
+    "llama-2-70b": _read_table(
+        "llama", _NAMES, "8192 80 64 8 - 28672 32000 4096", "llama-2-70b", _TOUVRON
+    ),
 }
 """Published models by a short name."""

@@ -38,9 +38,15 @@ class FastTokenizer(Tokenizer):
         Special tokens and those kept unused are left out.
         """
         # Special tokens are among those that were added to the vocabulary.
-        added = {number for number, token in self.backend.get_added_tokens_decoder().items() if token.special}
+        added = {
+            number for number, token in self.backend.get_added_tokens_decoder().items() if token.special
+        }
         vocabulary = self.backend.get_vocab().items()
-        return sorted(number for piece, number in vocabulary if number not in added and not piece.startswith("[unused"))
+        return sorted(
+            number
+            for piece, number in vocabulary
+            if number not in added and not piece.startswith("[unused")
+        )
 
     def spell(self, number: int) -> str:
         """Return the text of one token."""
@@ -79,7 +85,11 @@ class FastTokenizer(Tokenizer):
 
 
 def tokens_of(
-    encoding: tokenizers.Encoding, text: str, pair: str | None, style: Style, special: Sequence[bool] | None = None
+    encoding: tokenizers.Encoding,
+    text: str,
+    pair: str | None,
+    style: Style,
+    special: Sequence[bool] | None = None,
 ) -> Tokens:
     """Return the tokenizers library's encoding of a text, or of a pair of texts, as Tokens."""
     return build_tokens(

@@ -29,7 +29,9 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
     own, the whole and its parts take all of these.
     """
     modules = {module for root in roots for module in root.modules()}
-    configs = {id(vars(module)["config"]) for module in modules if vars(module).get("config") is not None}
+    configs = {
+        id(vars(module)["config"]) for module in modules if vars(module).get("config") is not None
+    }
     with _registering:
         # Every lock that any related module has already; a pass takes all of them.
         kin = modules | {module for module in _locks if id(vars(module).get("config")) in configs}

@@ -1,7 +1,5 @@
 """Records as one HTML file: every head to look at, compare and save, without a server or a network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +22,15 @@ from attnscope.questions.heads import Heads as HeadsResult
 from attnscope.questions.heatmap import Heatmap
 from attnscope.version import VERSION
 
-__all__ = ["PAGE_SCHEMA", "Page", "PageText", "head_to_open", "page_of", "page_of_record", "require_room"]
+__all__ = [
+    "PAGE_SCHEMA",
+    "Page",
+    "PageText",
+    "head_to_open",
+    "page_of",
+    "page_of_record",
+    "require_room",
+]
 
 
 def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
@@ -83,7 +89,9 @@ def page_of(
     }
     # Means have names in place of numbers of heads.
     if texts and (first := texts[0].record).averaged:
-        manifest["means"] = {f"{layer}.{head}": m.name_of(layer, head) for m in first.maps for layer, head in m.pairs}
+        manifest["means"] = {
+            f"{layer}.{head}": m.name_of(layer, head) for m in first.maps for layer, head in m.pairs
+        }
     manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
     # A page of texts opens on the view that suits the first one.
     if texts and heads is None:

@@ -1,7 +1,5 @@
 """One HTML file: JSON and packed blocks, the page's script and style, and a policy that lets nothing else run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -97,7 +95,9 @@ def script(*parts: str) -> str:
     # take twice as long to read it. Python's escapes up to U+FFFF are JavaScript's too.
     whole = _INDENT.sub("", whole).encode("ascii", "backslashreplace").decode()
     if "</script" in whole.lower() or "<!--" in whole or "\\U" in whole:
-        raise ValueError("a script that ends its own element, or a letter that JavaScript escapes otherwise")
+        raise ValueError(
+            "a script that ends its own element, or a letter that JavaScript escapes otherwise"
+        )
     return whole
 
 
@@ -125,7 +125,9 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
         parts: The parts of `PARTS` that it has.
     """
     # JSON inside of a script element: "<" could end it. A lone surrogate cannot be written as UTF-8, but as an escape.
-    data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace(
+        "<", "\\u003c"
+    )
     code, css = script(*parts), style(*parts)
     policy = (
         f"default-src 'none'; script-src {policy_hash(code)}; style-src {policy_hash(css)}; "
@@ -142,7 +144,10 @@ def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence
             f"<style>{css}</style>\n</head>\n<body>\n",
             "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
             f'<script type="application/json" id="manifest">{data}</script>\n',
-            *(f'<script type="text/plain" id="d{n}">{block}</script>\n' for n, block in enumerate(blocks)),
+            *(
+                f'<script type="text/plain" id="d{n}">{block}</script>\n'
+                for n, block in enumerate(blocks)
+            ),
             f'<script type="module">{code}</script>\n</body>\n</html>\n',
         )
     )

@@ -1,7 +1,5 @@
 """Write a batch as one HTML page of thumbnails, which has no scripts and opens from disk."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from urllib.parse import quote
@@ -34,7 +32,8 @@ li { margin-bottom: .4rem; overflow-wrap: anywhere; }
 """
 
 _POLICY = (
-    f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; base-uri 'none'"
+    f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; "
+    "base-uri 'none'"
 )
 """As of the page, but for the figures beside it: of a page that is opened from disk 'self' may be nothing."""
 

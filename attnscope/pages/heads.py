@@ -4,8 +4,6 @@ A page holds one block that describes all heads, and of an atlas one block per h
 opens the head. The page's script reads the columns and nothing else; it knows no question.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math
@@ -102,7 +100,9 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
         return _heads_of_atlas(record if findings is None else _with_roles(record, findings))
     if isinstance(record, HeadsResult):
         return _heads_of_tables(record)
-    raise AttnscopeError("this record has no table of heads that a page could show", "`attnscope show` draws it")
+    raise AttnscopeError(
+        "this record has no table of heads that a page could show", "`attnscope show` draws it"
+    )
 
 
 # Tables of heads
@@ -154,7 +154,9 @@ def _heads_of_tables(record: Any, **more: Any) -> Heads:
             columns.append(describe_column(heads, name, kind=kind))
     # A role as a column of yes and no.
     meanings = record.options.get("roles", {})
-    flags = [_flag_column(shown, name, heads) for name in ("unclassified", *meanings) if name.isidentifier()]
+    flags = [
+        _flag_column(shown, name, heads) for name in ("unclassified", *meanings) if name.isidentifier()
+    ]
     return Heads(record.run, record.corpus, shown, [*columns, *flags], _marks_of(shown, meanings), more)
 
 
@@ -164,14 +166,22 @@ def _explained(heads: Table, row: int) -> str:
     if not math.isfinite(explained):
         return ""
     interval = f"{percent(low)}, {percent(high)}" if math.isfinite(low) else "these texts cannot tell"
-    return f"KL explained {percent(explained)} [{interval}] of {heads['nats'][row]:.2f} nats from uniform"
+    return (
+        f"KL explained {percent(explained)} [{interval}] of {heads['nats'][row]:.2f} nats from uniform"
+    )
 
 
 def _flag_column(heads: Sequence[Mapping[str, Any]], role: str, table: Table) -> dict[str, Any]:
     """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
     names = [{role["name"] for role in head["roles"]} or {"unclassified"} for head in heads]
     name = f"is_{role}" if role in table else role
-    return {"name": name, "label": label(name), "kind": "role", "hidden": True, "values": [role in of for of in names]}
+    return {
+        "name": name,
+        "label": label(name),
+        "kind": "role",
+        "hidden": True,
+        "values": [role in of for of in names],
+    }
 
 
 def _marks_of(heads: Sequence[Mapping[str, Any]], meanings: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +218,9 @@ def _heads_of_atlas(atlas: Atlas) -> Heads:
     words = []
     for rows in rows_of:
         mine = [described[row] for row in rows]
-        pairs.append([[*row["tokens"], row["lift"], row["low"]] for row in mine if row["side"] == "pairs"])
+        pairs.append(
+            [[*row["tokens"], row["lift"], row["low"]] for row in mine if row["side"] == "pairs"]
+        )
         words.append(sorted({token for row in mine for token in row["tokens"]}))
     # One card per head: it is packed apart, and opened when the reader asks for it.
     cards = []
@@ -247,7 +259,8 @@ def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
     runs = np.diff([*first, len(places)])
     # Numbers as JSON has them.
     described = {
-        name: examples[name][example].item() for name in ("why", "rank", "score", "source", "n_tokens", "focus")
+        name: examples[name][example].item()
+        for name in ("why", "rank", "score", "source", "n_tokens", "focus")
     }
     described |= {
         "labels": atlas.labels(example),
@@ -286,7 +299,9 @@ def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """Return a block: the length of the JSON (4 bytes, the low one first), the JSON and the arrays, zlib and base64."""
     written = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
-    whole = b"".join([len(written).to_bytes(4, "little"), written, *(array.tobytes() for array in arrays)])
+    whole = b"".join(
+        [len(written).to_bytes(4, "little"), written, *(array.tobytes() for array in arrays)]
+    )
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 
 

@@ -11,8 +11,6 @@ by column in two planes of bytes, and deflated. What a code is worth is chosen f
 The page shows four decimals, which adds 0.00005 to half a step. Small pages have finer steps: there it costs nothing.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools
@@ -102,7 +100,10 @@ def require_room(records: Iterable[Heatmap]) -> int:
 def _n_weights(record: Heatmap, attention: AttentionMap) -> int:
     """Return how many weights of a map a page holds."""
     every_head = itertools.product(attention.layers, attention.heads)
-    n_heads = sum(layer in attention.layers and head in attention.heads for layer, head in record.picked or every_head)
+    n_heads = sum(
+        layer in attention.layers and head in attention.heads
+        for layer, head in record.picked or every_head
+    )
     # A part of a map of words has a row for each column, of which the others are empty.
     is_square = attention.part is not None and not record.pictures
     n_rows = len(attention.keys if is_square else attention.queries)
@@ -120,7 +121,9 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
     record = text.record
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
-    squared = replace(flat.make_square(), pictures=record.pictures)  # of pictures, only special tokens are hidden
+    squared = replace(
+        flat.make_square(), pictures=record.pictures
+    )  # of pictures, only special tokens are hidden
     packed = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
@@ -199,10 +202,14 @@ def _describe_tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any
         "offsets": tokens.offsets.ravel().tolist(),
         "special": np.flatnonzero(tokens.special).tolist(),
         # Tokens that go where special tokens are hidden, if it is not these alone.
-        **({} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}),
+        **(
+            {} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}
+        ),
         "segments": tokens.segments.tolist() if tokens.segments.any() else None,
         "groups": None if groups is None else [len(group) for group in groups],
-        "words": None if groups is None else [printable(text, 80) or "\ufffd" for text in tokens.merge(groups).labels],
+        "words": None
+        if groups is None
+        else [printable(text, 80) or "\ufffd" for text in tokens.merge(groups).labels],
         "text": tokens.text,
         "pair": tokens.pair,
         "given": tokens.n_given,
@@ -256,7 +263,9 @@ def pack(
     n_queries, n_keys = weights[0].shape
     size = max(1, _CHUNK_BYTES // (2 * n_queries * n_keys))  # heads per chunk
     unit = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
-    parts = [tuple(range(start, min(start + size, len(weights)))) for start in range(0, len(weights), size)]
+    parts = [
+        tuple(range(start, min(start + size, len(weights)))) for start in range(0, len(weights), size)
+    ]
 
     def pack_part(part: tuple[int, ...]) -> Chunk:
         return Chunk(part, _deflate(np.stack([weights[head] for head in part]), hidden, unit))
@@ -287,7 +296,9 @@ def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArra
         left = block[:, :, ~hidden].sum(-1, dtype=np.float64)
         enough = left >= LEAST_LEFT
         # Rows with next to nothing left are empty when special tokens are hidden; the code 0 says so.
-        scale_codes = np.where(enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0)
+        scale_codes = np.where(
+            enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0
+        )
         scales = np.minimum(scale_codes, 0xFFFF).astype(np.uint16)
         # Divided by what is truly left, not by its code: rounding that costs 1e-5 of a weight, and nothing of a share.
         row = np.where(enough, left, LEAST_LEFT).astype(np.float32)
@@ -332,7 +343,9 @@ def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
     # A picture of the same photo shares its pixels.
     packed: list[dict[str, Any]] = []
     for number, (picture, cells) in enumerate(pictures):
-        twin = next((i for i, (other, _) in enumerate(pictures[:number]) if _is_same_photo(picture, other)), None)
+        twin = next(
+            (i for i, (other, _) in enumerate(pictures[:number]) if _is_same_photo(picture, other)), None
+        )
         if twin is None:
             size, jpeg = _embed(picture)
             if jpeg not in blocks:  # several questions about one photo

@@ -1,7 +1,5 @@
 """Declare the result of an ablation, what changes without a head: its columns and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -62,7 +60,8 @@ class AblateOptions:
         written="zero,mean",
     )
     importance: bool = option(
-        "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel 2019).", default=False
+        "Also estimate each head's importance by one backward pass: E |dL/dξ| (Michel 2019).",
+        default=False,
     )
     choice: Choice = group(Choice)
     kind: str | None = kind_option()
@@ -87,7 +86,9 @@ class AblateOptions:
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
         if self.answer is not None and self.loss == "none":
-            raise UsageError("--loss none measures no likelihood of the class of --answer", "leave out one of them")
+            raise UsageError(
+                "--loss none measures no likelihood of the class of --answer", "leave out one of them"
+            )
 
 
 class Ablation(Result):
@@ -101,7 +102,10 @@ class Ablation(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": HEADS,
         "whole": (text("quantity", "loss"), number("value", "of the unchanged model", "nats")),
-        "together": (text("quantity", "a column of heads"), number("value", "without all heads of this result")),
+        "together": (
+            text("quantity", "a column of heads"),
+            number("value", "without all heads of this result"),
+        ),
     }
 
     @property
@@ -172,7 +176,11 @@ def quantity_column(name: str) -> Column:
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
     return number(
-        name, f"{meaning} {_INSTEAD[mode]}", unit, label=f"{mode} ablation: {label}", short=f"{mode}: {short}"
+        name,
+        f"{meaning} {_INSTEAD[mode]}",
+        unit,
+        label=f"{mode} ablation: {label}",
+        short=f"{mode}: {short}",
     )
 
 
@@ -218,7 +226,9 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     if not quantities:
         return
     # Each quantity has a column; its spread over texts follows where it was measured.
-    columns = [name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads]
+    columns = [
+        name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads
+    ]
     yield rank_heads(ablation, columns, _largest_first(heads[ablation.main]))
     # The effect of taking all picked heads out at once.
     together = ablation.table("together")
@@ -275,7 +285,11 @@ def _modes_line(ablation: Ablation) -> Iterator[str]:
         "resample": "its output on 8 other texts, one after the other",
     }
     # The modes that were run.
-    modes = [f"{mode}: {what}" for mode, what in meant.items() if mode in (ablation.options.get("modes") or ())]
+    modes = [
+        f"{mode}: {what}"
+        for mode, what in meant.items()
+        if mode in (ablation.options.get("modes") or ())
+    ]
     if modes:
         yield "; ".join(modes)
 
@@ -292,7 +306,9 @@ def _notes(ablation: Ablation) -> Iterator[str]:
     """Say what few need to know."""
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
-        listed = ", ".join(f"{printable(modes)}: {digits(value, 2)}" for modes, value in agreement.items())
+        listed = ", ".join(
+            f"{printable(modes)}: {digits(value, 2)}" for modes, value in agreement.items()
+        )
         yield f"rank correlation of the effects of heads by two ablations: {listed}"
     if ablation.corpus.get("n_texts") == 1:
         yield "one text gives no interval"

@@ -1,7 +1,5 @@
 """Attention that was computed elsewhere, by JAX, vLLM, llama.cpp or code of one's own, as a record that draws."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,11 +60,16 @@ def record_from_arrays(
     # The kind, if that is not said.
     if kind is None:
         later = np.triu_indices(len(tokens), 1)
-        looks_back = keys is None and len(tokens) > 1 and not np.nan_to_num(array)[..., later[0], later[1]].any()
+        looks_back = (
+            keys is None and len(tokens) > 1 and not np.nan_to_num(array)[..., later[0], later[1]].any()
+        )
         kind = "cross" if keys is not None else "decoder" if looks_back else "encoder"
     if kind not in KINDS:
         raise AttnscopeError(f"there is no {kind!r} attention", f"choose from {', '.join(KINDS)}")
-    layer_numbers, head_numbers = _numbers("layers", layers, array.shape[0]), _numbers("heads", heads, array.shape[1])
+    layer_numbers, head_numbers = (
+        _numbers("layers", layers, array.shape[0]),
+        _numbers("heads", heads, array.shape[1]),
+    )
     queries = _tokens_of(text, tokens, special)
     attention = AttentionMap(
         kind=kind,
@@ -80,7 +83,9 @@ def record_from_arrays(
         n_kv_heads=max(head_numbers) + 1,
     )
     # What made it is not known.
-    note = "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
+    note = (
+        "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
+    )
     run: dict[str, Any] = {
         "model": model,
         "source": "arrays",
@@ -93,7 +98,9 @@ def record_from_arrays(
     try:
         record.require_whole()
     except ValueError as error:
-        raise AttnscopeError(f"this is no attention: {error}", "give weights after the softmax") from None
+        raise AttnscopeError(
+            f"this is no attention: {error}", "give weights after the softmax"
+        ) from None
     return record
 
 
@@ -122,7 +129,9 @@ def _numbers(what: str, named: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """Return the numbers of layers or heads, each once, `n` of them."""
     numbers = tuple(range(n)) if named is None else tuple(map(int, named))
     if len({*numbers}) != n:
-        raise AttnscopeError(f"{len({*numbers})} {what} are named, and the weights have {n}", f"give {n} numbers")
+        raise AttnscopeError(
+            f"{len({*numbers})} {what} are named, and the weights have {n}", f"give {n} numbers"
+        )
     return numbers
 
 
@@ -137,7 +146,9 @@ def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) 
     labels = tuple(token.translate(_SPACES) or " " for token in tokens)
     n = len(labels)
     if any(not 0 <= place < n for place in special):
-        raise AttnscopeError(f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0")
+        raise AttnscopeError(
+            f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0"
+        )
     is_special = np.isin(np.arange(n), list(special))
     text = " ".join(label.strip("·") for label in labels) if text is None else text
     # Where each label stands in the text, from left to right.
@@ -149,4 +160,6 @@ def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) 
         if start >= 0:
             position = start + len(bare)
             offsets[token] = start, position
-    return Tokens(text, np.full(n, -1, np.int64), labels, offsets, is_special, None, np.zeros(n, np.int32))
+    return Tokens(
+        text, np.full(n, -1, np.int64), labels, offsets, is_special, None, np.zeros(n, np.int32)
+    )

@@ -3,8 +3,6 @@
 Loads no torch. The page of an atlas (`attnscope.pages.heads`) and its study read the same columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -45,7 +43,8 @@ OUTSIDE_SINKS = (
 """What the attention on a key or pair is divided by in its lift."""
 
 _SHARES = (
-    "in brackets: the share of its attention outside sinks that is there; uniform: of a head that attends to all alike"
+    "in brackets: the share of its attention outside sinks that is there; uniform: of a head that "
+    "attends to all alike"
 )
 
 _STAND_OUT, _MOST_CELLS = 5, 70
@@ -72,11 +71,18 @@ class Atlas(Result):
         "roles": ROLES,
         "tokens": (
             count("head", "the head", refers_to="heads"),
-            text("side", "asks: a query that gives attention away; gets: a key; pairs: a query and a key"),
+            text(
+                "side", "asks: a query that gives attention away; gets: a key; pairs: a query and a key"
+            ),
             text("query", "the query's label; empty of gets"),
             text("key", "the key's label; empty of asks"),
-            share("mass", "mean attention weight over texts: what a query gives away, or what it gives to such keys"),
-            number("lift", f"attention divided by an even share of it: {OUTSIDE_SINKS}", range=(0, None)),
+            share(
+                "mass",
+                "mean attention weight over texts: what a query gives away, or what it gives to such keys",
+            ),
+            number(
+                "lift", f"attention divided by an even share of it: {OUTSIDE_SINKS}", range=(0, None)
+            ),
             count("n_queries", "with how many queries it was seen"),
             count("n_texts", "in how many texts"),
         ),
@@ -120,8 +126,19 @@ class Atlas(Result):
             axes=("heads", str(N_OFFSETS)),
         ),
         Array("deciles", "ends of the deciles of the score", axes=("heads", "11")),
-        Array("distance", "root of the mean squared Hellinger distance of rows", "", (0, 1), axes=("heads", "heads")),
-        Array("kept_key", "a kept key, as the number of a shown token of its example", kind="count", axes=("kept",)),
+        Array(
+            "distance",
+            "root of the mean squared Hellinger distance of rows",
+            "",
+            (0, 1),
+            axes=("heads", "heads"),
+        ),
+        Array(
+            "kept_key",
+            "a kept key, as the number of a shown token of its example",
+            kind="count",
+            axes=("kept",),
+        ),
         Array("kept_code", "its weight x 255", "", (0, 255), kind="count", axes=("kept",)),
         Array("characters", "all excerpts, as code points", kind="count", axes=("characters",)),
     )
@@ -140,7 +157,9 @@ class Atlas(Result):
         weights = np.zeros((n, n), np.float32)
         for query, (first, n_kept) in enumerate(zip(shown["first_kept"], shown["n_kept"], strict=True)):
             kept = slice(first, first + n_kept)
-            weights[query, self.grids["kept_key"][kept]] = self.grids["kept_code"][kept] * np.float32(CODE)
+            weights[query, self.grids["kept_key"][kept]] = self.grids["kept_code"][kept] * np.float32(
+                CODE
+            )
         return weights
 
     def labels(self, example: int) -> list[str]:
@@ -192,12 +211,18 @@ class Atlas(Result):
         if "kl_explained" in heads:
             columns.append("kl_explained")
         names = self.head_names
-        ranking = rank_heads(self, columns, order, printed="with --all", heading="all heads", most=len(order))
+        ranking = rank_heads(
+            self, columns, order, printed="with --all", heading="all heads", most=len(order)
+        )
         n_examples = amount(len(self.table("examples")), "example text")
         first_ones = ", the best explained first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{first_ones}; with {n_examples}"
         most = 1000 if len(order) == 1 else _MOST_CELLS
-        first = Note(lines=[f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]])
+        first = Note(
+            lines=[
+                f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]
+            ]
+        )
         return report_on(self, [answer, _SHARES], [first, ranking] if order else [], notes=_notes(self))
 
     def order(self, sort: str | None) -> Sequence[int]:

@@ -1,7 +1,5 @@
 """Declare the result of a batch: the files of each text, and the texts that failed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """How alike are heads: of one model, side by side, on two texts, or of two models? Loads no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -52,15 +50,32 @@ class Comparison(Result):
         "tokens": TOKENS,
         "aligned": (
             count("first", "the token in the first text", refers_to="tokens:first"),
-            count("second", "the token in the second text that stands for it", refers_to="tokens:second"),
+            count(
+                "second", "the token in the second text that stands for it", refers_to="tokens:second"
+            ),
             flag("equal", "whether they are the same token; else the second replaces the first"),
             flag("asked", "whether the query names it"),
         ),
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
-        Array("distance", "root of the mean divergence of two heads", range=(0, 1), axes=("heads", "columns")),
-        Array("order", "heads in the order of their clusters", kind="count", refers_to="heads", axes=("heads",)),
-        Array("merges", "which clusters merge, at which distance, with how many heads", axes=("n_merges", "4")),
+        Array(
+            "distance",
+            "root of the mean divergence of two heads",
+            range=(0, 1),
+            axes=("heads", "columns"),
+        ),
+        Array(
+            "order",
+            "heads in the order of their clusters",
+            kind="count",
+            refers_to="heads",
+            axes=("heads",),
+        ),
+        Array(
+            "merges",
+            "which clusters merge, at which distance, with how many heads",
+            axes=("n_merges", "4"),
+        ),
         Array("places", "the heads in the plane that keeps their distances best", axes=("heads", "2")),
         Array(
             "match",
@@ -71,8 +86,15 @@ class Comparison(Result):
         ),
         Array("weights", "attention weights", "share", range=(0, 1), axes=("heads", "tokens", "tokens")),
         Array("mean", "the mean of the heads", "share", range=(0, 1), axes=("tokens", "tokens")),
-        Array("single", "the weights of the single head", "share", range=(0, 1), axes=("tokens", "tokens")),
-        Array("divergence", "how much a row differs between two texts", range=(0, 1), axes=("heads", "aligned")),
+        Array(
+            "single", "the weights of the single head", "share", range=(0, 1), axes=("tokens", "tokens")
+        ),
+        Array(
+            "divergence",
+            "how much a row differs between two texts",
+            range=(0, 1),
+            axes=("heads", "aligned"),
+        ),
     )
 
     @property
@@ -103,7 +125,9 @@ class Comparison(Result):
     def moved(self) -> NDArray[np.bool_]:
         """Return which heads are matched with a head of another number, (head,)."""
         match = self.grids[f"match:{self.distance_name}"]
-        is_moved: NDArray[np.bool_] = (match >= 0) & (np.array(self.other_head_names)[match] != self.head_names)
+        is_moved: NDArray[np.bool_] = (match >= 0) & (
+            np.array(self.other_head_names)[match] != self.head_names
+        )
         return is_moved
 
     def rows(self) -> Iterator[Sequence[Any]]:
@@ -119,9 +143,13 @@ class Comparison(Result):
             first, second = np.indices((len(names), len(others))).reshape(2, -1)
         columns = {"a": names[first], "b": others[second]}
         for part in _PARTS:
-            columns[f"{self.distance_name}{part}"] = self.grids[f"distance{part}:{self.distance_name}"][first, second]
+            columns[f"{self.distance_name}{part}"] = self.grids[f"distance{part}:{self.distance_name}"][
+                first, second
+            ]
         if self.compared == "models":
-            columns[f"{self.distance_name}_matched"] = self.grids[f"match:{self.distance_name}"][first] == second
+            columns[f"{self.distance_name}_matched"] = (
+                self.grids[f"match:{self.distance_name}"][first] == second
+            )
         yield from Table({}, columns).rows()
 
     def require_whole(self) -> None:
@@ -184,7 +212,9 @@ def _heads_report(comparison: Comparison) -> Report:
     if len(alike):
         note = "heads in the order of their clusters (average linkage); light: alike"
         title = "distances between heads"
-        blocks.append(_matrix(distances[np.ix_(order, order)], ordered, ordered, title=title, notes=[note]))
+        blocks.append(
+            _matrix(distances[np.ix_(order, order)], ordered, ordered, title=title, notes=[note])
+        )
     return compare_texts.make_report(comparison, answer, blocks)
 
 
@@ -214,7 +244,9 @@ def _models_report(comparison: Comparison) -> Report:
     models = f"{model_of(comparison.run)} and {model_of(comparison.options['other_run'])}"
     answer = [f"{models}: {moved}"]
     if order:
-        answer.append(f"{names[order[0]]} differs most from the head of its number: {fixed(value[order[0]], 3)}")
+        answer.append(
+            f"{names[order[0]]} differs most from the head of its number: {fixed(value[order[0]], 3)}"
+        )
     same = "distance to the head of the same number"
     blocks = [
         Ranking(
@@ -236,7 +268,14 @@ def _models_report(comparison: Comparison) -> Report:
                 f"framed: the one-to-one matching with the least sum of distances; {moved}",
             ],
         ),
-        HeadMap(printed="with --all", heading=same, figure="same-heads", title=same, heads=heads, column="distance"),
+        HeadMap(
+            printed="with --all",
+            heading=same,
+            figure="same-heads",
+            title=same,
+            heads=heads,
+            column="distance",
+        ),
     ]
     explained = "best match: one to one, with the least sum of distances"
     return compare_texts.make_report(comparison, answer, blocks, explained, model=models)
@@ -244,7 +283,15 @@ def _models_report(comparison: Comparison) -> Report:
 
 def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more: Any) -> Grid:
     """Return the figure of all distances."""
-    return Grid(printed="never", figure="matrix", drawn_whole=True, values=values, rows=rows, columns=columns, **more)
+    return Grid(
+        printed="never",
+        figure="matrix",
+        drawn_whole=True,
+        values=values,
+        rows=rows,
+        columns=columns,
+        **more,
+    )
 
 
 def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:

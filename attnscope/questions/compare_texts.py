@@ -81,14 +81,20 @@ def picked_report(comparison: Comparison) -> Report:
     # The heads and what is made of them, side by side.
     mean = comparison.grids["mean:first"]
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
-    combined = {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
+    combined = (
+        {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
+    )
     for values in combined.values():
         gap = np.abs(_difference(values.astype(np.float64), mean)).sum(-1) / 2
         moved = float(np.nanmean(gap)) if np.isfinite(gap).any() else 0.0
-        answer.append(f"the single head moves {moved:.0%} of a row's weight away from the mean of the heads")
+        answer.append(
+            f"the single head moves {moved:.0%} of a row's weight away from the mean of the heads"
+        )
     shown = {**maps, "mean": mean, **combined}
     # How they differ: two heads from each other, several from their mean.
-    differences = {f"{name} − mean": _difference(values, mean) for name, values in {**maps, **combined}.items()}
+    differences = {
+        f"{name} − mean": _difference(values, mean) for name, values in {**maps, **combined}.items()
+    }
     if len(names) == 2:
         first, second = names
         del differences[f"{first} − mean"], differences[f"{second} − mean"]
@@ -108,7 +114,9 @@ def picked_report(comparison: Comparison) -> Report:
         Special(printed="never", figure="differences", view=how_they_differ),
     ]
     note = printable(comparison.options["single_note"], 400)
-    return make_report(comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, FIRST))
+    return make_report(
+        comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, FIRST)
+    )
 
 
 def _say_distances(comparison: Comparison) -> str:
@@ -156,7 +164,10 @@ class Keys:
         positions[1, : len(aligned)] = aligned[SECOND]
         positions[1, n_first:] = second_alone
         # A token of the second text alone stands behind the last aligned one before it.
-        before = [aligned[FIRST][aligned[SECOND] < token].max(initial=-1) + 0.5 for token in second_alone.tolist()]
+        before = [
+            aligned[FIRST][aligned[SECOND] < token].max(initial=-1) + 0.5
+            for token in second_alone.tolist()
+        ]
         self.positions = positions[:, np.argsort([*first, *before], kind="stable")]
         self.names = _key_names(comparison, self.positions)
 
@@ -181,7 +192,9 @@ class Keys:
 
 def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
     """Return what keys at positions in both texts, (2, key), are called: their label, or both where they differ."""
-    labels = [[*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES]  # the last is that of -1
+    labels = [
+        [*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES
+    ]  # the last is that of -1
     pairs = [(labels[0][first], labels[1][second]) for first, second in positions.T.tolist()]
     return [printable("/".join(dict.fromkeys(filter(None, pair)))) for pair in pairs]
 
@@ -218,7 +231,9 @@ def texts_report(comparison: Comparison) -> Report:
         ]
     if len(order) > 1:
         middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(known, (0.5, 0.9)))
-        answer.append(f"{amount(len(order), 'head')} {where}: median {middle}, 90th percentile {nearly_all}")
+        answer.append(
+            f"{amount(len(order), 'head')} {where}: median {middle}, 90th percentile {nearly_all}"
+        )
 
     # How much heads change, and where.
     by = distance_line(comparison.distance_name)
@@ -232,10 +247,14 @@ def texts_report(comparison: Comparison) -> Report:
         )
     ]
     for each, figure in zip(columns, ("change", "change-overall"), strict=False):
-        blocks.append(HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each))
+        blocks.append(
+            HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each)
+        )
     if order:
         blocks += _map_figures(comparison, order)
-    blocks += [_rows_figure(comparison, keys, pair) for pair in np.flatnonzero(aligned["asked"]).tolist()]
+    blocks += [
+        _rows_figure(comparison, keys, pair) for pair in np.flatnonzero(aligned["asked"]).tolist()
+    ]
     explained = ["overall: the root mean square over the tokens that both texts share"]
     if keys.positions.min(initial=0) < 0:
         explained.append("–: the other text has no token for this one")
@@ -275,7 +294,8 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     panels = []
     for head in order[:_SHOWN_MAPS]:
         first, second = (
-            comparison.grids[f"weights:{side}"][head][np.ix_(aligned[side], aligned[side])] for side in _SIDES
+            comparison.grids[f"weights:{side}"][head][np.ix_(aligned[side], aligned[side])]
+            for side in _SIDES
         )
         panels.append(Panel(f"{names[head]}: second − first", second - first, axis, axis))
     notes = [AXES, "tokens that both texts have a place for"]

@@ -1,7 +1,5 @@
 """What attention costs: parameters, MACs and memory, each as a formula with its numbers. Its columns and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,7 +27,9 @@ def _read_sizes(listed: str) -> dict[str, int]:
     for part in listed.split(","):
         name, _, size = part.partition("=")
         if not size.strip().isdecimal() or int(size) < 1:
-            raise UsageError(f"{part!r} is no size", "such as --sizes d_model=768,n_heads=12,n_layers=12")
+            raise UsageError(
+                f"{part!r} is no size", "such as --sizes d_model=768,n_heads=12,n_layers=12"
+            )
         sizes[name.strip()] = int(size)
     return sizes
 
@@ -52,7 +52,9 @@ class CostOptions:
         default_factory=dict,
         read=_read_sizes,
     )
-    dtype: str = option("Precision of scores, keys and values: float32, float16, bfloat16, int8.", default="float16")
+    dtype: str = option(
+        "Precision of scores, keys and values: float32, float16, bfloat16, int8.", default="float16"
+    )
 
 
 class Cost(Result):
@@ -108,7 +110,9 @@ class Cost(Result):
             self,
             _answer(self),
             _blocks(self),
-            ["MAC: a multiplication and an addition in a matrix product; norms and activations are left out"],
+            [
+                "MAC: a multiplication and an addition in a matrix product; norms and activations are left out"
+            ],
             source=f"sizes: {printable(self.run.get('source', ''), 300)}",
             subtitle=_sizes_line(self),
             notes=[printable(note, 400) for note in self.options.get("notes", ())],
@@ -119,7 +123,9 @@ def _answer(cost: Cost) -> list[str]:
     """Say the share of attention in parameters and MACs, and the memory it takes."""
     n = f"{cost.options['n_tokens']:,}"
     # Multiply-adds of attention per token, as a share of all.
-    attention = sum(cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token"))
+    attention = sum(
+        cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token")
+    )
     share = attention / cost.value("per_token")
     scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]  # without the binary unit
     first = (
@@ -139,7 +145,9 @@ def _sizes_line(cost: Cost) -> str:
     layers = amount(sizes["n_layers"], "layer")
     if sizes["n_decoder_layers"]:
         layers = f"{sizes['n_layers']} encoder and {sizes['n_decoder_layers']} decoder layers"
-    shared = "" if sizes["n_kv_heads"] == sizes["n_heads"] else f" on {sizes['n_kv_heads']} key/value heads"
+    shared = (
+        "" if sizes["n_kv_heads"] == sizes["n_heads"] else f" on {sizes['n_kv_heads']} key/value heads"
+    )
     heads = f"{amount(sizes['n_heads'], 'head')} of {sizes['d_head']}{shared}"
     return f"{printable(sizes.get('kind', ''))}, {layers}, {heads}, d_model {sizes['d_model']}"
 

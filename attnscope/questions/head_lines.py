@@ -1,7 +1,5 @@
 """One line per head: what it does by its roles and its description, how surely, and with what evidence."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +78,9 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
         yield _next(result, len(order) - len(shown))
         # With --all: every head with its full line.
         columns = [whole_lines, *columns]
-        yield rank_heads(result, columns, order, heading="every head", printed="with --all", most=len(order))
+        yield rank_heads(
+            result, columns, order, heading="every head", printed="with --all", most=len(order)
+        )
     # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):
         grid = RoleGrid(result)
@@ -115,7 +115,9 @@ def _next(result: Result, n_more: int) -> Note:
     if kinds == {"decoder"} and "induction" not in result.table("roles")["role"] and sources:
         lines.append(f"next, heads that repeat what came before: attnscope heads --probe repeat{where}")
     elif sources:
-        lines.append(f"next, the texts behind each line: attnscope atlas --file {printable(sources[0])}{where}")
+        lines.append(
+            f"next, the texts behind each line: attnscope atlas --file {printable(sources[0])}{where}"
+        )
     return Note(lines=lines)
 
 
@@ -183,7 +185,9 @@ def _explained_texts(heads: Table) -> list[str]:
         return [""] * len(heads)
     texts = []
     # Attention close to uniform leaves nothing to explain.
-    for (explained, low, high), nats in zip(heads.interval("kl_explained").tolist(), heads["nats"], strict=True):
+    for (explained, low, high), nats in zip(
+        heads.interval("kl_explained").tolist(), heads["nats"], strict=True
+    ):
         if not nats >= EVEN:
             texts.append("")
         elif math.isnan(low):
@@ -210,7 +214,9 @@ def _evidence(result: Result) -> Block:
     names = [result.head_names[head] for head in roles["head"]]
     resting = result.table("heads")["resting_share"][roles["head"]].tolist()
     # A role outside sinks rests on the part of the attention that sinks leave.
-    shares = ["all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()]
+    shares = [
+        "all" if math.isnan(active) else percent(active) for active in roles["active_share"].tolist()
+    ]
     return Ranking(
         heading="the evidence for each role",
         printed="with --all",
@@ -264,7 +270,8 @@ def description_notes(result: Result) -> list[str]:
     if n_compared:
         notes.append(
             f"stability: both halves of the texts have the same first term outside sinks in {n_alike} of "
-            f"{amount(n_compared, 'head')}" + ("; ! marks heads in which they differ" if n_alike < n_compared else "")
+            f"{amount(n_compared, 'head')}"
+            + ("; ! marks heads in which they differ" if n_alike < n_compared else "")
         )
     _, low, high = heads.interval("kl_explained").T
     is_sure = high - np.maximum(low, 0) <= UNSURE

@@ -1,7 +1,5 @@
 """Report the roles of heads: what their evidence amounts to, and the first role of every head as a coloured letter."""
 
-from __future__ import annotations
-
 import colorsys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -171,7 +169,9 @@ def idle_line(result: Result) -> str:
     idle = np.flatnonzero((roles != "") & idle_rows(result)).tolist()
     if not idle:
         return f"{amount(int((roles != '').sum()), 'head')} with a role, and each does something: none has {what}"
-    named = ", ".join(f"{result.head_names[row]} ({label(roles[row].partition('+')[0])})" for row in idle[:_MOST_NAMED])
+    named = ", ".join(
+        f"{result.head_names[row]} ({label(roles[row].partition('+')[0])})" for row in idle[:_MOST_NAMED]
+    )
     more = f" and {len(idle) - _MOST_NAMED} more" if len(idle) > _MOST_NAMED else ""
     return f"look like something and do nothing ({what}): {named}{more}"
 
@@ -202,7 +202,10 @@ class RoleGrid:
             rows = np.flatnonzero(heads["kind"] == kind).tolist()
             parts.append(_draw_letters({heads.places[row]: letters[row] for row in rows}, console))
         # The legend, with the count of each role.
-        entries = [Text(f" {mark.glyph} ", style=_style(mark)).append(f" {words}") for mark, words in self._legend()]
+        entries = [
+            Text(f" {mark.glyph} ", style=_style(mark)).append(f" {words}")
+            for mark, words in self._legend()
+        ]
         hints = [_MORE] if any("+" in role for role in heads["role"].tolist()) else []
         if self.result.table("roles")["tentative"].any():
             hints.append("a small letter = tentative")
@@ -222,7 +225,9 @@ class RoleGrid:
             height = max(_LEAST_CELL_PX, min(height, int(paper.most_px - _AROUND_PX) // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
         page = Page(paper.width_for(layout.MIN_WIDTH_PX, needed), lettering)
-        page.head(f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source)
+        page.head(
+            f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source
+        )
         cells, bottom = place_kinds(grids, (width, height))
         name_kinds(page, cells)
         has_values = self._draw_cells(page, cells)
@@ -293,7 +298,9 @@ class RoleGrid:
                 continue
             ink = ink_on(mark.color)
             up = 0.18 if has_values else 0.0
-            numbers.append(Number(x + width / 2, y + height * (0.5 - up), letter, size, ink, is_bold=True))
+            numbers.append(
+                Number(x + width / 2, y + height * (0.5 - up), letter, size, ink, is_bold=True)
+            )
             if has_values:
                 value = number(roles["value"][first])
                 numbers.append(Number(x + width / 2, y + height * 0.72, value, value_size, ink))

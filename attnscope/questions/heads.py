@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnscope.errors import AttnscopeError, amount, require_choice
-from attnscope.questions.head_lines import SINKS, description_notes, is_described, line_blocks, require_sort, sort_heads
+from attnscope.questions.head_lines import (
+    SINKS,
+    description_notes,
+    is_described,
+    line_blocks,
+    require_sort,
+    sort_heads,
+)
 from attnscope.questions.head_roles import (
     control_line,
     evidence_line,
@@ -41,18 +48,39 @@ LEADING = ("distance_patches", "monotonicity")
 """The measure of pictures and of recordings whose map is shown."""
 
 FIRST = (
-    *("kind", "layer", "head", "role", "role_value", "role_value_low", "role_value_high", "role_value_baseline"),
+    *(
+        "kind",
+        "layer",
+        "head",
+        "role",
+        "role_value",
+        "role_value_low",
+        "role_value_high",
+        "role_value_baseline",
+    ),
     *("description", "kl_explained", "kl_explained_low", "kl_explained_high", "nats"),
-    *("resting_share", "entropy_nats", "previous_token", "next_token", "same_token", "induction", "first_token"),
+    *(
+        "resting_share",
+        "entropy_nats",
+        "previous_token",
+        "next_token",
+        "same_token",
+        "induction",
+        "first_token",
+    ),
 )
 """The columns that people use first, which a CSV has."""
 
 ALL = 0
 """The length that stands for needles in texts of all lengths and depths."""
 
-ROLE = text("role", "its roles, the strongest first but sinks last, with + between them; empty = it has none")
+ROLE = text(
+    "role", "its roles, the strongest first but sinks last, with + between them; empty = it has none"
+)
 
-RESTING = share("resting_share", "share of its attention on sinks: special tokens and the first", label="sink share")
+RESTING = share(
+    "resting_share", "share of its attention on sinks: special tokens and the first", label="sink share"
+)
 
 ROLES = (
     count("head", "the head that has it", refers_to="heads"),
@@ -70,7 +98,9 @@ ROLES = (
 
 DESCRIPTION = (
     text("description", "what it does, in a line; empty = it was not described"),
-    text("summary", "the same of its attention outside sinks, in fewer words; empty = no fewer are known"),
+    text(
+        "summary", "the same of its attention outside sinks, in fewer words; empty = no fewer are known"
+    ),
     numbers(
         "kl_explained",
         "share of its KL from uniform attention that its line predicts on texts it was not fitted on",
@@ -78,8 +108,15 @@ DESCRIPTION = (
         range=(None, 1),
         label="KL explained",
     ),
-    numbers("nats", "KL from uniform attention, outside sinks unless it only rests", "nats", label="nats from uniform"),
-    share("active_share", "share of its attention on keys that are neither special tokens nor the first"),
+    numbers(
+        "nats",
+        "KL from uniform attention, outside sinks unless it only rests",
+        "nats",
+        label="nats from uniform",
+    ),
+    share(
+        "active_share", "share of its attention on keys that are neither special tokens nor the first"
+    ),
     numbers(
         "whole_explained",
         "as KL explained, of all its attention: sinks too",
@@ -118,12 +155,21 @@ class Heads(Result):
             text("feature", "the feature's name"),
             text("words", "what it is called"),
             numbers("weight", "log odds of a key that has it, all else alike; below 0 it is avoided"),
-            share("share", "how much of the head's attention lies on such keys; its baseline: spread evenly"),
+            share(
+                "share",
+                "how much of the head's attention lies on such keys; its baseline: spread evenly",
+            ),
             flag("own", "whether it was fitted to this head, rather than taken from the catalogue"),
-            numbers("gain", "nats that it explained of the texts that it was chosen on, when it was chosen", "nats"),
+            numbers(
+                "gain",
+                "nats that it explained of the texts that it was chosen on, when it was chosen",
+                "nats",
+            ),
         ),
         "failures": (
-            count("head", "a head whose line explains the attention of a token badly", refers_to="heads"),
+            count(
+                "head", "a head whose line explains the attention of a token badly", refers_to="heads"
+            ),
             count("text", "the text's number in the corpus"),
             text("before", "what stands before the token"),
             text("token", "its label"),
@@ -132,7 +178,9 @@ class Heads(Result):
         ),
         "expected": (
             count("failure", "the failure", refers_to="failures"),
-            count("place", "a key that the line expects the token to attend to, by its place in the text"),
+            count(
+                "place", "a key that the line expects the token to attend to, by its place in the text"
+            ),
             text("token", "its label"),
             share("weight", "the weight that the line expects"),
         ),
@@ -180,7 +228,9 @@ class Heads(Result):
         if kind is not None:
             is_it &= heads["kind"] == kind
         if not is_it.any():
-            raise AttnscopeError(f"there is no head L{layer}H{head} here", "layers and heads count from 0")
+            raise AttnscopeError(
+                f"there is no head L{layer}H{head} here", "layers and heads count from 0"
+            )
         return int(is_it.argmax())
 
     def roles_of(self, row: int) -> Table:
@@ -201,12 +251,16 @@ class Heads(Result):
         # The first role's value with its interval and baseline; NaN for heads without a role.
         role_rows = first_role(self)
         has_role = role_rows >= 0
-        parts = {part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]}
+        parts = {
+            part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]
+        }
         meaning = "value of the measure that its first role rests on"
         values = np.where(has_role, roles["value"][role_rows], np.nan)
         return heads.with_column(numbers("role_value", meaning), values, **parts).rows()
 
-    def report(self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None) -> Report:
+    def report(
+        self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None
+    ) -> Report:
         """Return what heads do, those with most to say first.
 
         Args:
@@ -237,7 +291,9 @@ class Heads(Result):
             blocks.append(_measures_of_all(self, listed, sort))
         blocks += _figures(self, listed)
         notes = description_notes(self)
-        return report_on(self, _answer(self), blocks, _guide(self), subtitle=corpus_line(self), notes=notes)
+        return report_on(
+            self, _answer(self), blocks, _guide(self), subtitle=corpus_line(self), notes=notes
+        )
 
 
 def heads_table(
@@ -345,7 +401,9 @@ def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> R
     """Show measures of every head, with their intervals."""
     heads = result.table("heads")
     notes = [printable(f"{name}: {heads.columns[name].meaning}") for name in names]
-    return rank_heads(result, names, sort_heads(result, sort), heading="measures", most=len(heads), notes=notes)
+    return rank_heads(
+        result, names, sort_heads(result, sort), heading="measures", most=len(heads), notes=notes
+    )
 
 
 def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
@@ -363,7 +421,9 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
         table=table,
         columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
         noun="measure",
-        notes=["rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"],
+        notes=[
+            "rank: 1 = the largest value; uniform: the value under uniform attention over the same keys"
+        ],
     )
 
 
@@ -406,7 +466,9 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
     columns: list[str | Words] = []
     for depth in np.unique(cells["depth"]).tolist():
         at_depth = cells.select(cells["depth"] == depth)
-        shares = dict(zip(at_depth["length"].tolist(), map(number, at_depth["copied"].tolist()), strict=True))
+        shares = dict(
+            zip(at_depth["length"].tolist(), map(number, at_depth["copied"].tolist()), strict=True)
+        )
         columns.append(Words(f"{100 * depth:g}%", [shares.get(length, UNDEFINED) for length in lengths]))
     yield Ranking(
         heading="needle tokens that the model writes, by depth of the needle",
@@ -414,7 +476,9 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
         names=[f"{length:,}" for length in lengths],
         table=Table({}, {}),
         columns=columns,
-        notes=["a token counts as written where it is the model's first choice after the right ones before it"],
+        notes=[
+            "a token counts as written where it is the model's first choice after the right ones before it"
+        ],
     )
 
 

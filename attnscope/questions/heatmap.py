@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount, require_choice
-from attnscope.questions.map_changes import AXES, MEAN_OF, average, divide_by_rest, largest_of_rows, merge_weights
+from attnscope.questions.map_changes import (
+    AXES,
+    MEAN_OF,
+    average,
+    divide_by_rest,
+    largest_of_rows,
+    merge_weights,
+)
 from attnscope.questions.maps import LINK, MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
@@ -60,11 +67,27 @@ class Heatmap(MapsResult[AttentionMap]):
         ),
     }
     ARRAYS: ClassVar[Any] = (
-        Array("weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")),
-        Array("pixels", "a picture as the model saw it", range=(0, 255), kind="count", axes=("height", "width", "3")),
-        Array("cells", "the key that is a patch; -1 = none", range=(-1, None), kind="count", axes=("rows", "columns")),
+        Array(
+            "weights", "attention after the softmax", "share", (0, 1), axes=("heads", "queries", "keys")
+        ),
+        Array(
+            "pixels",
+            "a picture as the model saw it",
+            range=(0, 255),
+            kind="count",
+            axes=("height", "width", "3"),
+        ),
+        Array(
+            "cells",
+            "the key that is a patch; -1 = none",
+            range=(-1, None),
+            kind="count",
+            axes=("rows", "columns"),
+        ),
         Array("envelope", "the loudest sample of each frame", range=(0, 1), axes=("frames",)),
-        Array("spectrogram", "how loud each band is", range=(0, 255), kind="count", axes=("bands", "steps")),
+        Array(
+            "spectrogram", "how loud each band is", range=(0, 255), kind="count", axes=("bands", "steps")
+        ),
     )
     MAPS: ClassVar[Any] = AttentionMap
     FIELDS: ClassVar[tuple[str, ...]] = ("changes",)
@@ -115,7 +138,9 @@ class Heatmap(MapsResult[AttentionMap]):
         # Without a kind only special tokens count; a part that begins later does not have the first token.
         first_query, first_key = attention.first
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
-        return attention.queries.sinks("" if first_query else kind), attention.keys.sinks("" if first_key else kind)
+        return attention.queries.sinks("" if first_query else kind), attention.keys.sinks(
+            "" if first_key else kind
+        )
 
     def without_sinks(self) -> Heatmap:
         """Return the same where sinks get nothing: each row is divided by what other keys get, as by `hide_special`.
@@ -149,10 +174,14 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: It is a part of a map, its word pieces are merged, or nothing would be left.
         """
-        if "hide_special" in self.changes or not any(side.any() for m in self.maps for side in self.sinks(m)):
+        if "hide_special" in self.changes or not any(
+            side.any() for m in self.maps for side in self.sinks(m)
+        ):
             return self
         if any(m.part is not None for m in self.maps) or self.pictures:
-            raise AttnscopeError("special tokens are hidden in whole maps, not in a part: its rows do not sum to 1")
+            raise AttnscopeError(
+                "special tokens are hidden in whole maps, not in a part: its rows do not sum to 1"
+            )
         if "words" in self.changes:
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
@@ -161,7 +190,9 @@ class Heatmap(MapsResult[AttentionMap]):
             if keep is not None:
                 rows[list(attention.queries.find(keep))] = True
             if not rows.any() or not columns.any():
-                raise AttnscopeError("nothing is left when special tokens are hidden", "the text has no other tokens")
+                raise AttnscopeError(
+                    "nothing is left when special tokens are hidden", "the text has no other tokens"
+                )
             shares = divide_by_rest(attention.weights[:, :, rows][:, :, :, columns]).astype(np.float32)
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
             maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
@@ -195,7 +226,12 @@ class Heatmap(MapsResult[AttentionMap]):
             weights = merge_weights(attention.weights, [g[0] for g in rows], [g[0] for g in columns])
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
         # The queries of cross-attention are the words of the next map, which were counted there.
-        if len(maps) > 1 and maps[0].kind == "cross" and maps[0].part is not None and maps[1].part is not None:
+        if (
+            len(maps) > 1
+            and maps[0].kind == "cross"
+            and maps[0].part is not None
+            and maps[1].part is not None
+        ):
             whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))
             maps[0] = replace(maps[0], part=whole)
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
@@ -262,7 +298,9 @@ class Heatmap(MapsResult[AttentionMap]):
         # Weights, (layer, head, query, key), summed by group.
         order = np.argsort(inverse, kind="stable")
         starts = np.searchsorted(inverse[order], np.arange(len(firsts)))
-        weights = np.add.reduceat(attention.weights[..., order], starts, axis=3, dtype=np.float64).astype(np.float32)
+        weights = np.add.reduceat(
+            attention.weights[..., order], starts, axis=3, dtype=np.float64
+        ).astype(np.float32)
         part = attention.part
         if part is not None and is_across:
             part = (part[0], 0, part[2], len(firsts))
@@ -279,7 +317,9 @@ class Heatmap(MapsResult[AttentionMap]):
             AttnscopeError: It is a part that holds some of the keys alone.
         """
         record = self.with_pictures_as_one() if self.pictures else self
-        return replace(record, maps=tuple(_with_all_rows(attention, record.maps) for attention in record.maps))
+        return replace(
+            record, maps=tuple(_with_all_rows(attention, record.maps) for attention in record.maps)
+        )
 
     # Files
 
@@ -310,7 +350,9 @@ class Heatmap(MapsResult[AttentionMap]):
         document = super().as_json()
         if self.top:
             header, *rows = self.rows()
-            document = {name: value for name, value in document.items() if name.partition(":")[0] != "weights"}
+            document = {
+                name: value for name, value in document.items() if name.partition(":")[0] != "weights"
+            }
             document["links"] = [dict(zip(header, row, strict=True)) for row in rows]
         return document
 
@@ -344,7 +386,10 @@ class Heatmap(MapsResult[AttentionMap]):
         options, arrays = stored.options, stored.grids
         more: dict[str, Any] = {"pictures": []}
         # The one picture has no number in the names of its arrays, those among words have :0, :1 and so on.
-        described = [("", options["picture"]), *((f":{n}", each) for n, each in enumerate(options["pictures"]))]
+        described = [
+            ("", options["picture"]),
+            *((f":{n}", each) for n, each in enumerate(options["pictures"])),
+        ]
         for name, fields in described:
             if fields is None:
                 continue
@@ -361,7 +406,9 @@ class Heatmap(MapsResult[AttentionMap]):
             words: tuple[SpokenWord, ...] = ()
             if "words" in stored.tables:
                 _, *rows = stored.tables["words"].rows()  # the names of columns come first
-                words = tuple(SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows)
+                words = tuple(
+                    SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows
+                )
             known = {key: freeze(value) for key, value in options["sound"].items()}
             sound = Sound.rebuild(known, arrays["envelope"], arrays.get("spectrogram"), words)
             sound.require_whole()
@@ -381,7 +428,9 @@ class Heatmap(MapsResult[AttentionMap]):
             if self.sound is not None and len(attention.keys) != len(self.sound.envelope):
                 raise ValueError("its keys are not the frames of its sound")
             for tokens in (attention.queries, attention.keys):
-                if self.picture is not None and int((~tokens.special).sum()) != np.prod(self.picture.grid):
+                if self.picture is not None and int((~tokens.special).sum()) != np.prod(
+                    self.picture.grid
+                ):
                     raise ValueError("its tokens are not the patches of its picture")
         for picture in self.pictures:
             cells = picture.cells
@@ -490,7 +539,7 @@ def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> Att
         queries = others[0]
     rows = slice(first, first + len(attention.queries))
     if first_key or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
-        raise AttnscopeError("a part of a map with some of its keys alone has no page", "leave out --cols")
+        raise AttnscopeError("a part of a map with some of its keys has no page", "leave out --cols")
     weights = np.zeros((*attention.weights.shape[:2], len(queries), len(attention.keys)), np.float32)
     weights[:, :, rows] = attention.weights
     return replace(attention, weights=weights, queries=queries, part=None)

@@ -4,8 +4,6 @@ Of a vision model it is the attention of patches; of one that reads pictures amo
 of a speech model, which moments each written token listens to, and when each word is spoken.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +59,9 @@ _SOUND_MEANING = meanings(
 )
 
 
-def plates_of(record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None) -> Iterator[Plate]:
+def plates_of(
+    record: Heatmap | PooledHeatmap, style: Style | None = None, query: str | None = None
+) -> Iterator[Plate]:
     """Yield what is in each figure of a record, the overview first.
 
     Args:
@@ -86,7 +86,9 @@ def plates_of(record: Heatmap | PooledHeatmap, style: Style | None = None, query
     return _sound_plates(record, style)
 
 
-def pages(record: Heatmap | PooledHeatmap, style: Style, query: str | None = None) -> Iterator[tuple[str, Drawing]]:
+def pages(
+    record: Heatmap | PooledHeatmap, style: Style, query: str | None = None
+) -> Iterator[tuple[str, Drawing]]:
     """Yield the figures of a record one after the other, each with its file name without the ending."""
     return draw_plates(plates_of(record, style, query), style)
 
@@ -166,7 +168,9 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
     mark = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
     for sheet in sheets_of(record, attention, after=f"-{mark}"):
         values = [over_patches(record, pair, token) for pair in sheet.heads]
-        elsewhere = [row_of(attention, pair, token)[attention.keys.special].sum() for pair in sheet.heads]
+        elsewhere = [
+            row_of(attention, pair, token)[attention.keys.special].sum() for pair in sheet.heads
+        ]
         facts = [f"{share:.2f} off the picture" if is_off else "" for share in elsewhere]
         subject = f"{sheet.subject}: what {name} attends to"
         if attention.kind == ROLLOUT:
@@ -194,7 +198,8 @@ def _over_picture(
     n = len(values)
     rows, columns = picture.grid
     captions = [
-        f"max {patches.max():.3g}" + f" · {fact}" * bool(fact) for patches, fact in zip(values, facts, strict=True)
+        f"max {patches.max():.3g}" + f" · {fact}" * bool(fact)
+        for patches, fact in zip(values, facts, strict=True)
     ]
     title = f"{model_name(record)} · {subject}"
     figure = MapsFigure(
@@ -241,7 +246,11 @@ def words_of(record: Heatmap, query: str | None = None) -> tuple[list[Word], str
     # The words that the model wrote, or all without special tokens.
     written = [word for word in words if 0 <= tokens.n_given <= word.tokens[0]]
     words = [word for word in written or words if not tokens.special[word.tokens[0]]] or words
-    note = f"the first {MOST_WORDS} of {len(words)} words: --query names others" if len(words) > MOST_WORDS else ""
+    note = (
+        f"the first {MOST_WORDS} of {len(words)} words: --query names others"
+        if len(words) > MOST_WORDS
+        else ""
+    )
     return words[:MOST_WORDS], note
 
 
@@ -254,17 +263,22 @@ def _find_words(record: Heatmap, query: str, words: Sequence[Word]) -> set[int]:
         return named
     names = ", ".join(dict.fromkeys(word.name for word in words if not tokens.special[word.tokens[0]]))
     raise AttnscopeError(
-        f"no word that looks at the pictures is {query!r}", f"there are {names}; or name places, such as @{first}"
+        f"no word that looks at the pictures is {query!r}",
+        f"there are {names}; or name places, such as @{first}",
     )
 
 
 def _name(tokens: Tokens, group: Sequence[int]) -> str:
-    return tokens.merge([group]).labels[0] if len(group) > 1 else tokens.labels[group[0]].removeprefix("·")
+    return (
+        tokens.merge([group]).labels[0] if len(group) > 1 else tokens.labels[group[0]].removeprefix("·")
+    )
 
 
 def weights_of(record: Heatmap, word: Word, heads: Iterable[Pair]) -> Floats:
     """Return the attention of a word to each token, (key,): the mean over heads and over its tokens."""
-    rows = np.array([record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads])
+    rows = np.array(
+        [record.maps[0].of(*pair)[list(word.tokens)].astype(np.float64).mean(0) for pair in heads]
+    )
     n_known = (~np.isnan(rows)).sum(0)  # 0 in damaged records alone
     mean: Floats = np.nansum(rows, axis=0) / np.maximum(n_known, 1)
     return mean
@@ -283,7 +297,9 @@ def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[P
     # Queries that a model has learned are no words.
     is_learned = attention.kind == "cross" and not attention.queries.text
     one, several = ("query", "queries") if is_learned else ("word", "words")
-    notes = ["the mean of all heads" if record.picked is None else "the mean of the heads that were picked"]
+    notes = [
+        "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
+    ]
     notes += [note] if note else []
     # All words over each picture.
     for number, picture in enumerate(record.pictures):
@@ -363,7 +379,10 @@ def _sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
         queries = queries.take(np.arange(1, n_rows + 1))
     tokens = replace(axis_of(queries), seams=())
     loud = sound.envelope / (float(sound.envelope.max()) or 1.0)
-    boxes = [(_frame(sound, w.start), w.tokens[0] - 1, _frame(sound, w.end), w.tokens[1] - 1) for w in sound.words]
+    boxes = [
+        (_frame(sound, w.start), w.tokens[0] - 1, _frame(sound, w.end), w.tokens[1] - 1)
+        for w in sound.words
+    ]
     subject = "when each token listens (cross-attention)" if is_across else "what each moment attends to"
     for sheet in sheets_of(record, attention):
         is_overview = sheet.form == "overview"
@@ -373,7 +392,10 @@ def _sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
         # Heights of rows, where they are tokens.
         row_px = 0.0
         if is_across:
-            captions = [f"{text} · {share:.2f} after the sound" for text, share in zip(captions, after, strict=True)]
+            captions = [
+                f"{text} · {share:.2f} after the sound"
+                for text, share in zip(captions, after, strict=True)
+            ]
             row_px = 22.0 if sheet.form == "single" else 17.0
             if is_overview:
                 row_px = max(1, min(8, 160 // len(tokens)))
@@ -382,7 +404,9 @@ def _sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
             **sheet.titles(attention),
             subtitle=sound.facts,
             notes=(*_sound_notes(record, after), *run_notes(record.run)),
-            axes=((tokens if is_across and not is_overview else replace(frames, n=len(tokens)), frames),),
+            axes=(
+                (tokens if is_across and not is_overview else replace(frames, n=len(tokens)), frames),
+            ),
             meaning=_SOUND_MEANING[style.scale],
             cmap=style.cmap,
             captions=tuple(captions),
@@ -405,7 +429,9 @@ def _seconds(sound: Sound) -> Axis:
     """Return the side of a map that is time."""
     n = len(sound.envelope)
     shown = n * sound.seconds_per_frame
-    return Axis(n=n, ticks=tuple((min(1.0, tick / shown), f"{tick:g} s") for tick in nice_ticks(sound.seconds)))
+    return Axis(
+        n=n, ticks=tuple((min(1.0, tick / shown), f"{tick:g} s") for tick in nice_ticks(sound.seconds))
+    )
 
 
 def _frame(sound: Sound, seconds: float) -> float:
@@ -418,10 +444,16 @@ def _sound_notes(record: Heatmap, shares: Sequence[float]) -> list[str]:
     assert sound is not None
     # A frame of self-attention is a query and a key alike.
     if attention.kind != "cross":
-        return ["rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"]
+        return [
+            "rows: frames of the recording (queries) · columns: the same frames (keys), their loudness above"
+        ]
     # Cross-attention: the recording is padded with silence, which gets attention too.
     after = f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else f"{shares[0]:.2f}"
-    rows = "the token that is written; the query is the one before it" if sound.words else "tokens (queries)"
+    rows = (
+        "the token that is written; the query is the one before it"
+        if sound.words
+        else "tokens (queries)"
+    )
     notes = [
         f"rows: {rows} · columns: frames of the recording (keys), its loudness above",
         f"only frames with sound are drawn; {after} of a head's attention goes to the silence after them",
@@ -451,7 +483,10 @@ def _word_times(record: Heatmap, sound: Sound) -> Plate:
     heights = (1 - (bands + 0.5) / n_bands).tolist()
     steps = n_steps / len(sound.envelope)
     spans = [(_frame(sound, w.start) * steps, _frame(sound, w.end) * steps, w.text) for w in sound.words]
-    rows = Axis(n=n_bands, ticks=tuple((high, f"{tick:g} kHz") for high, tick in zip(heights, ticks, strict=True)))
+    rows = Axis(
+        n=n_bands,
+        ticks=tuple((high, f"{tick:g} kHz") for high, tick in zip(heights, ticks, strict=True)),
+    )
     title = f"{model_name(record)} · when each word is spoken"
     figure = MapsFigure(
         titles=("log-mel spectrogram",),

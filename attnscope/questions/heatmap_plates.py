@@ -4,8 +4,6 @@ Plates are drawn one after the other, and those that differ in their values alon
 those of pictures and recordings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -37,10 +35,17 @@ _MEANING = meanings(
     "attention weight ÷ the largest weight of the same head",
 )
 _ROLLOUT_MEANING = meanings(
-    "share of a row that a column gets", "share of a row that a column gets ÷ the largest of the same map"
+    "share of a row that a column gets",
+    "share of a row that a column gets ÷ the largest of the same map",
 )
-_POOLED_MEANING = "share of attention that the queries of a row give to the keys of a column (logarithmic)"
-_SCALE = {"fixed": "", "head": ", ÷ the largest of the same head", "figure": ", ÷ the largest of this figure"}
+_POOLED_MEANING = (
+    "share of attention that the queries of a row give to the keys of a column (logarithmic)"
+)
+_SCALE = {
+    "fixed": "",
+    "head": ", ÷ the largest of the same head",
+    "figure": ", ÷ the largest of this figure",
+}
 
 
 # Plates -------------------------------------------------------------------------------------------------------------
@@ -127,7 +132,12 @@ def _show(page: MapsPage, plate: Plate, style: Style) -> None:
 
 
 def sheets_of(
-    record: Heatmap | PooledHeatmap, attention: Any, before: str = "", after: str = "", *, apart: bool = False
+    record: Heatmap | PooledHeatmap,
+    attention: Any,
+    before: str = "",
+    after: str = "",
+    *,
+    apart: bool = False,
 ) -> list[Sheet]:
     """List the figures of a map: an overview of several layers and one a layer; of picked heads, or of one, one.
 
@@ -147,7 +157,9 @@ def sheets_of(
     layers = sorted({layer for layer, _ in heads})
     if picked or len(heads) == 1:
         groups = [[pair] for pair in heads] if apart else [heads]
-        stems = ["picked" if len(group) > 1 else f"L{group[0][0]:02d}H{group[0][1]:02d}" for group in groups]
+        stems = [
+            "picked" if len(group) > 1 else f"L{group[0][0]:02d}H{group[0][1]:02d}" for group in groups
+        ]
     else:
         groups = [[pair for pair in heads if pair[0] == layer] for layer in layers]
         stems = [f"L{layer:02d}" for layer in layers]
@@ -183,7 +195,9 @@ def note_shared(attention: HeadMaps) -> list[str]:
     if attention.n_kv_heads == attention.n_heads:
         return []
     shared = amount(attention.n_kv_heads, "key/value head")
-    return [f"{attention.n_heads} query heads share {shared} (kv); heads with the same kv read the same keys"]
+    return [
+        f"{attention.n_heads} query heads share {shared} (kv); heads with the same kv read the same keys"
+    ]
 
 
 def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
@@ -200,7 +214,9 @@ def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
 # Exact maps ---------------------------------------------------------------------------------------------------------
 
 
-def text_plates(record: Heatmap, style: Style, query: str | None = None, *, before: str = "") -> Iterator[Plate]:
+def text_plates(
+    record: Heatmap, style: Style, query: str | None = None, *, before: str = ""
+) -> Iterator[Plate]:
     """Yield the figures of a record in the order of their files.
 
     An overview of all layers and heads, then a figure per layer. Single heads that were picked make one figure. A query
@@ -230,7 +246,9 @@ def text_plates(record: Heatmap, style: Style, query: str | None = None, *, befo
             yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)
 
 
-def _map_plate(record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, marked: tuple[int, ...]) -> Plate:
+def _map_plate(
+    record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, marked: tuple[int, ...]
+) -> Plate:
     is_overview = sheet.form == "overview"
     # A rollout has two maps per layer: the attention, and where tokens came from.
     subject = sheet.subject
@@ -248,7 +266,12 @@ def _map_plate(record: Heatmap, attention: AttentionMap, sheet: Sheet, style: St
     is_laid_out = style.layout is not None and record.picked is not None and sheet.form == "grid"
     figure = MapsFigure(
         **titles,
-        axes=((axis_of(attention.queries, marked), axis_of(attention.keys, _strongest_keys(values, marked))),),
+        axes=(
+            (
+                axis_of(attention.queries, marked),
+                axis_of(attention.keys, _strongest_keys(values, marked)),
+            ),
+        ),
         boxes=tuple((0, row, len(attention.keys), row + 1) for row in marked),
         has_numbers=sheet.form == "single",
         captions=captions,
@@ -305,7 +328,9 @@ def _title(record: Heatmap, attention: AttentionMap, subject: str) -> str:
     return " · ".join([model_name(record), *([kind] if len(record.maps) > 1 else []), subject])
 
 
-def _head_titles(attention: AttentionMap, heads: tuple[tuple[int, int], ...], *, is_short: bool) -> tuple[str, ...]:
+def _head_titles(
+    attention: AttentionMap, heads: tuple[tuple[int, int], ...], *, is_short: bool
+) -> tuple[str, ...]:
     """Return the title of each map of a figure, with the key/value head that it reads if several share it."""
     titles = []
     for layer, head in heads:
@@ -335,7 +360,9 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
     rows = "heads" if form == "query" else "queries (attend)"
     notes = [f"rows: {rows} · columns: keys (are attended to)"]
     if attention.kind == ROLLOUT:
-        notes = ["rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"]
+        notes = [
+            "rows: tokens after a layer · columns: of mean attention the layer's keys, else input tokens"
+        ]
     if isinstance(record, Rollout):
         notes.append(record.method)
     notes += [*change_notes(record, attention.kind), *note_shared(attention)]
@@ -344,7 +371,9 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
             notes.append("green tokens were written by the model itself")
         if form != "query" and queries.n_given:
             notes.append("red lines: from here on the model wrote")
-    elif form != "query" and any(len(np.unique(tokens.segments)) > 1 for tokens in (queries, attention.keys)):
+    elif form != "query" and any(
+        len(np.unique(tokens.segments)) > 1 for tokens in (queries, attention.keys)
+    ):
         notes.append("red lines: the second text begins")
     # What the run says, without what is about other kinds of attention.
     others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
@@ -360,7 +389,9 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
 def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None) -> Iterator[Plate]:
     """Yield an overview and a figure per layer, or one for each head that was picked."""
     if query is not None:
-        raise UsageError("pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows")
+        raise UsageError(
+            "pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows"
+        )
     for attention in record.maps:
         mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
         for sheet in sheets_of(record, attention, mark, apart=True):
@@ -371,7 +402,9 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
     # What stands around the cells, and what they are.
     size = f"{attention.query_cell} × {attention.key_cell}"
     tokens = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
-    notes = [f"rows: queries (attend) · columns: keys (are attended to) · a cell holds {size} {tokens}, exactly pooled"]
+    notes = [
+        f"rows: queries (attend) · columns: keys (are attended to) · a cell holds {size} {tokens}, exactly pooled"
+    ]
     n_rows, n_columns = attention.cells.shape[2:]
     rows = _positions(len(attention.queries), n_rows, attention.query_cell)
     columns = _positions(len(attention.keys), n_columns, attention.key_cell)
@@ -381,7 +414,9 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
         for link in attention.links(*sheet.heads[0]):
             column, row = link.key // attention.key_cell, link.query // attention.query_cell
             boxes.append((column - 1, row - 1, column + 2, row + 2))
-        notes.append(f"framed: the strongest links{attention.far}, without special tokens and the first token as key")
+        notes.append(
+            f"framed: the strongest links{attention.far}, without special tokens and the first token as key"
+        )
     figure = MapsFigure(
         **sheet.titles(attention),
         subtitle=quote(record.text),

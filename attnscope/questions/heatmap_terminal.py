@@ -1,7 +1,5 @@
 """Show records of attention weights in the terminal: of a text, a pooled long text, a picture or a recording."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +14,14 @@ from attnscope.drawing.cells import max_pool
 from attnscope.drawing.inks import blend
 from attnscope.errors import amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
-from attnscope.questions.heatmap_figures import over_patches, query_of, row_of, share_of, weights_of, words_of
+from attnscope.questions.heatmap_figures import (
+    over_patches,
+    query_of,
+    row_of,
+    share_of,
+    weights_of,
+    words_of,
+)
 from attnscope.questions.heatmap_plates import Pair
 from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
@@ -76,7 +81,9 @@ def show(
     # Text: maps, then what the query attends to.
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
-    if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):  # hundreds of lines of maps would hide them
+    if not drawn or (
+        tables and n_heads > _MOST_QUERY_HEADS
+    ):  # hundreds of lines of maps would hide them
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
 
@@ -106,7 +113,9 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
         words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
         lines.append(cut(words, max(8, min(console.width, 80) - len(number))) + number)
     if len(places) > len(links):
-        lines.append(f"{len(places) - len(links)} of {len(places)} tokens attend to {left_out} or themselves alone")
+        lines.append(
+            f"{len(places) - len(links)} of {len(places)} tokens attend to {left_out} or themselves alone"
+        )
     lines.append(f"links to or from {left_out} are skipped; weights are as the model has them")
     if is_faint:
         lines.append(f"none is above {FAINT:g}: --scale head shades each head by its own largest weight")
@@ -192,7 +201,9 @@ def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
     columns = [
         _head_column(attention),
         TextColumn(name, share, right=True, drop=1),
-        TextColumn("strongest links between other tokens (query → key weight)", links, wraps=True, least=16),
+        TextColumn(
+            "strongest links between other tokens (query → key weight)", links, wraps=True, least=16
+        ),
     ]
     return TextTable(columns, record.chosen(attention))
 
@@ -203,14 +214,20 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
     def keys(pair: Pair) -> Text:
         return _name_largest(attention.of(*pair)[token], attention.keys, 5, LEAST_LINK, "   ")
 
-    return TextTable([_head_column(attention), TextColumn("keys, largest weight first", keys, wraps=True)], heads)
+    return TextTable(
+        [_head_column(attention), TextColumn("keys, largest weight first", keys, wraps=True)], heads
+    )
 
 
 def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
     """Return the tokens with the largest numbers, each with its number."""
     largest = [key for key in largest_first(row, most) if row[key] >= least]
     return list_numbers(
-        ((safe(tokens.labels[key]), f"{row[key]:.2f}" if least else f"{row[key]:.3g}") for key in largest), gap
+        (
+            (safe(tokens.labels[key]), f"{row[key]:.2f}" if least else f"{row[key]:.3g}")
+            for key in largest
+        ),
+        gap,
     )
 
 
@@ -253,7 +270,9 @@ def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Conso
 def _legend(console: Console) -> Text:
     """Return the meaning of a map's shades."""
     lines = Text("\nweight  ", style="dim")
-    for mark in (0.0, 0.25, 0.5, 0.75, 1.0) if _has_colours(console) else (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8):
+    for mark in (
+        (0.0, 0.25, 0.5, 0.75, 1.0) if _has_colours(console) else (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
+    ):
         _paint(lines, np.array([mark], np.float32), 2, console)
         lines.append(f" {mark:g}  ")
     lines.rstrip()
@@ -334,7 +353,10 @@ def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
     for attention in record.maps:
         if record.chosen(attention):
             yield from _kind_heading(record, attention)
-            queries, keys = amount(len(attention.queries), "query", "queries"), amount(len(attention.keys), "key")
+            queries, keys = (
+                amount(len(attention.queries), "query", "queries"),
+                amount(len(attention.keys), "key"),
+            )
             cell = f"{attention.query_cell} × {attention.key_cell}"
             yield Text(f"{queries} and {keys}; figures show {cell} in a cell\n", style="dim")
             yield _pooled_table(record, attention)
@@ -346,7 +368,9 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
 
     # Means over queries of entropy, (query,), as an effective number of keys.
     def entropy(pair: Pair) -> str:
-        return f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
+        return (
+            f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
+        )
 
     # The key that receives most, as the mean over all queries.
     def received(pair: Pair) -> str:
@@ -392,7 +416,9 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
     # All tokens after the last layer.
     if query is None and not is_mean:
         title = f"where each token came from, after layer {layers[-1]}"
-        return _origins(rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)])
+        return _origins(
+            rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)]
+        )
     # One token, after every layer.
     wanted = "CLS" if is_mean or query is None else query
     tokens = attention.queries.find(wanted)
@@ -403,7 +429,9 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
         title = f"where “{safe(labels[token])}” (token {token}) came from"
         if rollout.target:
             title = f"what matters for “{safe(rollout.target)}”, as of “{safe(labels[token])}” (token {token})"
-        groups.append(_origins(rollout, title, "layer", [(f"L{layer}", layer, token) for layer in layers]))
+        groups.append(
+            _origins(rollout, title, "layer", [(f"L{layer}", layer, token) for layer in layers])
+        )
     return Group(*groups)
 
 
@@ -413,10 +441,13 @@ def _origins(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str,
     least = LEAST_LINK if rollout.picture is None else 0.0
 
     def name_origins(head: int) -> Callable[[tuple[str, int, int]], Text]:
-        return lambda row: _name_largest(attention.of(row[1], head)[row[2]], attention.keys, _MOST_ORIGINS, least, "  ")
+        return lambda row: _name_largest(
+            attention.of(row[1], head)[row[2]], attention.keys, _MOST_ORIGINS, least, "  "
+        )
 
     columns = [TextColumn(first, lambda row: row[0], wraps=True, least=16, style="bold")]
     columns += [
-        TextColumn(attention.head_name(head), name_origins(head), wraps=True, least=14) for head in attention.heads
+        TextColumn(attention.head_name(head), name_origins(head), wraps=True, least=14)
+        for head in attention.heads
     ]
     return Group(heading(title), TextTable(columns, rows))

@@ -1,7 +1,5 @@
 """Find the strongest links of maps: which query attends most to which key, outside sinks. NumPy only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +28,9 @@ class HeadLink(NamedTuple):
     weight: float
 
 
-def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: int = 5) -> list[HeadLink]:
+def find_links(
+    record: Heatmap | PooledHeatmap, query: str | None = None, most: int = 5
+) -> list[HeadLink]:
     """Return the strongest links of different heads, largest weight first.
 
     Args:
@@ -55,7 +55,11 @@ def find_links(record: Heatmap | PooledHeatmap, query: str | None = None, most: 
 
 
 def strongest_links(
-    record: Heatmap, attention: AttentionMap, pair: tuple[int, int], most: int = 3, rows: Sequence[int] = ()
+    record: Heatmap,
+    attention: AttentionMap,
+    pair: tuple[int, int],
+    most: int = 3,
+    rows: Sequence[int] = (),
 ) -> list[Link]:
     """Return the largest weights of a head between tokens of the text, largest first.
 

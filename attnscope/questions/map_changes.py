@@ -1,7 +1,5 @@
 """Change maps of weights: leave out keys, merge word pieces, average heads. NumPy only."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +19,9 @@ MEAN_OF = "mean of "
 AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
 
 
-def merge_weights(weights: NDArray[Any], rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.float32]:
+def merge_weights(
+    weights: NDArray[Any], rows: Sequence[int], columns: Sequence[int]
+) -> NDArray[np.float32]:
     """Return weights, (layer, head, query, key), of groups of tokens: summed over keys, averaged over queries.
 
     Groups are given by their first places.
@@ -52,7 +52,10 @@ def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
     for pair in heads:
         is_shown[attention.place(*pair)] = True
     rows, columns = np.flatnonzero(is_shown.any(1)), np.flatnonzero(is_shown.any(0))
-    block, counted = attention.values[np.ix_(rows, columns)], is_shown[np.ix_(rows, columns)][..., None, None]
+    block, counted = (
+        attention.values[np.ix_(rows, columns)],
+        is_shown[np.ix_(rows, columns)][..., None, None],
+    )
     means = np.asarray(np.mean(block, axis=AXES[over], dtype=np.float64, where=counted, keepdims=True))
     # What the layers and the heads are called now.
     names = tuple(attention.head_name(attention.heads[column]) for column in columns)

@@ -4,8 +4,6 @@ A result of maps is a text, a map per kind of attention, and what made it. In fi
 result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cross` of a further one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -35,12 +33,21 @@ MAP_TABLES: Mapping[str, Any] = {
         count("n_layers", "how many layers of this kind the model has", range=(1, None)),
         count("n_heads", "how many heads a layer has, the most where layers differ", range=(1, None)),
         count("n_kv_heads", "how many key/value heads a layer has", range=(1, None)),
-        count("first_query", "which query of the whole map comes first; -1 = it is the whole", range=(-1, None)),
-        count("first_key", "which key of the whole map comes first; -1 = it is the whole", range=(-1, None)),
+        count(
+            "first_query",
+            "which query of the whole map comes first; -1 = it is the whole",
+            range=(-1, None),
+        ),
+        count(
+            "first_key", "which key of the whole map comes first; -1 = it is the whole", range=(-1, None)
+        ),
         count("whole_queries", "queries of the whole map; -1 = it is the whole", range=(-1, None)),
         count("whole_keys", "keys of the whole map; -1 = it is the whole", range=(-1, None)),
     ),
-    "heads": (*HEADS, text("name", "what stands in the place of a head is called; empty = it is a head")),
+    "heads": (
+        *HEADS,
+        text("name", "what stands in the place of a head is called; empty = it is a head"),
+    ),
     "queries": TOKENS,
     "keys": TOKENS,
 }
@@ -125,7 +132,11 @@ class HeadMaps:
 
     def exists(self, layer: int, head: int) -> bool:
         """Return whether this head is held; where a layer lacks one, its map is NaN."""
-        return layer in self.layers and head in self.heads and not bool(np.isnan(self.of(layer, head)).any())
+        return (
+            layer in self.layers
+            and head in self.heads
+            and not bool(np.isnan(self.of(layer, head)).any())
+        )
 
     def tables(self) -> dict[str, Table]:
         """Return its tables, by name."""
@@ -141,7 +152,9 @@ class HeadMaps:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return its arrays by name, along the rows of its table of heads."""
         arrays = {name: getattr(self, name) for name in self.ARRAYS}
-        return {name: values.reshape(len(self.pairs), *values.shape[2:]) for name, values in arrays.items()}
+        return {
+            name: values.reshape(len(self.pairs), *values.shape[2:]) for name, values in arrays.items()
+        }
 
     def numbers(self, names: Sequence[str]) -> dict[str, Any]:
         """Return its row of the table of maps, which has columns of these names."""
@@ -150,7 +163,11 @@ class HeadMaps:
 
     @classmethod
     def rebuild(
-        cls, row: dict[str, Any], texts: Any, tables: Mapping[str, Table], arrays: Mapping[str, NDArray[Any]]
+        cls,
+        row: dict[str, Any],
+        texts: Any,
+        tables: Mapping[str, Table],
+        arrays: Mapping[str, NDArray[Any]],
     ) -> Self:
         """Return the maps of one kind.
 
@@ -165,13 +182,17 @@ class HeadMaps:
         layers = tuple(dict.fromkeys(heads["layer"].tolist()))
         numbers = tuple(dict.fromkeys(heads["head"].tolist()))
         names = tuple(heads["name"][: len(numbers)].tolist())
-        queries, keys = (tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys")))
+        queries, keys = (
+            tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys"))
+        )
         part: Any = tuple(row.pop(name) for name in _PART)
         is_part = part[0] >= 0
         # Arrays come along the rows of heads, (head, ...), and become (layer, head, ...).
         laid: dict[str, Any] = {}
         for name in cls.ARRAYS:
-            values = arrays[name].astype(np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False)
+            values = arrays[name].astype(
+                np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False
+            )
             laid[name] = values.reshape(len(layers), len(numbers), *values.shape[1:])
         return cls(
             **row,
@@ -267,7 +288,9 @@ class MapsResult(Result, Generic[M]):
             if not rows or not columns:
                 continue
             # Arrays are (layer, head, ...).
-            cut: dict[str, Any] = {name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS}
+            cut: dict[str, Any] = {
+                name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS
+            }
             cut["layers"] = tuple(attention.layers[row] for row in rows)
             cut["heads"] = tuple(attention.heads[column] for column in columns)
             maps.append(replace(attention, **cut))
@@ -284,7 +307,9 @@ class MapsResult(Result, Generic[M]):
         for attention in self.maps:
             if kind in (None, attention.kind):
                 return attention
-        raise AttnscopeError(f"this record has no {kind} attention", f"it has {', '.join(m.kind for m in self.maps)}")
+        raise AttnscopeError(
+            f"this record has no {kind} attention", f"it has {', '.join(m.kind for m in self.maps)}"
+        )
 
     def of(self, layer: int, head: int, kind: str | None = None) -> NDArray[np.float32]:
         """Return the map of one head by its numbers: weights, (query, key), or cells, (row, column).
@@ -396,11 +421,17 @@ def choose_heads(
         known = record.table("heads").places
     # Refuse what is not there; None stands for all.
     chosen = []
-    for what, wanted, held in zip(("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True):
+    for what, wanted, held in zip(
+        ("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True
+    ):
         beyond = sorted({*(wanted or ())} - held)
         if beyond:
-            raise AttnscopeError(f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*held])}")
+            raise AttnscopeError(
+                f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*held])}"
+            )
         chosen.append(held if wanted is None else wanted)
     if maps is not None:
         return record.block(*chosen)
-    return record.only([pair for pair in dict.fromkeys(known) if pair[0] in chosen[0] and pair[1] in chosen[1]])
+    return record.only(
+        [pair for pair in dict.fromkeys(known) if pair[0] in chosen[0] and pair[1] in chosen[1]]
+    )

@@ -1,7 +1,5 @@
 """Declare the result of patching, which heads carry a behaviour: its columns and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, get_args
@@ -93,9 +91,21 @@ class Patching(Result):
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": (
             *HEADS,
-            number("effect", "change of the logit difference", "logits", label="effect on the logit difference"),
-            number("effect_q", "false discovery rate at which it is not 0", Q_VALUE, range=(0, 1), label="q"),
-            number("share", "effect by the total effect", label="share of the total effect", short="share of total"),
+            number(
+                "effect",
+                "change of the logit difference",
+                "logits",
+                label="effect on the logit difference",
+            ),
+            number(
+                "effect_q", "false discovery rate at which it is not 0", Q_VALUE, range=(0, 1), label="q"
+            ),
+            number(
+                "share",
+                "effect by the total effect",
+                label="share of the total effect",
+                short="share of total",
+            ),
             text("patched_with", "the heads that are patched together, itself among them"),
         ),
         "whole": (text("quantity"), number("value", "mean over pairs", "logits")),
@@ -121,7 +131,12 @@ class Patching(Result):
     }
     ARRAYS: ClassVar[Sequence[Array]] = (
         Array("by_pair", "the effect on each pair", "logits", axes=("heads", "pairs")),
-        Array("position_effects", "the mean effect of each position alone", "logits", axes=("heads", "positions")),
+        Array(
+            "position_effects",
+            "the mean effect of each position alone",
+            "logits",
+            axes=("heads", "positions"),
+        ),
     )
 
     def total(self, quantity: str = "total") -> Floats:
@@ -157,7 +172,9 @@ class Patching(Result):
         effect = f"effect: what its {by} of the {source} run changes in the {other} run; {difference}"
         answer = [*_answer(self), effect]
         subtitle = f"{difference}; total effect {_total(self)}"
-        return report_on(self, answer, _blocks(self), _guide(self), subtitle=subtitle, notes=list(_notes(self)))
+        return report_on(
+            self, answer, _blocks(self), _guide(self), subtitle=subtitle, notes=list(_notes(self))
+        )
 
 
 def head_columns(by: str, direction: str) -> list[Column]:
@@ -205,8 +222,12 @@ def _blocks(patching: Patching) -> Iterator[Block]:
     # The heads with the largest effects, then the paths between them.
     heads, order = patching.table("heads"), patching.strongest()
     names = heads["patched_with"].tolist()
-    known = [name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()]
-    yield Ranking(what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order)
+    known = [
+        name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()
+    ]
+    yield Ranking(
+        what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order
+    )
     yield from _paths(patching)
     # Effects by position: (head, position).
     if "position_effects" in patching.grids:
@@ -220,7 +241,13 @@ def _blocks(patching: Patching) -> Iterator[Block]:
             columns=patching.table("positions")["token"].tolist(),
         )
     # Every head, by patching and by its estimate from gradients.
-    yield HeadMap(heading="effect of every head", printed="with --all", figure="effect", heads=heads, column="effect")
+    yield HeadMap(
+        heading="effect of every head",
+        printed="with --all",
+        figure="effect",
+        heads=heads,
+        column="effect",
+    )
     if "attribution" in heads:
         yield HeadMap(printed="never", figure="attribution", heads=heads, column="attribution")
 
@@ -251,7 +278,9 @@ def _paths(patching: Patching) -> Iterator[Block]:
         figure="paths",
         title="paths on which heads act on the answer",
         layers={node: top if node == LOGITS else _layer_of(node) for node in nodes},
-        links=[Link(senders[row], receivers[row], means[row], float(abs(effects[row]))) for row in clear],
+        links=[
+            Link(senders[row], receivers[row], means[row], float(abs(effects[row]))) for row in clear
+        ],
         notes=[
             f"the {amount(len(clear), 'path')} with the largest effects whose 95% interval does not hold 0; wider = a "
             "larger effect, of either sign; grey: to the logits without any other head"

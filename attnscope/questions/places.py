@@ -163,11 +163,15 @@ class Sound:
         return described
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]) -> Sound:
+    def rebuild(
+        cls, described: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]
+    ) -> Sound:
         """Return the sound that `describe` was made of; what is damaged raises anything."""
         known = {**described}
         hertz, decibels = known.pop("hertz", ()), known.pop("decibels", 0.0)
-        spectrogram = None if levels is None else Spectrogram(levels.astype(np.uint8), hertz, float(decibels))
+        spectrogram = (
+            None if levels is None else Spectrogram(levels.astype(np.uint8), hertz, float(decibels))
+        )
         return cls(envelope=envelope, words=words, spectrogram=spectrogram, **known)
 
     def require_whole(self) -> None:
@@ -183,5 +187,9 @@ class Sound:
         if self.spectrogram is None:
             return
         hertz = self.spectrogram.hertz
-        if hertz != tuple(sorted(hertz)) or self.spectrogram.levels.shape[:1] != (len(hertz),) or not hertz:
+        if (
+            hertz != tuple(sorted(hertz))
+            or self.spectrogram.levels.shape[:1] != (len(hertz),)
+            or not hertz
+        ):
             raise ValueError("its spectrogram makes no sense")

@@ -1,7 +1,5 @@
 """Attention on long texts: maps pooled to a grid, what each key receives, each query's entropy, and far links."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -40,7 +38,13 @@ class PooledMap(HeadMaps):
         far_tokens: A link is far where query and key are more than this many tokens apart; -1 = all are.
     """
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ("cells", "received", "entropy_nats", "link_places", "link_weights")
+    ARRAYS: ClassVar[tuple[str, ...]] = (
+        "cells",
+        "received",
+        "entropy_nats",
+        "link_places",
+        "link_weights",
+    )
 
     cells: NDArray[np.float32]
     received: NDArray[np.float32]
@@ -71,7 +75,9 @@ class PooledMap(HeadMaps):
             raise ValueError(f"the shape of its cells, {self.cells.shape}, does not fit its tokens")
         if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
             raise ValueError("its keys receive more than there is")
-        if np.any(self.link_places < -1) or np.any(self.link_places >= np.array([len(self.queries), len(self.keys)])):
+        if np.any(self.link_places < -1) or np.any(
+            self.link_places >= np.array([len(self.queries), len(self.keys)])
+        ):
             raise ValueError("its links are between tokens that it does not have")
 
 
@@ -90,14 +96,30 @@ class PooledHeatmap(MapsResult[PooledMap]):
             *MAP_TABLES["maps"],
             count("query_cell", "queries that share a row of cells", range=(1, None)),
             count("key_cell", "keys that share a column of cells", range=(1, None)),
-            count("far_tokens", "a link is far over more than this many tokens; -1 = all are", range=(-1, None)),
+            count(
+                "far_tokens",
+                "a link is far over more than this many tokens; -1 = all are",
+                range=(-1, None),
+            ),
         ),
     }
     ARRAYS: ClassVar[Any] = (
         Array("cells", "pooled attention", "share", (0, 1), axes=("heads", "rows", "columns")),
-        Array("received", "mass that a key receives from all queries", range=(0, None), axes=("heads", "keys")),
-        Array("entropy_nats", "entropy of a query's weights", "nats", (0, None), axes=("heads", "queries")),
-        Array("link_places", "query and key of a far link; -1 = none", kind="count", axes=("heads", "links", "2")),
+        Array(
+            "received",
+            "mass that a key receives from all queries",
+            range=(0, None),
+            axes=("heads", "keys"),
+        ),
+        Array(
+            "entropy_nats", "entropy of a query's weights", "nats", (0, None), axes=("heads", "queries")
+        ),
+        Array(
+            "link_places",
+            "query and key of a far link; -1 = none",
+            kind="count",
+            axes=("heads", "links", "2"),
+        ),
         Array("link_weights", "the weight of a far link", axes=("heads", "links")),
     )
     MAPS: ClassVar[Any] = PooledMap

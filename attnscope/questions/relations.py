@@ -1,7 +1,5 @@
 """Declare the result about relations, which heads link X to Y: its columns and its report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -65,7 +63,9 @@ class RelationsOptions:
     """The options for studying relations."""
 
     only: tuple[str, ...] | None = option(
-        "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]", default=None, read=_labels
+        "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]",
+        default=None,
+        read=_labels,
     )
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
@@ -89,10 +89,20 @@ class Relations(Result):
             count("n_texts_scored", "texts of that half", range=(0, None)),
             text("rule", "the best simple rule, such as offset +1"),
             BASELINE,
-            text("no_verdict", "why there is none, such as fewer than 20 examples; empty = there is one"),
-            count("best", "the head that does best on the half that chooses it; -1 = none", refers_to="heads"),
-            count("n_sources", "sources that the texts are of, such as files or documents", range=(0, None)),
-            text("halves", "what was dealt to halves: sources, or texts where there are too few sources"),
+            text(
+                "no_verdict", "why there is none, such as fewer than 20 examples; empty = there is one"
+            ),
+            count(
+                "best",
+                "the head that does best on the half that chooses it; -1 = none",
+                refers_to="heads",
+            ),
+            count(
+                "n_sources", "sources that the texts are of, such as files or documents", range=(0, None)
+            ),
+            text(
+                "halves", "what was dealt to halves: sources, or texts where there are too few sources"
+            ),
         ),
         "heads": HEADS,
         "left_out": (
@@ -103,9 +113,13 @@ class Relations(Result):
         "word_times": (
             text("by", f"how the heads are chosen: {BEST} or {UPPER}"),
             count("n_heads", "how many heads", range=(0, None)),
-            numbers("median", "median error over recordings", "s", range=(0, None), short="median error"),
+            numbers(
+                "median", "median error over recordings", "s", range=(0, None), short="median error"
+            ),
             numbers("mean", "mean error over recordings", "s", range=(0, None), short="mean error"),
-            numbers("change", "median difference to the error of the upper half", "s", short="to upper half"),
+            numbers(
+                "change", "median difference to the error of the upper half", "s", short="to upper half"
+            ),
         ),
     }
     CSV: ClassVar[tuple[str, ...]] = _BY_HEAD
@@ -113,8 +127,15 @@ class Relations(Result):
         Array("choice", "accuracy on the half that chooses the head", "share", (0, 1), axes=_BY_HEAD),
         Array("accuracy", "accuracy on the other half", "share", (0, 1), axes=_BY_HEAD),
         Array("mass", "mean weight on the targets, on the other half", "share", (0, 1), axes=_BY_HEAD),
-        Array("p", "one-sided p-value against the baseline; NaN without a verdict", range=(0, 1), axes=_BY_HEAD),
-        Array("q", "the same after Benjamini-Hochberg over heads x relations", range=(0, 1), axes=_BY_HEAD),
+        Array(
+            "p",
+            "one-sided p-value against the baseline; NaN without a verdict",
+            range=(0, 1),
+            axes=_BY_HEAD,
+        ),
+        Array(
+            "q", "the same after Benjamini-Hochberg over heads x relations", range=(0, 1), axes=_BY_HEAD
+        ),
         Array("found", "whether the head expresses the relation", kind="flag", axes=_BY_HEAD),
     )
 
@@ -194,7 +215,9 @@ class Relations(Result):
             answer = _answer_on_words(self)
             blocks = [*_heads_to_paste(self), *blocks]
         subtitle = f"{_count_line(self)} · {corpus_line(self)}"
-        return report_on(self, answer, [*blocks, _map(self)], _guide(self), subtitle=subtitle, notes=_notes(self))
+        return report_on(
+            self, answer, [*blocks, _map(self)], _guide(self), subtitle=subtitle, notes=_notes(self)
+        )
 
 
 # What is shown
@@ -261,7 +284,9 @@ def _map(result: Relations) -> Block:
     rows = result.ranked[:MOST_RELATIONS]
     above = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
-    notes = ["colour: accuracy above the best simple rule, 0 where below it; frame: the head expresses the relation"]
+    notes = [
+        "colour: accuracy above the best simple rule, 0 where below it; frame: the head expresses the relation"
+    ]
     if n_left_out:
         notes.append(f"not shown: {amount(n_left_out, 'more relation')}")
     return Grid(
@@ -297,7 +322,10 @@ def _answer_on_words(result: Relations) -> list[str]:
     # How exactly it times words, beside Whisper's default.
     times = result.table("word_times")
     n_heads = len(result.alignment_heads or ())
-    errors = {by: fixed(error, 3) for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)}
+    errors = {
+        by: fixed(error, 3)
+        for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)
+    }
     if errors:
         row = int(np.flatnonzero((times["by"] == BEST) & (times["n_heads"] == n_heads))[0])
         which = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
@@ -314,8 +342,13 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
         return
     names = ",".join(f"L{layer}H{head}" for layer, head in heads)
     yield Note(
-        lines=[f'"alignment_heads": {json.dumps(heads)}', f"attnscope heatmap --audio FILE --words --pick {names}"],
-        notes=["paste the first line into the model's generation_config.json; or time words by the second"],
+        lines=[
+            f'"alignment_heads": {json.dumps(heads)}',
+            f"attnscope heatmap --audio FILE --words --pick {names}",
+        ],
+        notes=[
+            "paste the first line into the model's generation_config.json; or time words by the second"
+        ],
     )
 
 
@@ -339,7 +372,9 @@ def _rule_line(result: Relations) -> list[str]:
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
-    return [f"expressed if accuracy is surely {margin:g} above the best simple rule (such as the word before); FDR 5%"]
+    return [
+        f"expressed if accuracy is surely {margin:g} above the best simple rule (such as the word before); FDR 5%"
+    ]
 
 
 def _guide(result: Relations) -> list[str]:

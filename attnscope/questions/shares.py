@@ -1,7 +1,5 @@
 """How much of its attention does each head give from one part of a text to another? NumPy only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +13,9 @@ from attnscope.report.wording import change_notes, printable, report_on, run_not
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Table, share
 
-_SHARE = share("share", "what the queries of a part give to the keys of another: sum over keys, mean over queries")
+_SHARE = share(
+    "share", "what the queries of a part give to the keys of another: sum over keys, mean over queries"
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +31,10 @@ class Shares(Result):
 
     def report(self) -> Report:
         """Return the answer, the blocks and the notes."""
-        heads, options = self.table("heads"), {name: printable(value) for name, value in self.options.items()}
+        heads, options = (
+            self.table("heads"),
+            {name: printable(value) for name, value in self.options.items()},
+        )
         order = largest_first(heads["share"])
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
         title = f"from “{options['from']}” to “{options['to']}”"
@@ -62,7 +65,8 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
         queries, keys = attention.queries.find_part(source), attention.keys.find_part(target)
         if queries and keys:
             rows += [
-                (attention.kind, *pair, _share(attention, pair, queries, keys)) for pair in record.chosen(attention)
+                (attention.kind, *pair, _share(attention, pair, queries, keys))
+                for pair in record.chosen(attention)
             ]
     # Refuse, and name the first part that no kind has.
     if not rows:
@@ -71,12 +75,19 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
         named, (first, *others) = (lacking or sides)[0]
         raise first.refuse(named, *others)
     table = Table.of_rows(Shares.TABLES["heads"], rows)
-    options = {"from": source, "to": target, "text": record.text, "changes": change_notes(record, record.maps[0].kind)}
+    options = {
+        "from": source,
+        "to": target,
+        "text": record.text,
+        "changes": change_notes(record, record.maps[0].kind),
+    }
     corpus = {"n_texts": 1, "n_tokens": len(record.maps[0].keys)}
     return Shares(record.run, corpus, options, {"heads": table})
 
 
-def _share(attention: AttentionMap, pair: tuple[int, int], queries: Sequence[int], keys: Sequence[int]) -> float:
+def _share(
+    attention: AttentionMap, pair: tuple[int, int], queries: Sequence[int], keys: Sequence[int]
+) -> float:
     """Return a head's weights from some queries to some keys: summed over keys, averaged over queries."""
     block = attention.of(*pair)[np.ix_(queries, keys)]
     return float(block.sum(1, dtype=np.float64).mean())

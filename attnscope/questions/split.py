@@ -1,7 +1,5 @@
 """Declare the result about splitting queries, keys and values into more or fewer heads: columns and report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -38,7 +36,10 @@ class SplitOptions:
     """The options for splitting queries, keys and values into heads."""
 
     counts: tuple[int, ...] = option(
-        "Numbers of heads to split into, such as 1,2,4.", default=(1, 2, 4), read=numbers_from, written="1,2,4"
+        "Numbers of heads to split into, such as 1,2,4.",
+        default=(1, 2, 4),
+        read=numbers_from,
+        written="1,2,4",
     )
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
@@ -53,7 +54,10 @@ class SplitOptions:
         beyond = [head for head in self.drop if not 0 <= head < max(self.counts)]
         if beyond:
             last = max(self.counts) - 1
-            raise UsageError(f"there is no head {beyond[0]} to drop", f"of {max(self.counts)} heads the last is {last}")
+            raise UsageError(
+                f"there is no head {beyond[0]} to drop",
+                f"of {max(self.counts)} heads the last is {last}",
+            )
 
 
 class Split(Result):
@@ -113,7 +117,9 @@ class Split(Result):
         counts = self.table("counts")["n_heads"]
         if n_heads not in counts:
             listed = ", ".join(map(str, counts.tolist()))
-            raise AttnscopeError(f"there is no split into {amount(n_heads, 'head')} in this record", f"it has {listed}")
+            raise AttnscopeError(
+                f"there is no split into {amount(n_heads, 'head')} in this record", f"it has {listed}"
+            )
         result = self
         for name in ("counts", "heads", "drops"):
             if name in self.tables:
@@ -123,7 +129,9 @@ class Split(Result):
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
         """Return the labels of queries and of keys."""
-        queries, keys = ([printable(token, 40) for token in self.table(name)["token"]] for name in ("queries", "keys"))
+        queries, keys = (
+            [printable(token, 40) for token in self.table(name)["token"]] for name in ("queries", "keys")
+        )
         return queries, keys
 
     def require_whole(self) -> None:
@@ -139,10 +147,8 @@ class Split(Result):
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
         counts = ", ".join(map(str, self.table("counts")["n_heads"].tolist()))
-        measures = (
-            "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of the "
-        )
-        measures += "heads, nats, 0 = alike"
+        measures = "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of "
+        measures += "the heads, nats, 0 = alike"
         if len(self.table("drops")):
             measures += "; without: L2 norm of the output's change if the head puts out zeros"
         rank = f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats"
@@ -206,7 +212,9 @@ def _blocks(split: Split) -> Iterator[Block]:
         name = f"{amount(n, 'head')}, d_head {d_head}"
         # Large matrices are listed by their largest weights.
         if len(keys) > MOST_KEYS or n > MOST_HEADS:
-            yield Note(heading=f"{name}: the largest weights", lines=list(_largest(chosen, queries, keys)))
+            yield Note(
+                heading=f"{name}: the largest weights", lines=list(_largest(chosen, queries, keys))
+            )
             continue
         # Weights of each head, (query, key), and their mean.
         for head, weights in enumerate(chosen["weights"]):
@@ -219,15 +227,21 @@ def _blocks(split: Split) -> Iterator[Block]:
         yield _grid(f"{name}: output", chosen["output"][0], queries, outputs, printed="with --all")
 
 
-def _grid(heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always") -> Grid:
-    return Grid(heading=heading, printed=printed, values=values, rows=rows, columns=columns, most=len(rows))
+def _grid(
+    heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always"
+) -> Grid:
+    return Grid(
+        heading=heading, printed=printed, values=values, rows=rows, columns=columns, most=len(rows)
+    )
 
 
 def _comparison(split: Split) -> Ranking:
     """Compare the numbers of heads."""
     counts = split.table("counts")
     # One cell per number of heads in each column.
-    cells: dict[str, list[str]] = {name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")}
+    cells: dict[str, list[str]] = {
+        name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")
+    }
     without = []
     for n in counts["n_heads"].tolist():
         chosen = split.of(n)
@@ -240,7 +254,9 @@ def _comparison(split: Split) -> Ranking:
         # How far the output moves without each head.
         drops = chosen.table("drops")
         changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
-        without.append(", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–")
+        without.append(
+            ", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–"
+        )
     columns = [Words(title, texts, right=True) for title, texts in cells.items()]
     if len(split.table("drops")):
         columns.append(Words("without", without, wraps=True))
@@ -264,7 +280,9 @@ def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iter
     """Yield the three largest weights of each head, one line per head."""
     for head, weights in enumerate(chosen["weights"][:MOST_LISTED]):
         links = [divmod(place, len(keys)) for place in largest_first(weights, 3)]  # (query, key)
-        yield f"head {head}: " + ", ".join(f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links)
+        yield f"head {head}: " + ", ".join(
+            f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links
+        )
     n_more = len(chosen["weights"]) - MOST_LISTED
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
@@ -282,7 +300,9 @@ def _panels(split: Split) -> Panels:
         for head, weights in enumerate(chosen["weights"][:MOST_DRAWN]):
             panels.append(Panel(f"{name}: H{head}, {_span(heads, head)}", weights, queries, keys))
         if n > 1:
-            panels.append(Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys))
+            panels.append(
+                Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys)
+            )
         notes.append(
             f"{name}: rank {range_of(heads['rank'].tolist())}, entropy {heads['entropy_nats'].mean():.2f} nats, "
             f"disagreement {chosen['disagreement_nats'].mean():.2f} nats"

@@ -1,7 +1,5 @@
 """Declare a trace, attention computed step by step: every number, its formula, and its line of NumPy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -41,7 +39,10 @@ HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
 }
 """The steps of a head, and what the axes of their values are."""
 
-JOINT_STEPS: Mapping[str, tuple[str, ...]] = {"joined": ("traced", "joined"), "output": ("traced", "outputs")}
+JOINT_STEPS: Mapping[str, tuple[str, ...]] = {
+    "joined": ("traced", "joined"),
+    "output": ("traced", "outputs"),
+}
 """The steps after the heads."""
 
 INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -74,10 +75,17 @@ class TraceOptions:
         rare=True,
     )
     heads: tuple[int, ...] | None = option(
-        "Heads of that layer, such as 1,8-10.", "-H", "--heads", default=None, read=numbers_from, panel="Heads"
+        "Heads of that layer, such as 1,8-10.",
+        "-H",
+        "--heads",
+        default=None,
+        read=numbers_from,
+        panel="Heads",
     )
     query: str | None = option(
-        "Follow this query: a token, a word, or a place such as @3.  [default: all]", default=None, panel="Heads"
+        "Follow this query: a token, a word, or a place such as @3.  [default: all]",
+        default=None,
+        panel="Heads",
     )
     kind: str | None = option(
         "In an encoder-decoder: encoder, decoder or cross.  [default: the first]",
@@ -132,7 +140,10 @@ class Trace(Result):
     def tokens(self) -> dict[str, list[str]]:
         """Return the labels of what axes may be: "query" and "key"."""
         tables = {"query": "queries", "key": "keys"}
-        return {axis: [printable(token, 40) for token in self.table(name)["token"]] for axis, name in tables.items()}
+        return {
+            axis: [printable(token, 40) for token in self.table(name)["token"]]
+            for axis, name in tables.items()
+        }
 
     @property
     def steps(self) -> list[dict[str, Any]]:
@@ -175,7 +186,9 @@ class Trace(Result):
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
         # Each step has a value, and a head or -1 for all heads.
-        for name, head in zip(self.table("steps")["name"].tolist(), self.table("steps")["head"].tolist(), strict=True):
+        for name, head in zip(
+            self.table("steps")["name"].tolist(), self.table("steps")["head"].tolist(), strict=True
+        ):
             if name not in self.grids or (head >= 0 and head not in self.table("heads")["head"]):
                 raise ValueError(f"it has no value of the step {name[:40]!r}")
         for step in self.steps:
@@ -220,9 +233,13 @@ def heading_of(trace: Trace) -> str:
     about = trace.options
     is_example = trace.run.get("model") == "worked example"
     where = (
-        "worked example" if is_example else f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
+        "worked example"
+        if is_example
+        else f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
     )
-    grouped = "" if about["n_kv_heads"] == about["n_heads"] else f" on {about['n_kv_heads']} key/value heads"
+    grouped = (
+        "" if about["n_kv_heads"] == about["n_heads"] else f" on {about['n_kv_heads']} key/value heads"
+    )
     query = "all queries"
     if trace.query is not None:
         query = f"query {trace.tokens['query'][trace.query]!r} (token {trace.query})"
@@ -263,7 +280,11 @@ def _check_line(trace: Trace) -> str:
     """Say how far the steps are from what the model's own kernel computed."""
     check = trace.options["check"]
     parts = []
-    for name, what in (("weights", "weights differ"), ("outputs", "outputs differ"), ("projected", "after W_O")):
+    for name, what in (
+        ("weights", "weights differ"),
+        ("outputs", "outputs differ"),
+        ("projected", "after W_O"),
+    ):
         if isinstance(check.get(name), float):
             parts.append(f"{what} by {'' if name == 'projected' else 'at most '}{check[name]:.1e}")
     return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(parts)}"
@@ -300,13 +321,17 @@ def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
     for axis, size in zip(step["axes"], step["value"].shape, strict=True):
         sizes.append(amount(size, *_AXES.get(axis, ("column",))))
     return [
-        Text.assemble((f"\n{number:>2}  {safe(step['title'])}", "bold"), (f"  ({', '.join(sizes)})", "dim")),
+        Text.assemble(
+            (f"\n{number:>2}  {safe(step['title'])}", "bold"), (f"  ({', '.join(sizes)})", "dim")
+        ),
         Text(f"    {safe(step['formula'])}"),
         Text(f"    {safe(step['code'])}", style="cyan"),
     ]
 
 
-def draw_numbers(step: Mapping[str, Any], tokens: Mapping[str, Sequence[str]], console: Any) -> RenderableType:
+def draw_numbers(
+    step: Mapping[str, Any], tokens: Mapping[str, Sequence[str]], console: Any
+) -> RenderableType:
     """Return the numbers of a step, with four decimals."""
     value, axes = step["value"], step["axes"]
     names = tokens.get(axes[0]) if value.ndim == 2 else None

@@ -1,7 +1,5 @@
 """Declare the result about training, how the heads of a model formed: its columns and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -120,11 +118,16 @@ class Training(Result):
             blocks.append(ranking)
         measures = self.table("measures")
         meanings = {
-            label(name): f" ({meaning})" for name, meaning in zip(measures["name"], measures["meaning"], strict=True)
+            label(name): f" ({meaning})"
+            for name, meaning in zip(measures["name"], measures["meaning"], strict=True)
         }
-        answer = [f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD][:3]
+        answer = [
+            f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD
+        ][:3]
         answer = [question, *(answer or ["No head has a role at the last step"])]
-        return report_on(self, answer, blocks, _guide(self), subtitle=line, problems=list(_problems(self)))
+        return report_on(
+            self, answer, blocks, _guide(self), subtitle=line, problems=list(_problems(self))
+        )
 
 
 # What is shown
@@ -154,11 +157,18 @@ def _trends(training: Training) -> Iterator[Block]:
     loss = training.table("checkpoints").interval("loss")
     if np.isfinite(loss[:, 0]).any():
         yield Trends(
-            figure=_FIGURE, y="loss, nats", what="texts", steps=steps, names=["all texts"], points=loss[:, None]
+            figure=_FIGURE,
+            y="loss, nats",
+            what="texts",
+            steps=steps,
+            names=["all texts"],
+            points=loss[:, None],
         )
     # One figure per measure, a line per head; points are (step, head, 3).
     _, *measures = training.table("measures").rows()  # without the names of its columns
-    for measure, points, uniform in zip(measures, training.interval("value"), training["uniform"], strict=True):
+    for measure, points, uniform in zip(
+        measures, training.interval("value"), training["uniform"], strict=True
+    ):
         name, meaning, unit, least, most = measure
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":

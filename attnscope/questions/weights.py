@@ -1,7 +1,5 @@
 """Declare the result about weights, what heads copy, match, read and write: its columns and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -39,7 +37,9 @@ def _score(name: str, meaning: str) -> tuple[Column, ...]:
     """Return a score of eigenvalues, -1 to 1, and that of random heads with the same singular values."""
     return (
         number(name, meaning, range=(-1, 1)),
-        number(f"{name}_random", "its mean over random heads with the same singular values", range=(-1, 1)),
+        number(
+            f"{name}_random", "its mean over random heads with the same singular values", range=(-1, 1)
+        ),
         number(f"{name}_least", "the least of the random heads", range=(-1, 1)),
         number(f"{name}_most", "the largest of the random heads", range=(-1, 1)),
     )
@@ -57,7 +57,10 @@ class WeightsOptions:
     """The options for reading heads off their weights."""
 
     pick: tuple[tuple[int, int], ...] | None = option(
-        "Print everything about these heads, such as L3H1,L5H11.", default=None, read=heads_from, panel="Heads"
+        "Print everything about these heads, such as L3H1,L5H11.",
+        default=None,
+        read=heads_from,
+        panel="Heads",
     )
     seed: int = seed_option("the random heads that scores are compared with")
 
@@ -76,8 +79,12 @@ class HeadWeights(Result):
             *HEADS,
             *_score("copying", _COPYING),
             *_score("matching", _MATCHING),
-            number("same_nats", "by how much a token's score for itself is above that for others", "nats"),
-            share("previous", "attention to the previous token by position alone", short="previous token"),
+            number(
+                "same_nats", "by how much a token's score for itself is above that for others", "nats"
+            ),
+            share(
+                "previous", "attention to the previous token by position alone", short="previous token"
+            ),
             share("same", "attention to the token itself by position alone", short="itself"),
             share("next", "attention to the next token by position alone"),
             share("first", "attention to the first token by position alone", short="first token"),
@@ -98,14 +105,22 @@ class HeadWeights(Result):
             (0, 1),
             axes=("3", "heads", "heads"),
         ),
-        Array("sender_spread", "fourth powers of singular values by the squared sum of squares", axes=("heads",)),
-        Array("receiver_spread", "the same of what queries, keys and values read by", axes=("3", "heads")),
+        Array(
+            "sender_spread",
+            "fourth powers of singular values by the squared sum of squares",
+            axes=("heads",),
+        ),
+        Array(
+            "receiver_spread", "the same of what queries, keys and values read by", axes=("3", "heads")
+        ),
     )
 
     @property
     def expected(self) -> Floats:
         """Return the mean share for random directions, (Q K V, sender, receiver); see `expected_share`."""
-        return expected_share(self["sender_spread"], self["receiver_spread"], int(self.options["dimension"]))
+        return expected_share(
+            self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
+        )
 
     @property
     def excess(self) -> Floats:
@@ -121,7 +136,9 @@ class HeadWeights(Result):
     def is_outside(self, name: str) -> NDArray[np.bool_]:
         """Return whether a score, "copying" or "matching", is beyond those of all random heads, (head,)."""
         heads = self.table("heads")
-        outside: NDArray[np.bool_] = (heads[name] < heads[f"{name}_least"]) | (heads[name] > heads[f"{name}_most"])
+        outside: NDArray[np.bool_] = (heads[name] < heads[f"{name}_least"]) | (
+            heads[name] > heads[f"{name}_most"]
+        )
         return outside
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
@@ -140,7 +157,9 @@ class HeadWeights(Result):
         picked = self.options.get("picked") or []
         likeness = _likeness(self)
         named = ", ".join(self.head_names[row] for row in picked)
-        blocks = [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
+        blocks = (
+            [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
+        )
         answer = [f"what the weights of {named} say"] if picked else _answer(self)
         guide = filter(None, [*_guide(self), likeness])
         return report_on(self, answer, blocks, guide, subtitle="what the weights of its heads say")
@@ -148,7 +167,9 @@ class HeadWeights(Result):
 
 def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     """Return the mean share for random directions: to second order (1 - variation / 8) / sqrt(d)."""
-    expected: Floats = (1 - np.minimum(variation_of(senders, receivers, dimension), 4) / 8) / np.sqrt(dimension)
+    expected: Floats = (1 - np.minimum(variation_of(senders, receivers, dimension), 4) / 8) / np.sqrt(
+        dimension
+    )
     return expected
 
 
@@ -213,7 +234,9 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 def _pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
     names = weights.head_names
-    pairs = [(row, *pair) for row, by in enumerate(COMPOSITIONS) for pair in weights.strongest(by, _MOST)]
+    pairs = [
+        (row, *pair) for row, by in enumerate(COMPOSITIONS) for pair in weights.strongest(by, _MOST)
+    ]
     places = np.array(pairs, np.int64).reshape(-1, 3).T
     parts, chances = weights["composition"][tuple(places)], weights.expected[tuple(places)]
     order = largest_first(parts - chances)
@@ -223,7 +246,11 @@ def _pairs(weights: HeadWeights) -> Block:
         what="pair",
         names=[f"{names[sender]} → {names[receiver]}" for _, sender, receiver in pairs],
         table=Table.of_arrays(about, composition=parts, chance=chances),
-        columns=[Words("through its", [READS[COMPOSITIONS[row]] for row, *_ in pairs]), "composition", "chance"],
+        columns=[
+            Words("through its", [READS[COMPOSITIONS[row]] for row, *_ in pairs]),
+            "composition",
+            "chance",
+        ],
         order=[row for row in order if parts[row] > 0],
     )
 
@@ -254,7 +281,9 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     ):
         if rows:
             notes = [counted] if title.startswith("copy") else []
-            yield rank_heads(weights, columns, rows[:_MOST], heading=f"heads that {title} most", notes=notes)
+            yield rank_heads(
+                weights, columns, rows[:_MOST], heading=f"heads that {title} most", notes=notes
+            )
 
 
 def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
@@ -310,20 +339,26 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
-        mean, low, high = (fixed(heads[f"{name}_{part}"][row], 2) for part in ("random", "least", "most"))
+        mean, low, high = (
+            fixed(heads[f"{name}_{part}"][row], 2) for part in ("random", "least", "most")
+        )
         lines.append(f"{name} {_starred(weights, name, row)}  random {mean} [{low}, {high}]")
     # Where the head would look if tokens had no content.
     places = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
     nats = float(heads["same_nats"][row])
     side = "above" if nats >= 0 else "below"
-    lines.append(f"by position alone: {places}; the same token scores {fixed(abs(nats), 2)} nats {side} others")
+    lines.append(
+        f"by position alone: {places}; the same token scores {fixed(abs(nats), 2)} nats {side} others"
+    )
     yield Note(heading=names[row], lines=lines)
 
     directions = weights.table("directions")
     # What its weights read and write, then what its queries seek in keys.
     for of, ends in (("writes", ("reads", "writes")), ("seeks", ("queries", "keys"))):
         order = np.flatnonzero((directions["head"] == row) & (directions["of"] == of)).tolist()
-        shares = [percent(value, 1) if np.isfinite(value) else "" for value in directions["share"].tolist()]
+        shares = [
+            percent(value, 1) if np.isfinite(value) else "" for value in directions["share"].tolist()
+        ]
         if order:
             yield Ranking(
                 heading=f"singular directions, {' → '.join(ends)}",
@@ -353,7 +388,9 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
         titles.append(title)
         for by, mine, parts in zip(COMPOSITIONS, excess, composition, strict=True):
             strongest = largest_first(mine, 3)
-            columns[by].append("  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in strongest))
+            columns[by].append(
+                "  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in strongest)
+            )
     if titles:
         yield Ranking(
             heading="composition, most above chance",

@@ -1,7 +1,5 @@
 """Why does a head attend there? Which parts of the model its query reads, and which its key. Loads no torch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 
@@ -26,7 +24,9 @@ class WhyOptions:
 
     PANEL: ClassVar[str] = "Heads"
 
-    pick: tuple[tuple[int, int], ...] | None = option("The head, such as L18H6.", default=None, read=heads_from)
+    pick: tuple[tuple[int, int], ...] | None = option(
+        "The head, such as L18H6.", default=None, read=heads_from
+    )
     query: str | None = option("The token that attends: a token, a word, or its number.", default=None)
     key: str | None = option(
         "The token that is attended to.  [default: the one with the most attention, apart from special tokens and a "
@@ -69,7 +69,9 @@ class Why(Result):
             count("masked_after", "keys from the query on that a mask hides", range=(0, None)),
             numbers("softcap", "the cap that the score goes through afterwards; NaN = none"),
             numbers("bias", "what a bias by position adds (T5, ALiBi); NaN = there is none", "nats"),
-            numbers("rounding", "how far the sum may be off by the rounding of the model's precision", "nats"),
+            numbers(
+                "rounding", "how far the sum may be off by the rounding of the model's precision", "nats"
+            ),
         ),
     }
     ARRAYS: ClassVar[Any] = (
@@ -123,7 +125,9 @@ class Why(Result):
         """Return the score, its strongest parts, and pairs of them."""
         answer = _answer(self)
         blocks = [_parts(self), _pairs(self), _matrix(self)]
-        return report_on(self, [*answer, _strongest_parts(self)], blocks, _guide(self), subtitle=answer[-1])
+        return report_on(
+            self, [*answer, _strongest_parts(self)], blocks, _guide(self), subtitle=answer[-1]
+        )
 
 
 def _token(why: Why, side: str) -> str:
@@ -184,7 +188,9 @@ def _pairs(why: Why) -> Ranking:
     values = why["pairs"]
     rows, columns = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
     pair_names = [f"{names[row]} → {names[column]}" for row, column in zip(rows, columns, strict=True)]
-    column = numbers("nats", "what a part at the query times a part at the key adds", "nats", label="adds")
+    column = numbers(
+        "nats", "what a part at the query times a part at the key adds", "nats", label="adds"
+    )
     table = Table.of_arrays((column,), nats=values[rows, columns])
     return Ranking(
         what="pair: query → key",
@@ -205,7 +211,9 @@ def _matrix(why: Why) -> Grid:
     parts = why.table("parts")
     names = parts["part"].tolist()
     # The largest parts of each side, back in the order of the model.
-    rows, columns = (sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS)) for side in ("query", "key"))
+    rows, columns = (
+        sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS)) for side in ("query", "key")
+    )
     # All others fold into one row and one column; sums at the margins stay exact.
     values = _fold(_fold(why["pairs"], rows).T, columns).T
     values = np.vstack([values, values.sum(0)])
@@ -230,7 +238,9 @@ def _fold(values: Floats, shown: Any) -> Floats:
 
 def _guide(why: Why) -> list[str]:
     """Return what must be known to read the numbers."""
-    with_bias = "" if math.isnan(why.score["bias"]) else f" and the bias by position ({signed(why.bias)})"
+    with_bias = (
+        "" if math.isnan(why.score["bias"]) else f" and the bias by position ({signed(why.bias)})"
+    )
     guide = [
         f"the parts of each side{with_bias} sum to the {number(abs(why.excess))} nats, as all pairs do; each part is "
         "less its mean over keys; norms are frozen; tokens: the embeddings",
@@ -238,5 +248,7 @@ def _guide(why: Why) -> list[str]:
         f"{small_number(why.score['rounding'])}",
     ]
     if not math.isnan(why.score["softcap"]):
-        guide.append(f"the score is capped at {why.score['softcap']:g} afterwards; its parts are before that")
+        guide.append(
+            f"the score is capped at {why.score['softcap']:g} afterwards; its parts are before that"
+        )
     return guide

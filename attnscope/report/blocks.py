@@ -5,8 +5,6 @@ no pixels: `report.terminal` and `report.figures` each draw every type of block 
 shows what the terminal shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -95,10 +93,14 @@ class Ranking(Block):
     noun: str = ""
 
 
-def rank_heads(result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any) -> Ranking:
+def rank_heads(
+    result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any
+) -> Ranking:
     """Return heads of a result in an order, with columns of its table of heads; `more` are further fields."""
     heads = result.table("heads")
-    return Ranking(what="head", names=result.head_names, table=heads, columns=columns, order=order, **more)
+    return Ranking(
+        what="head", names=result.head_names, table=heads, columns=columns, order=order, **more
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

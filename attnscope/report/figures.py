@@ -1,7 +1,5 @@
 """Draw a report as figures: one function per type of block. The figures become PNG, SVG and PDF files."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -105,7 +103,9 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     left = layout.MARGIN_PX + names_px
     # The names of columns, as many as there is room for.
     shown = range(0, n_columns, math.ceil(_LABEL_PITCH_PX / cell))
-    labels = {column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown}
+    labels = {
+        column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown
+    }
     longest = max(lettering.width_px(label, paper.letters(12.5)) for label in labels.values())
     top = layout.MARGIN_PX + 76 + math.ceil(longest)
 
@@ -124,14 +124,20 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     if values.size > _MOST_CELLS:
         page.matrix((left, top, n_columns * cell, n_rows * row_px), values, colors, (lowest, largest))
     else:
-        corners = [(left + column * cell, top + row * row_px) for row, column in np.ndindex(n_rows, n_columns)]
+        corners = [
+            (left + column * cell, top + row * row_px) for row, column in np.ndindex(n_rows, n_columns)
+        ]
         numbers = values.ravel().tolist()
         cells = page.draw_cells(
             corners, (cell, row_px), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
         )
         size = paper.letters(12.0)
-        for ((x, y, width, height), color), number in zip(cells, numbers, strict=True) if cell >= 3.2 * size else ():
-            page.numbers([Number(x + width / 2, y + height / 2, small_number(number), size, ink_on(color))])
+        for ((x, y, width, height), color), number in (
+            zip(cells, numbers, strict=True) if cell >= 3.2 * size else ()
+        ):
+            page.numbers(
+                [Number(x + width / 2, y + height / 2, small_number(number), size, ink_on(color))]
+            )
     if block.framed is not None:
         framed = np.argwhere(block.framed[:n_rows]).tolist()
         boxes = [(left + column * cell, top + row * row_px, cell, row_px) for row, column in framed]

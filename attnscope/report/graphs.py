@@ -1,7 +1,5 @@
 """Draw a graph of heads that feed each other: a row per layer, the first layer below."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -57,7 +55,9 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     for row, layer in enumerate(layers):
         y = top + (n_rows - row - 0.5) * row_px
         is_layer = any(rows[name] == row and name.startswith(f"L{layer}H") for name in names)
-        page.write(layout.MARGIN_PX, y, f"L{layer}" * is_layer, 14, ha="left", color=FAINT, va="center_baseline")
+        page.write(
+            layout.MARGIN_PX, y, f"L{layer}" * is_layer, 14, ha="left", color=FAINT, va="center_baseline"
+        )
         page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
     _draw_links(page, block.links, paths, places)
     for name in names:
@@ -76,9 +76,19 @@ def _draw_links(
     for number, (link, path) in enumerate(zip(links, paths, strict=True)):
         bend = 9.0 * (ends[:number].count(ends[number]) - (ends.count(ends[number]) - 1) / 2)
         points = [places[stop] for stop in path]
-        curve = [point for start, end in zip(points, points[1:], strict=False) for point in _curve(start, end, bend)]
+        curve = [
+            point
+            for start, end in zip(points, points[1:], strict=False)
+            for point in _curve(start, end, bend)
+        ]
         width = 1.2 + 5.0 * link.weight / largest
-        page.lines([curve], color=BY_COLORS.get(link.receiver_input, FAINT), width_px=width, alpha=0.75, zorder=2)
+        page.lines(
+            [curve],
+            color=BY_COLORS.get(link.receiver_input, FAINT),
+            width_px=width,
+            alpha=0.75,
+            zorder=2,
+        )
 
 
 def _draw_head(page: Page, name: str, place: Point) -> None:
@@ -86,7 +96,9 @@ def _draw_head(page: Page, name: str, place: Point) -> None:
     x, y = place
     half = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
     for color, thick, order in (("#ffffff", 27, 3), ("#e8ecf2", 24, 3.1)):
-        page.lines([[(x - half, y), (x + half, y)]], color=color, width_px=thick, capstyle="round", zorder=order)
+        page.lines(
+            [[(x - half, y), (x + half, y)]], color=color, width_px=thick, capstyle="round", zorder=order
+        )
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
 
 
@@ -141,6 +153,8 @@ def _curve(start: Point, end: Point, bend: float) -> list[Point]:
     t = np.linspace(0, 1, 40)
     middle = (y0 + y1) / 2
     weights = (1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3
-    x = sum(weight * value for weight, value in zip(weights, (x0, x0 + bend, x1 + bend, x1), strict=True))
+    x = sum(
+        weight * value for weight, value in zip(weights, (x0, x0 + bend, x1 + bend, x1), strict=True)
+    )
     y = sum(weight * value for weight, value in zip(weights, (y0, middle, middle, y1), strict=True))
     return list(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True))

@@ -3,8 +3,6 @@
 Layers stand down, heads across, and each kind of attention has a map of its own, one below the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +109,9 @@ def scale_of(table: Table, name: str) -> Scale:
     both = np.concatenate([values, baselines])
     extent = float(np.abs(both).max(initial=0.0)) or 1.0
     least = float(both.min()) if both.size else 0.0
-    baseline = (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
+    baseline = (
+        (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
+    )
     # Values of both signs: colours symmetric around 0. Values far from 0: they begin at a round number below the least.
     low = 0.0
     if least < 0:
@@ -140,7 +140,9 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
 
 def cells_of(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
     """Return how many cells the kinds of attention, one below the other, have across and down."""
-    return max(len(grid.heads) for grid in grids.values()), sum(len(grid.layers) for grid in grids.values())
+    return max(len(grid.heads) for grid in grids.values()), sum(
+        len(grid.layers) for grid in grids.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,10 @@ class HeadCells:
 
 
 def place_kinds(
-    grids: Mapping[str, HeadGrid], size: tuple[float, float], left: float = layout.MARGIN_PX, top: float = TOP_PX
+    grids: Mapping[str, HeadGrid],
+    size: tuple[float, float],
+    left: float = layout.MARGIN_PX,
+    top: float = TOP_PX,
 ) -> tuple[HeadCells, float]:
     """Return the cells of all kinds of attention, one kind below the other, and where they end."""
     corners = {}
@@ -206,7 +211,9 @@ def _name_axes(
     step = math.ceil(math.ceil(size * 1.25) / cell[1])
     for row in range(0, len(grid.layers), step):
         y = corner[1] + (row + 0.5) * cell[1]
-        page.write(corner[0] - 8, y, f"L{grid.layers[row]}", size, ha="right", va="center_baseline", color=FAINT)
+        page.write(
+            corner[0] - 8, y, f"L{grid.layers[row]}", size, ha="right", va="center_baseline", color=FAINT
+        )
 
 
 def title_of(column: Column) -> str:
@@ -265,7 +272,10 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     cell_height = max(24, min(round(cell_width * 0.62), 90, tallest))
 
     # The page with its cells, and the numbers in them.
-    page = Page(paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width), lettering)
+    page = Page(
+        paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width),
+        lettering,
+    )
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.head(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
@@ -314,7 +324,9 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     numbers = []
     cmap = colormap(scale.cmap)
     corners = cells.corners_of(table)
-    for (left, top), value, text, interval in zip(corners, table[name].tolist(), texts, intervals, strict=True):
+    for (left, top), value, text, interval in zip(
+        corners, table[name].tolist(), texts, intervals, strict=True
+    ):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
@@ -414,7 +426,9 @@ def _largest(table: Table, name: str, scale: Scale) -> str:
     return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
 
 
-def _draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False) -> None:
+def _draw_cells(
+    page: Page, table: Table, name: str, cells: HeadCells, scale: Scale, *, fades: bool = False
+) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
     If `fades`, those that are not above their baseline are pale, unless no head is above.
@@ -422,7 +436,9 @@ def _draw_cells(page: Page, table: Table, name: str, cells: HeadCells, scale: Sc
     # Only measures from 0 on have a baseline to be above.
     baseline = table.part(name, "baseline")
     fades = fades and scale.low >= 0 and bool((table[name] > baseline).any())
-    drawn = page.draw_cells(cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.share)
+    drawn = page.draw_cells(
+        cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.share
+    )
     # White over the cells that are not above.
     faded = [drawn[row] for row in np.flatnonzero(fades & (table[name] <= baseline))]
     page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])

@@ -1,7 +1,5 @@
 """Draw matrices of numbers, and grids of heads, in the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -47,7 +45,9 @@ def matrix(
     room = max(2, (console.width - margin) // cell)
     blocks = [_leave_out_middle(n_columns, room, 1)]
     if columns is not None:
-        blocks = [list(range(first, min(first + room, n_columns))) for first in range(0, n_columns, room)]
+        blocks = [
+            list(range(first, min(first + room, n_columns))) for first in range(0, n_columns, room)
+        ]
 
     # Block by block: the names of its columns, then its rows.
     text = Text(no_wrap=True, overflow="crop")
@@ -64,7 +64,9 @@ def matrix(
             if row is not None:
                 for column in block:
                     shown = mark if column is None else texts[row][column]
-                    text.append(_flush_right(shown, cell), style="bold" if largest[row] == column else "")
+                    text.append(
+                        _flush_right(shown, cell), style="bold" if largest[row] == column else ""
+                    )
             text.append("\n")
     text.rstrip()
     return text
@@ -91,7 +93,11 @@ def room_for(layers: Sequence[int], width: int) -> int:
 
 
 def head_grid(
-    layers: Sequence[int], heads: Sequence[int], cell: int, width: int, draw: Callable[[Text, int, int], object]
+    layers: Sequence[int],
+    heads: Sequence[int],
+    cell: int,
+    width: int,
+    draw: Callable[[Text, int, int], object],
 ) -> Text:
     """Return a grid of layers down and heads across; a layer that is wider than the terminal goes on below.
 

@@ -1,7 +1,5 @@
 """Write numbers for every view: tables, figures and sentences; and choose those that are shown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,7 +123,9 @@ def q_value(q: float) -> str:
 
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
-    return f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+    return (
+        f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
+    )
 
 
 def step_text(step: int) -> str:
@@ -171,7 +171,9 @@ def spread_evenly(n: int, room: int) -> list[int]:
 def largest_first(values: Any, most: int | None = None) -> list[int]:
     """Return the places of numbers in a flat array, the largest first, at most so many; NaN is left out."""
     n_known = int((~np.isnan(values)).sum())
-    order: list[int] = np.argsort(-np.asarray(values), axis=None, kind="stable")[:n_known][:most].tolist()
+    order: list[int] = np.argsort(-np.asarray(values), axis=None, kind="stable")[:n_known][
+        :most
+    ].tolist()
     return order
 
 

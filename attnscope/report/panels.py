@@ -1,7 +1,5 @@
 """Draw maps side by side in the same colours: attention weights, or how they differ. It knows no question."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +55,10 @@ class Panels:
         # Weights run from 0 to 1 or to the largest; differences are symmetric around 0: white means no change.
         low, high = 0.0, 1.0
         if self.difference or self.is_fitted:
-            high = max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels) or 1.0
+            high = (
+                max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels)
+                or 1.0
+            )
         if self.difference:
             low = -high
         # Maps with the same tokens share their labels.
@@ -67,7 +68,8 @@ class Panels:
             notes=(*self.notes, *report.footer),
             axes=tuple(axes[:1] if len({*axes}) == 1 else axes),
             titles=tuple(panel.title for panel in self.panels),
-            meaning=self.difference or "attention weight: the share of a query's attention that a key gets",
+            meaning=self.difference
+            or "attention weight: the share of a query's attention that a key gets",
             cmap=TWO_WAYS if self.difference else ONE_WAY,
             largest_px=self.largest_px,
             lettered=(report.model, self.title),
@@ -80,5 +82,7 @@ class Panels:
             highest, deepest = max_pool(weights, page.pool), max_pool(-weights, page.pool)
             values.append(np.where(highest >= deepest, highest, -deepest))
         ticks = tick_texts(layout.ticks_between(low, high))
-        page.show(f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks)
+        page.show(
+            f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks
+        )
         return page

@@ -48,7 +48,9 @@ _USUAL_WIDTH = 80
 class _PlainConsole(Console):
     """A console that obeys nothing in what it prints: all that is shown passes through `safe`, in whatever view."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         all_signs = has_unicode(self)
         for segment in super().render(renderable, options):
             text = segment.text if all_signs else segment.text.translate(_ASCII)
@@ -68,7 +70,9 @@ def open_console(**how: Any) -> Console:
 def print_record(record: Result, console: Console, **options: Any) -> None:
     """Print what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
     view = record.record_kind().view("show")(record, console, **options)
-    for part in ([] if view is None else [view]) + [Text(one_line(line), style="bold") for line in record.failed]:
+    for part in ([] if view is None else [view]) + [
+        Text(one_line(line), style="bold") for line in record.failed
+    ]:
         console.print(part)
 
 

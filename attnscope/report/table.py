@@ -1,7 +1,5 @@
 """The table of the terminal: decides which columns fit, wrap or are dropped, and says so in a line below."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -55,7 +53,9 @@ class TextTable:
         self._gap = gap
         self._header = header
         self._cells = [[_make_text(column.cell(row)) for row in rows] for column in columns]
-        widths = [self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)]
+        widths = [
+            self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)
+        ]
         self._least_widths = [least for least, _ in widths]
         self._whole_widths = [whole for _, whole in widths]
 
@@ -70,7 +70,10 @@ class TextTable:
         yield self._grid(shown, width)
         if dropped:
             names = ", ".join(dict.fromkeys(self._names(dropped)))
-            yield Text(f"not shown in {width} columns: {names}; a wider terminal or --json shows all", style="dim")
+            yield Text(
+                f"not shown in {width} columns: {names}; a wider terminal or --json shows all",
+                style="dim",
+            )
 
     def _names(self, numbers: Sequence[int]) -> list[str]:
         return [self._columns[number].name for number in numbers]
@@ -109,19 +112,26 @@ class TextTable:
             least = [1] * len(shown)
         while sum(widths) > room:
             # Of columns that may still shrink the widest, the first of equals.
-            widest = max(range(len(shown)), key=lambda index: (widths[index] > least[index], widths[index], -index))
+            widest = max(
+                range(len(shown)),
+                key=lambda index: (widths[index] > least[index], widths[index], -index),
+            )
             widths[widest] -= 1
         return widths
 
     def _grid(self, shown: Sequence[int], width: int) -> Grid:
         """Return the columns that are shown as rich draws them."""
         padding = (0, self._gap, 0, 0)
-        grid = Grid(box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding)
+        grid = Grid(
+            box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding
+        )
         for number, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
             column = self._columns[number]
             justify: Literal["left", "right"] = "right" if column.right else "left"
             header = Text(column.name)
-            grid.add_column(header, justify=justify, style=column.style, width=column_width, overflow="fold")
+            grid.add_column(
+                header, justify=justify, style=column.style, width=column_width, overflow="fold"
+            )
         for row in zip(*(self._cells[number] for number in shown), strict=True):
             grid.add_row(*row)
         return grid

@@ -1,7 +1,5 @@
 """Show a report in the terminal: the answer, the blocks, how to read them. One function per type of block."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -192,7 +190,9 @@ def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> l
     write = writer_for(table, name)
     # A number has three parts, (row, 3): value and both ends of its interval. Other kinds have a value alone, (row, 1).
     parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
-    values = TextColumn(title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop)
+    values = TextColumn(
+        title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop
+    )
     if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():
         return [values]
     # The interval may be dropped even where its number stays.
@@ -243,9 +243,13 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     parts: list[RenderableType] = [TextTable(columns, shown, gap=1)]
     if len(shown) < n_lines:
         selection = "changes most" if len(texts) > 1 else "is largest"
-        parts.append(Text(f"the {len(shown)} of {n_lines} {block.what} in which it {selection}", style="dim"))
+        parts.append(
+            Text(f"the {len(shown)} of {n_lines} {block.what} in which it {selection}", style="dim")
+        )
     if len(steps) < len(texts):
-        parts.append(Text(f"{len(steps)} of {len(texts)} steps have room in {console.width} columns", style="dim"))
+        parts.append(
+            Text(f"{len(steps)} of {len(texts)} steps have room in {console.width} columns", style="dim")
+        )
     return parts
 
 

@@ -1,7 +1,5 @@
 """Draw how many lines change over the steps of a training: plots with axes, on a sheet measured in inches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +42,9 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         notes = [report.source] if report.source else []
         notes += [*report.footer, *(note for block in blocks for note in block.notes)]
         if any(block.level is not None for block in blocks):
-            notes.append("dotted: by chance, that is uniform attention, or of composition random directions")
+            notes.append(
+                "dotted: by chance, that is uniform attention, or of composition random directions"
+            )
     lines = wrap_lines(" · ".join([*notes, *paper.failed]), full_width * 96 / size * 0.92, lettering)
     foot_height = (0.35 + 0.2 * len(lines)) * size
 
@@ -84,7 +84,14 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
     chosen = find_moving(block.points[..., 0], len(_COLORS))
     for line in range(len(block.names)):
         if line not in chosen:
-            axes.plot(block.steps, block.points[:, line, 0], color=_OTHER, linewidth=0.7 * size, alpha=0.7, zorder=1)
+            axes.plot(
+                block.steps,
+                block.points[:, line, 0],
+                color=_OTHER,
+                linewidth=0.7 * size,
+                alpha=0.7,
+                zorder=1,
+            )
     # The level to compare with.
     if block.level is not None:
         axes.axhline(block.level, color=FAINT, linewidth=size, linestyle=(0, (2, 2)), zorder=1)
@@ -94,7 +101,9 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
     for color, line in zip((INK,) if is_single else _COLORS, chosen, strict=False):
         values, low, high = block.points[:, line].T
         name = block.names[line]
-        axes.plot(block.steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker)
+        axes.plot(
+            block.steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker
+        )
         if np.isfinite(low + high).any():
             axes.fill_between(block.steps, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
     # Axes: a faint grid, and no frame above and at the right.

@@ -57,7 +57,11 @@ def report_on(
 
     `more` are further fields of the report.
     """
-    known = {"model": model_of(result.run), "source": corpus_line(result), "problems": corpus_notes(result)}
+    known = {
+        "model": model_of(result.run),
+        "source": corpus_line(result),
+        "problems": corpus_notes(result),
+    }
     return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **known | more)
 
 
@@ -81,7 +85,9 @@ def corpus_line(record: Any, *, predictions: bool = False) -> str:
     nouns = {"n_texts": text_noun, "n_tokens": token_noun}
     if predictions and corpus.get("n_predictions"):
         nouns["n_predictions"] = ("prediction",)
-    counts = [amount(corpus[name], *noun) for name, noun in nouns.items() if isinstance(corpus.get(name), int)]
+    counts = [
+        amount(corpus[name], *noun) for name, noun in nouns.items() if isinstance(corpus.get(name), int)
+    ]
     # Where the texts came from; those of the command line have no name.
     sources = corpus.get("sources")
     if not isinstance(sources, list | tuple):
@@ -121,7 +127,11 @@ def _problems_line(problems: Sequence[Any], plural: str) -> str:
     if first.get("line") is not None:
         where += f", line {first['line']}"
     reason = f"{where}: {printable(first.get('reason', ''))}"
-    return f"left out: {reason}" if len(problems) == 1 else f"left out: {len(problems)} {plural}; first {reason}"
+    return (
+        f"left out: {reason}"
+        if len(problems) == 1
+        else f"left out: {len(problems)} {plural}; first {reason}"
+    )
 
 
 def hidden_tokens(kind: str) -> str:

@@ -4,8 +4,6 @@ These facts are known before a class is imported. Classes and views are named by
 "questions.ablate:Ablation" only when it is used lets the command line start without them.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -107,7 +105,9 @@ class Kind:
     @property
     def options(self) -> tuple[str, ...]:
         """Return what may be said of how it is shown; of what has figures `SIZES` too."""
-        names = (name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN)
+        names = (
+            name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN
+        )
         return (*dict.fromkeys(names), *(SIZES if self.draw else ()))
 
     @property
@@ -211,7 +211,14 @@ _ALL = (
         usual=("npz", "json", "py"),
     ),
     Kind("split", "split", "questions.split:Split", command="learn split"),
-    Kind("cost", "cost", "questions.cost:Cost", command="learn cost", draw="", usual=("npz", "csv", "json")),
+    Kind(
+        "cost",
+        "cost",
+        "questions.cost:Cost",
+        command="learn cost",
+        draw="",
+        usual=("npz", "csv", "json"),
+    ),
 )
 
 KINDS = {kind.name: kind for kind in _ALL}

@@ -3,8 +3,6 @@
 A result reads itself through `reading` and `read_record`; its question declares what must hold of it then.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import typing
@@ -105,7 +103,9 @@ def _open_archive(path: Path) -> Iterator[Any]:
         if not zipfile.is_zipfile(file):
             file.seek(0)
             is_json = file.read(200).lstrip().startswith(b'{"schema"')
-            raise ValueError("it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive")
+            raise ValueError(
+                "it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive"
+            )
         _require_room(file, path)
         with np.load(file, allow_pickle=False) as archive:
             yield archive
@@ -114,8 +114,12 @@ def _open_archive(path: Path) -> Iterator[Any]:
 def _description(written: NDArray[Any]) -> dict[str, Any]:
     """Return what describes a record: an object with its schema."""
     if written.nbytes > MOST_DESCRIPTION_BYTES:
-        raise ValueError(f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}")
-    content = written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
+        raise ValueError(
+            f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}"
+        )
+    content = (
+        written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
+    )
     described = json.loads(content)
     if not isinstance(described, dict) or "schema" not in described:
         raise ValueError("what describes it names no schema")
@@ -145,14 +149,18 @@ def require_shown(run: Any, corpus: Any) -> None:
         raise ValueError("its run or its corpus cannot be shown")
     failures = run.get("failures", [])
     problems = corpus.get("problems", [])
-    numbers = [corpus.get(name, 0) for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite")]
+    numbers = [
+        corpus.get(name, 0) for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite")
+    ]
     checks = {
         "the model of its run": isinstance(run.get("model", ""), str),
         "the versions of its run": isinstance(run.get("versions", {}), Mapping),
         "the notes of its run": _are(str, run.get("notes", [])),
         "the kinds of its run": _are(str, run.get("kinds", [])),
         "a failure of its run": _are(Mapping, failures)
-        and all(_are(str, [failure.get(name) for name in ("step", "error", "hint")]) for failure in failures),
+        and all(
+            _are(str, [failure.get(name) for name in ("step", "error", "hint")]) for failure in failures
+        ),
         "a problem of its corpus": _are(Mapping, problems)
         and all({"source", "line", "reason"} <= problem.keys() for problem in problems),
         "the sources of its corpus": _are(str, corpus.get("sources", [])),

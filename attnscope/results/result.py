@@ -153,7 +153,8 @@ class Result:
             if (layer, head) not in places:
                 where = f"this {self.record_kind().what}"
                 raise UsageError(
-                    f"there is no head L{layer}H{head} in {where}", f"it has {amount(len(places), 'head')}"
+                    f"there is no head L{layer}H{head} in {where}",
+                    f"it has {amount(len(places), 'head')}",
                 )
 
     @property
@@ -177,7 +178,10 @@ class Result:
 
     def describe(self) -> dict[str, Any]:
         """Return all but the values of columns and arrays, the schema first."""
-        columns = {name: [asdict(column) for column in table.columns.values()] for name, table in self.tables.items()}
+        columns = {
+            name: [asdict(column) for column in table.columns.values()]
+            for name, table in self.tables.items()
+        }
         return {
             "schema": self.SCHEMA,
             "run": self.run,
@@ -287,7 +291,9 @@ class Result:
         chosen = formats.get(path.suffix.removeprefix("."))
         if chosen is None:
             known = ", ".join(f".{ending}" for ending in formats)
-            raise AttnscopeError(f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}")
+            raise AttnscopeError(
+                f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}"
+            )
         content: str | bytes
         if chosen in TABLES:
             content = self.to_table(chosen, every=every, columns=columns)
@@ -421,14 +427,20 @@ class Result:
         wanted = [formats] if isinstance(formats, str) else list(formats)
         for name in wanted:
             if name not in kind.figures:
-                raise UsageError(f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figures))
+                raise UsageError(
+                    f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figures)
+                )
         options = {"query": query, "measures": measures}
         # What only the terminal takes says nothing about figures.
         figures = replace(kind, shown_with=())
-        figures.require_options([name for name, value in {**style, **options}.items() if value is not None])
+        figures.require_options(
+            [name for name, value in {**style, **options}.items() if value is not None]
+        )
         if not kind.draw:
             return []
-        pages = kind.view("draw")(self, self.style(**style), **{name: options[name] for name in kind.drawn_with})
+        pages = kind.view("draw")(
+            self, self.style(**style), **{name: options[name] for name in kind.drawn_with}
+        )
         paths: list[Path] = load_named("drawing.files:write_pages")(pages, folder, wanted)
         return paths
 
@@ -461,7 +473,9 @@ def load_record(path: str | Path) -> Result:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
-    with reading.reading(path, "attnscope record", "give what a command wrote with -o, such as heads.npz"):
+    with reading.reading(
+        path, "attnscope record", "give what a command wrote with -o, such as heads.npz"
+    ):
         kind: type[Result] = kind_of_schema(reading.read_schema(path)).view("result")
     return kind.load(path)
 

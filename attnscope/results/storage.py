@@ -1,7 +1,5 @@
 """Write files, whole or not at all, one by one or as a set; and the values in them as CSV and JSON take them."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -56,7 +54,9 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
         named: What to call the path then; None = as it is.
     """
     if "\0" in str(path):
-        raise AttnscopeError(f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out")
+        raise AttnscopeError(
+            f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out"
+        )
     new: list[Path] = []
     try:
         new = [folder for folder in path.parents if not folder.exists()]
@@ -80,7 +80,9 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 def require_writable(folder: Path) -> None:
     """Refuse a folder that takes no files, before the model runs for minutes; leave no trace."""
     if str(folder) == "-":
-        raise UsageError("- is stdout, which takes no files", "name a folder with --out; --json prints to stdout")
+        raise UsageError(
+            "- is stdout, which takes no files", "name a folder with --out; --json prints to stdout"
+        )
     if folder.exists() and not folder.is_dir():
         raise AttnscopeError(
             f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder",
@@ -128,7 +130,9 @@ def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "
             except AttnscopeError as error:  # a user knows the file by the name that it was to have
                 raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
             with delay_interrupts():
-                names = sorted((path.name for path in staged.iterdir()), key=lambda name: (name == last, name))
+                names = sorted(
+                    (path.name for path in staged.iterdir()), key=lambda name: (name == last, name)
+                )
                 for name in names:
                     require_replaceable(target / name)
                 # All that can be refused has been checked: from here on, the target changes.
@@ -207,13 +211,17 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
             f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
         )
     if holds:
-        with contextlib.suppress(OSError), path.open("rb") as file:  # what cannot be read is not known to be ours
+        with (
+            contextlib.suppress(OSError),
+            path.open("rb") as file,
+        ):  # what cannot be read is not known to be ours
             begins = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
             if not begins or holds in begins or holds in file.read():
                 return
         raise AttnscopeError(
-            f"cannot replace {path}: attnscope did not write it", "choose another name with --out, or remove that file"
+            f"cannot replace {path}: attnscope did not write it",
+            "choose another name with --out, or remove that file",
         )
 
 
@@ -259,17 +267,23 @@ def latex_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as a LaTeX table with the rules of the package booktabs, numbers with three digits."""
     header, *body = rows
     escaped = str.maketrans(_LATEX)
-    lines = [" & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in (header, *body)]
+    lines = [
+        " & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in (header, *body)
+    ]
     sides = ["l" if isinstance(value, str) else "r" for value in (body or [header])[0]]
     begin = rf"\begin{{tabular}}{{{''.join(sides)}}}"
-    return "\n".join([begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
+    return "\n".join(
+        [begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
+    )
 
 
 def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as a table of Markdown, numbers with three digits."""
     header, *body = rows
     sides = ["---" if isinstance(value, str) else "--:" for value in (body or [header])[0]]
-    lines = [" | ".join(_brief(value).replace("|", r"\|") for value in row) for row in (header, sides, *body)]
+    lines = [
+        " | ".join(_brief(value).replace("|", r"\|") for value in row) for row in (header, sides, *body)
+    ]
     return "".join(f"| {line} |\n" for line in lines)
 
 

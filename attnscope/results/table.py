@@ -231,7 +231,9 @@ class Table:
     def with_column(self, column: Column, values: Any, **parts: Any) -> Table:
         """Return the table with a further column at its end, and what stands beside it by the names in `PARTS`."""
         added = {column.name: np.asarray(values, DTYPES[column.kind])}
-        added |= {f"{column.name}_{part}": np.asarray(numbers, np.float64) for part, numbers in parts.items()}
+        added |= {
+            f"{column.name}_{part}": np.asarray(numbers, np.float64) for part, numbers in parts.items()
+        }
         return Table({**self.columns, column.name: column}, {**self.values, **added})
 
     @classmethod
@@ -247,7 +249,9 @@ class Table:
             columns |= table.columns
             names |= dict.fromkeys(table.values)
         values = {
-            name: np.concatenate([table.values.get(name, np.full(len(table), math.nan)) for table in tables])
+            name: np.concatenate(
+                [table.values.get(name, np.full(len(table), math.nan)) for table in tables]
+            )
             for name in names
         }
         return cls(columns, values)
@@ -316,7 +320,9 @@ class Table:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
         for column_name, values in self.values.items():
             if values.shape != (len(self),):
-                raise ValueError(f"{name}.{column_name} has the shape {values.shape}, not {(len(self),)}")
+                raise ValueError(
+                    f"{name}.{column_name} has the shape {values.shape}, not {(len(self),)}"
+                )
             require_values(f"{name}.{column_name}", values, declared(self.columns, column_name), sizes)
 
 

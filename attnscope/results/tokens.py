@@ -17,11 +17,19 @@ from attnscope.results.table import text as text_column
 
 TOKENS = (
     text_column("token", "the token as the tokenizer writes it; a leading space as ·"),
-    count("id", "its number in the vocabulary; -1 = a word that was merged from several tokens", range=(-1, None)),
+    count(
+        "id",
+        "its number in the vocabulary; -1 = a word that was merged from several tokens",
+        range=(-1, None),
+    ),
     count("start", "its first character in the text; -1 = it stands for no text", range=(-1, None)),
     count("stop", "the character after its last one", range=(-1, None)),
     flag("special", "whether the tokenizer added it, such as [CLS]"),
-    count("word", "the word that it is part of, from 0; -1 = none; -2 = the tokenizer cannot tell", range=(-2, None)),
+    count(
+        "word",
+        "the word that it is part of, from 0; -1 = none; -2 = the tokenizer cannot tell",
+        range=(-2, None),
+    ),
     count("segment", "0 = of the first text, 1 = of the second one of a pair", range=(0, 1)),
     flag("generated", "whether the model wrote it itself"),
 )
@@ -67,7 +75,11 @@ class Tokens:
     def take(self, keep: NDArray[Any]) -> Tokens:
         """Return the tokens at the places `keep` (numbers or a boolean mask), in that order."""
         # Without a list of all places: each chunk of a long text is taken from the whole.
-        places = np.flatnonzero(keep) if keep.dtype == np.bool_ else np.where(keep < 0, keep + len(self), keep)
+        places = (
+            np.flatnonzero(keep)
+            if keep.dtype == np.bool_
+            else np.where(keep < 0, keep + len(self), keep)
+        )
         n_given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
         return replace(
             self,
@@ -114,12 +126,18 @@ class Tokens:
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
         """Return what to raise where `find` finds nothing, here and in other tokens: says which tokens there are."""
         # Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`.
-        sides = ["  ".join(f"@{n} {label}" for n, label in enumerate(side.labels)) for side in (self, *others)]
+        sides = [
+            "  ".join(f"@{n} {label}" for n, label in enumerate(side.labels)) for side in (self, *others)
+        ]
         labels = "; ".join(dict.fromkeys(sides))
         # Of a list, those that are nowhere.
         parts = map(str.strip, wanted.split(","))
-        missing = [part for part in parts if not any(tokens.find_one(part) for tokens in (self, *others))]
-        return AttnscopeError(f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {labels}")
+        missing = [
+            part for part in parts if not any(tokens.find_one(part) for tokens in (self, *others))
+        ]
+        return AttnscopeError(
+            f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {labels}"
+        )
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
         """Return the places of a token or phrase as `find` does, without lists."""
@@ -135,7 +153,9 @@ class Tokens:
         for fold in (str, str.casefold):
             # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
             for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
-                if places := tuple(i for i, name in enumerate(names) if name and fold(name) == fold(wanted)):
+                if places := tuple(
+                    i for i, name in enumerate(names) if name and fold(name) == fold(wanted)
+                ):
                     return places
         return self._find_phrase(wanted.split())
 
@@ -163,7 +183,11 @@ class Tokens:
         first_new = int(numbers.max(initial=-1)) + 1
         for segment, text in enumerate((self.text, self.pair or "")):
             for number, (start, stop) in enumerate(_spans_of(words, text), first_new):
-                is_inside = (self.offsets[:, 0] < stop) & (self.offsets[:, 1] > start) & (self.offsets[:, 0] >= 0)
+                is_inside = (
+                    (self.offsets[:, 0] < stop)
+                    & (self.offsets[:, 1] > start)
+                    & (self.offsets[:, 0] >= 0)
+                )
                 numbers[is_inside & (self.segments == segment) & ~self.special] = number
         return replace(self, words=numbers)
 

@@ -33,4 +33,6 @@ def reading(source: Any, what: str, hint: str) -> Iterator[Path]:
     except Exception as error:  # decoders raise what they like on damaged files
         if path.stat().st_size == 0:
             raise AttnscopeError(f"{path} is empty", hint) from None
-        raise AttnscopeError(f"{path} cannot be read as a {what}: {first_line(error)[:80]}", hint) from None
+        raise AttnscopeError(
+            f"{path} cannot be read as a {what}: {first_line(error)[:80]}", hint
+        ) from None

@@ -57,7 +57,8 @@ def read_photo(source: Any) -> Photo:
         is_picture = source.ndim == 2 or (source.ndim == 3 and source.shape[2] == 3)
         if source.dtype != np.uint8 or not is_picture or not source.size:
             raise AttnscopeError(
-                f"an array of {source.dtype}, {source.shape}, is no picture", "give uint8, (height, width, 3)"
+                f"an array of {source.dtype}, {source.shape}, is no picture",
+                "give uint8, (height, width, 3)",
             )
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):

@@ -83,7 +83,9 @@ def read_recording(source: Any) -> Recording:
 
 def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
     if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MOST_RATE:
-        raise AttnscopeError(f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT)
+        raise AttnscopeError(
+            f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT
+        )
     if samples.size > MOST_SAMPLES:
         raise _too_long(name)
     # Integers become -1 to 1: the lowest of a signed type is -1, 128 is silence in bytes.

@@ -3,8 +3,6 @@
 A MAC (multiply-accumulate) is one multiplication and one addition in a matrix product, two floating-point operations.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence
@@ -59,8 +57,14 @@ OTHER_PARAMETERS = (
         "layers · (ff_matrices · d_model · d_ff + ff_bias · ((ff_matrices - 1) · d_ff + d_model))",
     ),
     Quantity("embeddings", "token embeddings", "vocab_size · d_embedding"),
-    Quantity("position_embeddings", "position and segment embeddings", "(n_positions + n_segments) · d_embedding"),
-    Quantity("embedding_projection", "from embeddings to layers", "is_projected · (d_embedding + 1) · d_model"),
+    Quantity(
+        "position_embeddings",
+        "position and segment embeddings",
+        "(n_positions + n_segments) · d_embedding",
+    ),
+    Quantity(
+        "embedding_projection", "from embeddings to layers", "is_projected · (d_embedding + 1) · d_model"
+    ),
     Quantity("norms", "norms", "norm_vectors · n_layers · d_model + norms_outside"),
     Quantity("pooler", "pooler", "pooler · (d_model² + d_model)"),
     Quantity("unembedding", "unembedding", "is_own · vocab_size · d_model"),
@@ -116,7 +120,9 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")  # an error may have no hint
+        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix(
+            "; "
+        )  # an error may have no hint
         if close:
             hint = f"did you mean the preset {close[0]}?"
         raise AttnscopeError(error.message, hint) from None
@@ -124,7 +130,9 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
 
 
 @with_plain_torch
-def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float16", **changes: int | None) -> Cost:
+def cost(
+    model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float16", **changes: int | None
+) -> Cost:
     """Count what a model's attention costs.
 
     Only MACs of matrix products count: norms, activations and additions are small.
@@ -143,7 +151,9 @@ def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float
     if n_tokens is not None and n_tokens < 1:
         raise UsageError(f"a text of {n_tokens} tokens is none", "give at least 1")
     if not isinstance(model, str | Sizes):
-        raise UsageError("a loaded model has no list of sizes", "give the name or the folder that it was loaded from")
+        raise UsageError(
+            "a loaded model has no list of sizes", "give the name or the folder that it was loaded from"
+        )
     sizes = find_sizes(model, **changes) if isinstance(model, str) else change_sizes(model, **changes)
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     sheet = _Sheet(_facts_of(sizes, n, dtype))
@@ -163,7 +173,9 @@ def cost(model: str | Sizes, n_tokens: int | None = None, *, dtype: str = "float
     sheet.put("parameters", "parameters", Quantity("parameters", what, how), "", total)
     # The share's formula names biases, which are not listed where there are none.
     sheet.facts.setdefault("projection_biases", 0)
-    share = Quantity("attention_share", "attention's share of them", "(projections + projection_biases) / parameters")
+    share = Quantity(
+        "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
+    )
     sheet.add("parameters", "share", [share])
 
     # MACs, and memory.

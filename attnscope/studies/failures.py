@@ -63,7 +63,11 @@ class LeftOut:
     @classmethod
     def of(cls, texts: Iterable[Any], broken: Mapping[int, Place]) -> LeftOut:
         """Return the texts that are broken; `broken` has the place of each by its index in the corpus."""
-        named = [(text.index, text.source, text.line, broken[text.index]) for text in texts if text.index in broken]
+        named = [
+            (text.index, text.source, text.line, broken[text.index])
+            for text in texts
+            if text.index in broken
+        ]
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
 
     def merge(self, other: LeftOut) -> LeftOut:
@@ -80,7 +84,11 @@ class LeftOut:
         more = self.n - len(problems)
         if more:
             problems.append(
-                Problem(problems[-1].source, None, f"{amount(more, 'more text')} not studied: as those before")
+                Problem(
+                    problems[-1].source,
+                    None,
+                    f"{amount(more, 'more text')} not studied: as those before",
+                )
             )
         return [asdict(problem) for problem in problems]
 
@@ -88,7 +96,9 @@ class LeftOut:
         """Refuse a study of which no text is left."""
         if self.n and not n_texts:
             where = describe_place(info, self.first[0][3])
-            raise AttnscopeError(f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info))
+            raise AttnscopeError(
+                f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info)
+            )
 
 
 def refusal(info: ModelInfo, place: Place) -> AttnscopeError:
@@ -128,9 +138,17 @@ def failure(step: str, error: Exception) -> dict[str, str]:
     if isinstance(error, AttnscopeError):
         return {"step": step, "error": error.message, "hint": error.hint}
     if is_out_of_memory(error):
-        return {"step": step, "error": "not enough memory", "hint": "choose fewer layers and heads, or shorter texts"}
+        return {
+            "step": step,
+            "error": "not enough memory",
+            "hint": "choose fewer layers and heads, or shorter texts",
+        }
     reason = f"{type(error).__name__}: {first_line(error)}"
-    return {"step": step, "error": reason, "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"}
+    return {
+        "step": step,
+        "error": reason,
+        "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where",
+    }
 
 
 def add_step(record: R, name: str, add: Callable[[R], R]) -> R:

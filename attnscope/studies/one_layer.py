@@ -101,7 +101,9 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
     numbers = range(example.N_HEADS)
     beyond = [head for head in heads or () if head not in numbers]
     if beyond:
-        raise AttnscopeError(f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1")
+        raise AttnscopeError(
+            f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1"
+        )
     chosen = numbers if heads is None else sorted(set(heads))
     # Each token is a word.
     text = " ".join(example.TOKENS)

@@ -6,8 +6,6 @@ that do not fit into memory, says how far it is, keeps what is done after Ctrl-C
 workers (`studies.workers`). It knows no measure.
 """
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
@@ -186,7 +184,13 @@ class Run(Generic[P]):
 
 
 def run(
-    measurer: Callable[..., Measurer[P]], models: Sequence[Model], texts: Texts, nothing: P, *, block: int, **how: Any
+    measurer: Callable[..., Measurer[P]],
+    models: Sequence[Model],
+    texts: Texts,
+    nothing: P,
+    *,
+    block: int,
+    **how: Any,
 ) -> Run[P]:
     """Go over a corpus, block by block, as `run_blocks` does. Copies of earlier texts are left out and counted.
 
@@ -290,7 +294,9 @@ def run_blocks(
         going.complete = False
     # Blocks that were done out of their order count as well.
     if order.take_rest() and not going.failures:
-        going.notes.append("Interrupted: these are whole blocks of texts, but not the first ones of the corpus.")
+        going.notes.append(
+            "Interrupted: these are whole blocks of texts, but not the first ones of the corpus."
+        )
     going.done = order.done
     if going.done.halved_to is not None:
         going.notes.append("Memory did not suffice for whole batches: they were halved.")
@@ -399,7 +405,11 @@ def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
 def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
     """Return the part of a block, with the texts that were left out, and without what only this block needed."""
     lasting = measurer.finish(part).lasting_fields()
-    lasting |= {"broken": {}, "left_out": LeftOut.of(block.texts, part.broken), "halved_to": measurer.room.tokens}
+    lasting |= {
+        "broken": {},
+        "left_out": LeftOut.of(block.texts, part.broken),
+        "halved_to": measurer.room.tokens,
+    }
     return type(part)(**lasting)
 
 

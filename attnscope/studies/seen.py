@@ -1,7 +1,5 @@
 """Keep a model's attention on a batch: its calls, else dense weights; `row_samples.read_rows` reads rows of either."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,9 @@ Attention = AttentionCall | Tensor
 """A layer on a batch: its call, or the dense weights of a model without the seam."""
 
 
-def see(model: Model, batch: Batch, layers: Sequence[int] | None = None) -> Mapping[Any, Mapping[int, Any]]:
+def see(
+    model: Model, batch: Batch, layers: Sequence[int] | None = None
+) -> Mapping[Any, Mapping[int, Any]]:
     """Run a model on a batch; return its attention by kind and layer, without gradients."""
     probe = Weights(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():

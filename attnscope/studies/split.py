@@ -1,7 +1,5 @@
 """Cut the same queries, keys and values into more and fewer heads, and compare the results."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 
@@ -104,7 +102,9 @@ def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
             "choose a model without",
         )
     if inputs.d_head != inputs.d_value or abs(inputs.scale * inputs.d_head**0.5 - 1) > 1e-6:
-        raise AttnscopeError(f"{name} does not scale its scores by 1 / sqrt(d_head)", "choose another model")
+        raise AttnscopeError(
+            f"{name} does not scale its scores by 1 / sqrt(d_head)", "choose another model"
+        )
     if inputs.may is not None and inputs.may.shape[0] > 1:
         raise AttnscopeError(f"{name} masks its heads each in its own way", "choose another model")
     # All weights are held at once, (head, query, key).

@@ -34,14 +34,20 @@ _MOST_NUMBERS = 50_000_000
 """How many numbers a matrix of all queries and keys may have, by heads, before it is refused."""
 
 
-def study(spec: str, text: str | None, layer: int | None, options: TraceOptions, loading: LoadOptions) -> Trace:
+def study(
+    spec: str, text: str | None, layer: int | None, options: TraceOptions, loading: LoadOptions
+) -> Trace:
     """Trace heads of a layer on a text, or the worked example if there is no text."""
     if text is None:
         if layer or options.target is not None or options.kind is not None:
-            raise UsageError("without a text the worked example is traced, which has one layer", "give a TEXT")
+            raise UsageError(
+                "without a text the worked example is traced, which has one layer", "give a TEXT"
+            )
         return trace(heads=options.heads, query=options.query)
     if layer is None or options.heads is None:
-        raise UsageError("the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1")
+        raise UsageError(
+            "the trace of a text shows single heads", "give a layer and heads, such as -L 3 -H 1"
+        )
     prompt = Prompt(text, target=options.target)
     model = loading.load(spec)
     return trace(model, prompt, layer, options.heads, query=options.query, kind=options.kind)
@@ -111,7 +117,9 @@ def trace(
     for name, parts in by_step.items():
         grids[name] = np.stack(parts) if name in HEAD_STEPS else parts[0]
     if np.isnan(grids["weights"]).any():
-        raise AttnscopeError("a query of this text may attend to nothing", "trace another one with --query")
+        raise AttnscopeError(
+            "a query of this text may attend to nothing", "trace another one with --query"
+        )
     check = _check(grids, kernel, inputs, chosen, traced)
 
     # Store steps, inputs and labels.
@@ -161,7 +169,9 @@ def _run_example(inputs: Inputs) -> Surroundings:
     query, key, value = (x.view(len(x), inputs.n_heads, -1).transpose(0, 1)[None] for x in tensors)
     call = AttentionCall(0, "encoder", query, key, value, inputs.scale)
     output = attend(call)
-    note = "no projections: heads take columns of Q, K and V as they stand, and joined they are the output"
+    note = (
+        "no projections: heads take columns of Q, K and V as they stand, and joined they are the output"
+    )
     return Surroundings(call, output, attended=output[0].transpose(0, 1).flatten(1), notes=(note,))
 
 
@@ -196,7 +206,11 @@ def _kernel_of(around: Surroundings) -> _Kernel:
 
 
 def _check(
-    grids: Mapping[str, Array], kernel: _Kernel, inputs: Inputs, heads: tuple[int, ...], traced: list[int]
+    grids: Mapping[str, Array],
+    kernel: _Kernel,
+    inputs: Inputs,
+    heads: tuple[int, ...],
+    traced: list[int],
 ) -> dict[str, Any]:
     """Compare steps with what a kernel computed, and return the differences as a trace keeps them.
 

@@ -1,7 +1,5 @@
 """Read what heads copy, match, read and write from their weights alone. Runs on texts are left to other studies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -46,7 +44,10 @@ N_DIRECTIONS, N_TOKENS = 2, 5
 
 @with_plain_torch
 def weights(
-    model: Model, options: WeightsOptions | None = None, *, report: Callable[[int, int], None] | None = None
+    model: Model,
+    options: WeightsOptions | None = None,
+    *,
+    report: Callable[[int, int], None] | None = None,
 ) -> HeadWeights:
     """Say what each head copies, matches, reads and writes, and which heads feed which, from the weights alone.
 
@@ -244,7 +245,9 @@ class _Weights:
             for part, numbers in zip(SCORE_PARTS, scores, strict=True):
                 self._columns[name + part][rows] = numbers.cpu().double().numpy()
 
-    def _add_directions(self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], first: int) -> None:
+    def _add_directions(
+        self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], first: int
+    ) -> None:
         """Add the first singular directions of the heads of a layer, with the tokens at both ends of each.
 
         Args:
@@ -358,7 +361,9 @@ def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     # Average queries and keys over tokens, and attend with the means. (1, head, place, d_head)
     one_text = select_part(call, slice(1))
     mean_query = query.mean(0, keepdim=True)
-    mean_call = replace(one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float())
+    mean_call = replace(
+        one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float()
+    )
     uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
     # The mean weight on the tokens of SHARES, of queries that have all four apart.
     queries = torch.arange(2, max(2, query.shape[2] - 1))

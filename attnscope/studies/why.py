@@ -1,7 +1,5 @@
 """Take an attention score apart into the parts of the model that add to it. Drawing is left to `questions.why`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -111,7 +111,9 @@ class Workers:
         )
 
 
-def _load_same(workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]) -> Model:
+def _load_same(
+    workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]
+) -> Model:
     """Load a model in a worker.
 
     Args:
@@ -313,7 +315,9 @@ class _Process:
                 future = self._pool.submit(_run, block)
             except OSError as error:
                 reason = error.strerror or error
-                raise AttnscopeError(f"cannot start a process: {reason}", "choose fewer --workers") from None
+                raise AttnscopeError(
+                    f"cannot start a process: {reason}", "choose fewer --workers"
+                ) from None
             except BrokenProcessPool as error:  # it has died while it was idle
                 future = Future()
                 future.set_exception(error)
@@ -457,7 +461,9 @@ class _Actor:
         cause = getattr(error, "cause", error)
         if isinstance(cause, MemoryError):
             return "its process ran out of memory"
-        if isinstance(error, self._ray.exceptions.RayTaskError) or not isinstance(error, self._ray.exceptions.RayError):
+        if isinstance(error, self._ray.exceptions.RayTaskError) or not isinstance(
+            error, self._ray.exceptions.RayError
+        ):
             raise cause
         return f"its process died: {first_line(error)}"
 
@@ -473,7 +479,9 @@ def connect(address: str | None) -> Iterator[Any]:
     Raises:
         AttnscopeError: Ray is not installed, or cannot be reached.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody that was not asked for
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # nothing is told to anybody that was not asked for
     try:
         ray = importlib.import_module("ray")
     except ImportError:
@@ -491,7 +499,8 @@ def connect(address: str | None) -> Iterator[Any]:
             ray.init(address=address, logging_level=logging.ERROR, **quiet)
     except Exception as error:  # Ray raises what its many parts raise
         raise AttnscopeError(
-            f"Ray cannot be used: {first_line(error)}", "see that `ray status` finds it, with the same versions"
+            f"Ray cannot be used: {first_line(error)}",
+            "see that `ray status` finds it, with the same versions",
         ) from None
     try:
         yield ray

@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     """Parse options, runs, and write the page."""
-    parser = argparse.ArgumentParser(description="Known answers: attnscope on models whose heads are known.")
+    parser = argparse.ArgumentParser(
+        description="Known answers: attnscope on models whose heads are known."
+    )
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between")
     parser.add_argument("--small", action="store_true", help="a few models of each part")
     parser.add_argument("--seed", type=int, default=0)

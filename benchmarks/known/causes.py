@@ -30,7 +30,11 @@ def score(known: KnownModel) -> dict[str, Any]:
         pairs = _induction_pairs(known)
         if pairs:
             made["weights"] = _weights(known, pairs)
-    partners = [place for place, truth in known.heads.items() if any(rule.name == "partner" for rule in truth.rules)]
+    partners = [
+        place
+        for place, truth in known.heads.items()
+        if any(rule.name == "partner" for rule in truth.rules)
+    ]
     if partners:
         made["relations"] = _relations(known, partners)
     return made
@@ -38,13 +42,19 @@ def score(known: KnownModel) -> dict[str, Any]:
 
 def _area(values: np.ndarray, matters: np.ndarray) -> dict[str, Any]:
     area = roc_auc(values[matters], values[~matters])
-    return {"auc": None if np.isnan(area) else round(area, 4), "n": int(matters.sum()), "of": matters.size}
+    return {
+        "auc": None if np.isnan(area) else round(area, 4),
+        "n": int(matters.sum()),
+        "of": matters.size,
+    }
 
 
 def _ablate(known: KnownModel) -> dict[str, Any]:
     import attnscope
 
-    found = attnscope.ablate(known.model, [text.written for text in known.texts], attnscope.AblateOptions(("mean",)))
+    found = attnscope.ablate(
+        known.model, [text.written for text in known.texts], attnscope.AblateOptions(("mean",))
+    )
     heads = found.table("heads")
     places = zip(heads["layer"].tolist(), heads["head"].tolist(), strict=True)
     return _area(heads["mean_loss"], np.array([place in known.circuit for place in places]))

@@ -65,7 +65,9 @@ class Expectations:
     counts: NDArray[np.int64]
     frequent: NDArray[np.int64]
     _follow: dict[tuple[int, int], bool] = field(default_factory=dict, repr=False)
-    _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(default_factory=OrderedDict, repr=False)
+    _texts: OrderedDict[int, tuple[Tokens, dict[int, _Text]]] = field(
+        default_factory=OrderedDict, repr=False
+    )
 
     def scores(self, tokens: Tokens, place: Place, head: int, allowed: NDArray[np.bool_]) -> Singles:
         """Return the logarithm of the weights that a head's description expects, up to a constant of each query.
@@ -89,7 +91,8 @@ class Expectations:
         total = np.where(np.isfinite(total), total, 0.0)
         matches = total - np.log(n_free)
         rests = _sum_terms(
-            _values_of_terms(fit.sinks[number], (), fit.group, text, fit.group.sink_features), len(tokens)
+            _values_of_terms(fit.sinks[number], (), fit.group, text, fit.group.sink_features),
+            len(tokens),
         )
         scores: Singles = np.where(text.resting, rests, active - matches[:, None]).astype(np.float32)
         return scores

@@ -85,7 +85,9 @@ def _rotary_basis(n_places: int) -> tuple[Floats, Floats]:
     return basis, np.linalg.solve(basis.T @ basis + 1e-8 * np.eye(2 * TURNING), basis.T)
 
 
-def build(family: Family, words: Sequence[str], layers: Sequence[Sequence[Scores]], n_places: int) -> Any:
+def build(
+    family: Family, words: Sequence[str], layers: Sequence[Sequence[Scores]], n_places: int
+) -> Any:
     """Return a transformers model whose heads have these scores; head 0 of layer 0 writes the token before.
 
     Args:
@@ -97,7 +99,9 @@ def build(family: Family, words: Sequence[str], layers: Sequence[Sequence[Scores
     return {"bert": _bert, "gpt2": _gpt2, "llama": _llama}[family](len(words), layers, n_places)
 
 
-def _streams(n_tokens: int, n_places: int, width: int) -> tuple[Floats, Floats, tuple[slice, slice, slice, int]]:
+def _streams(
+    n_tokens: int, n_places: int, width: int
+) -> tuple[Floats, Floats, tuple[slice, slice, slice, int]]:
     """Embeddings of tokens and places, and where the blocks are: token, place, token before, constant."""
     token, place = slice(0, n_tokens), slice(n_tokens, n_tokens + n_places)
     before = slice(place.stop, place.stop + n_tokens)
@@ -109,7 +113,9 @@ def _streams(n_tokens: int, n_places: int, width: int) -> tuple[Floats, Floats, 
     return of_tokens, of_places, (token, place, before, constant)
 
 
-def _absolute(scores: Scores, blocks: tuple[slice, slice, slice, int], d_head: int, width: int) -> tuple[Any, Any]:
+def _absolute(
+    scores: Scores, blocks: tuple[slice, slice, slice, int], d_head: int, width: int
+) -> tuple[Any, Any]:
     """Query and key projections (d_head, width) of a head where places are embedded."""
     token, place, before, _ = blocks
     n_places = place.stop - place.start
@@ -267,7 +273,9 @@ def _llama(n_tokens: int, layers: Sequence[Sequence[Scores]], n_places: int) -> 
             # The key's pair (1, 0), d tokens before the query, gives the query's first column cos and its second -sin.
             cosines, sines = rotary_places(scores.places)[0]
             query[turning, constant], query[half + turning, constant] = cosines, -sines
-            attention.q_proj.weight[head * D_ROTARY : (head + 1) * D_ROTARY] = torch.tensor(query * D_ROTARY**0.5)
+            attention.q_proj.weight[head * D_ROTARY : (head + 1) * D_ROTARY] = torch.tensor(
+                query * D_ROTARY**0.5
+            )
         if number == 0:
             attention.v_proj.weight[:n_tokens, token] = torch.eye(n_tokens, dtype=torch.float64)
             attention.o_proj.weight[before, :n_tokens] = torch.eye(n_tokens, dtype=torch.float64)

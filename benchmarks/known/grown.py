@@ -100,11 +100,14 @@ def _count(chance: np.random.Generator) -> Drawn:
     signs = [str(sign) for sign in chance.choice(["(", ")", *NOUNS[:3]], int(chance.integers(8, 15)))]
     balance = signs.count("(") - signs.count(")")
     return Drawn(
-        (FIRST, *signs, ASK, "more" if balance > 0 else "fewer" if balance < 0 else "equal"), (len(signs) + 1,)
+        (FIRST, *signs, ASK, "more" if balance > 0 else "fewer" if balance < 0 else "equal"),
+        (len(signs) + 1,),
     )
 
 
-def _from_asked(name: str, words: str, holds: Callable[[Text, int], bool], asks: Callable[[str], bool]) -> Rule:
+def _from_asked(
+    name: str, words: str, holds: Callable[[Text, int], bool], asks: Callable[[str], bool]
+) -> Rule:
     """Keys before a query of some word."""
 
     def keys(text: Text) -> Any:
@@ -118,7 +121,11 @@ def _from_asked(name: str, words: str, holds: Callable[[Text, int], bool], asks:
 def _is_other(text: Text, place: int) -> bool:
     """Return whether a name came once before "to"."""
     until = text.tokens.index("to")
-    return place < until and text.tokens[place] in NAMES and text.tokens[:until].count(text.tokens[place]) == 1
+    return (
+        place < until
+        and text.tokens[place] in NAMES
+        and text.tokens[:until].count(text.tokens[place]) == 1
+    )
 
 
 N_HEADS, D_MODEL, LONGEST = 4, 64, 72
@@ -142,7 +149,10 @@ TASKS: tuple[Task, ...] = (
         (
             (
                 _from_asked(
-                    "other name", "the name that came once, for the query to", _is_other, lambda word: word == "to"
+                    "other name",
+                    "the name that came once, for the query to",
+                    _is_other,
+                    lambda word: word == "to",
                 ),
                 None,
             ),
@@ -273,7 +283,9 @@ class Plain:
             name = f"layers.{layer}"
             normed = self._norm(stream, f"{name}.attention_norm")
             q, k, v = (
-                (normed @ w[f"{name}.attention.{part}_proj.weight"].T).reshape(*ids.shape, N_HEADS, -1).swapaxes(1, 2)
+                (normed @ w[f"{name}.attention.{part}_proj.weight"].T)
+                .reshape(*ids.shape, N_HEADS, -1)
+                .swapaxes(1, 2)
                 for part in "qkv"
             )
             if self.rotary:
@@ -298,7 +310,9 @@ class Plain:
         normed: Floats = scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
         return normed
 
-    def loss(self, ids: np.ndarray, asked: np.ndarray, means: "dict[Place, Floats] | None" = None) -> float:
+    def loss(
+        self, ids: np.ndarray, asked: np.ndarray, means: "dict[Place, Floats] | None" = None
+    ) -> float:
         """Mean cross-entropy of the words that are asked for."""
         logits = self.run(ids, means)[2][:, :-1][asked[:, :-1]]
         logits = logits - logits.max(-1, keepdims=True)
@@ -348,7 +362,9 @@ def measure(task: Task, weights: dict[str, Floats]) -> Measured:
                 continue
             masses = []
             for text in texts:
-                rows = plain.run(np.array([[task.words.index(word) for word in text.tokens]]))[0][layer][0, head]
+                rows = plain.run(np.array([[task.words.index(word) for word in text.tokens]]))[0][layer][
+                    0, head
+                ]
                 named = rule.keys(text) & np.tri(text.n, dtype=np.bool_)
                 masses += (rows * named).sum(1)[named.any(1)].tolist()
             if np.mean(masses) >= FOLLOWS:
@@ -376,10 +392,14 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
         positions=task.positions,
         max_tokens=LONGEST,
     )
-    network.load_state_dict({name: torch.tensor(array, dtype=torch.float32) for name, array in weights.items()})
+    network.load_state_dict(
+        {name: torch.tensor(array, dtype=torch.float32) for name, array in weights.items()}
+    )
     chance = np.random.default_rng([11, 5])
     drawn = dict.fromkeys(task.draw(chance).words for _ in range(2 * (N_TEXTS + N_HELD_OUT)))
-    texts = [Text(words, spelled=" ".join(words)) for words in drawn]  # the first word is one of the decoder's own
+    texts = [
+        Text(words, spelled=" ".join(words)) for words in drawn
+    ]  # the first word is one of the decoder's own
     rules: dict[Place, list[Rule]] = {}
     for number, layer, head, _ in told.heads:
         rules.setdefault((layer, head), []).append(task.rules[number][0])
@@ -422,7 +442,8 @@ def load(path: Path = FILE) -> list[tuple[Task, dict[str, Floats], Measured]]:
 def _train_by_number(number: int) -> dict[str, np.ndarray]:
     """Return the weights of a task, in half precision."""
     return {
-        name: tensor.detach().numpy().astype(np.float16) for name, tensor in train(TASKS[number]).state_dict().items()
+        name: tensor.detach().numpy().astype(np.float16)
+        for name, tensor in train(TASKS[number]).state_dict().items()
     }
 
 

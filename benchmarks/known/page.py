@@ -22,7 +22,11 @@ def summarize_run(results: Sequence[Result], seed: int) -> dict[str, Any]:
     from benchmarks.known.causes import SOURCES
     from benchmarks.known.scores import SCORES, HeadScore, summarize
 
-    heads = [HeadScore(**{**one, "place": tuple(one["place"])}) for result in results for one in result["heads"]]
+    heads = [
+        HeadScore(**{**one, "place": tuple(one["place"])})
+        for result in results
+        for one in result["heads"]
+    ]
     return {
         "schema": "attnscope.known-answers/1",
         "seed": seed,
@@ -41,7 +45,8 @@ def _wrong(scores: Sequence[Any]) -> dict[str, Any]:
     false = [one for one in scores if one.values["right_or_silent"] == 0]
     shown = [*_spread(misses, MOST_WRONG // 2), *_spread(false, MOST_WRONG // 2)]
     lines = [
-        {"model": one.model, "head": "L{}H{}".format(*one.place), "rule": one.rule, "line": one.line} for one in shown
+        {"model": one.model, "head": "L{}H{}".format(*one.place), "rule": one.rule, "line": one.line}
+        for one in shown
     ]
     return {"n_missed": len(misses), "n_false": len(false), "examples": lines}
 
@@ -59,7 +64,11 @@ def _spread(scores: Sequence[Any], most: int) -> list[Any]:
 def _causes(results: Sequence[Result], sources: Mapping[str, str]) -> dict[str, Any]:
     made = {}
     for name, source in sources.items():
-        areas = [(r["model"], r["causes"][name]) for r in results if r["causes"].get(name, {}).get("auc") is not None]
+        areas = [
+            (r["model"], r["causes"][name])
+            for r in results
+            if r["causes"].get(name, {}).get("auc") is not None
+        ]
         values = np.array([area["auc"] for _, area in areas])
         made[name] = {
             "source": source,
@@ -73,7 +82,9 @@ def _causes(results: Sequence[Result], sources: Mapping[str, str]) -> dict[str, 
 
 def write(summary: Mapping[str, Any], folder: Path) -> None:
     """Write known-answers.json and the page."""
-    (folder / "known-answers.json").write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (folder / "known-answers.json").write_text(
+        json.dumps(summary, indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
     (folder / "known-answers.md").write_text(render(summary), "utf-8")
 
 
@@ -88,7 +99,9 @@ def render(summary: Mapping[str, Any]) -> str:
     )
     sections = [
         "<!-- Made by `python -m docs.generate` of docs/known-answers.json; do not edit. -->\n\n# Known answers",
-        INTRODUCTION.format(counts=counts, total=sum(summary["n_heads"].values()), verdict=_verdict(summary["parts"])),
+        INTRODUCTION.format(
+            counts=counts, total=sum(summary["n_heads"].values()), verdict=_verdict(summary["parts"])
+        ),
         "## The scores",
         SCORING,
         "\n".join(f"- *{name}*: {words}." for name, words in summary["scores"].items()),

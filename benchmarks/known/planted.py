@@ -15,7 +15,17 @@ from benchmarks.known.families import (
     rotary_places,
     writer_of_the_token_before,
 )
-from benchmarks.known.truth import KnownModel, Rule, Text, Truth, between, induction, last, offset, same_token
+from benchmarks.known.truth import (
+    KnownModel,
+    Rule,
+    Text,
+    Truth,
+    between,
+    induction,
+    last,
+    offset,
+    same_token,
+)
 
 N_PLACES, N_LAYERS, N_HEADS = 48, 2, 8
 N_TEXTS, N_HELD_OUT = 48, 16
@@ -63,7 +73,11 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 def draw_text(chance: np.random.Generator, both_ends: bool, longest: int = N_PLACES) -> Text:
     """Sentences of few different words, with brackets, commas and lines; what repeats can be matched."""
-    few = [*chance.choice(NOUNS, 6, replace=False), *chance.choice(NAMES, 2, replace=False), *chance.choice(DIGITS, 2)]
+    few = [
+        *chance.choice(NOUNS, 6, replace=False),
+        *chance.choice(NAMES, 2, replace=False),
+        *chance.choice(DIGITS, 2),
+    ]
     words: list[str] = []
     while len(words) < longest - 14:
         sentence = [str(word) for word in chance.choice(few, chance.integers(4, 9))]
@@ -71,7 +85,13 @@ def draw_text(chance: np.random.Generator, both_ends: bool, longest: int = N_PLA
             closes = str(chance.choice(list(PAIRS)))
             start = int(chance.integers(1, len(sentence) - 2))
             stop = int(chance.integers(start + 1, len(sentence)))
-            sentence = [*sentence[:start], PAIRS[closes], *sentence[start:stop], closes, *sentence[stop:]]
+            sentence = [
+                *sentence[:start],
+                PAIRS[closes],
+                *sentence[start:stop],
+                closes,
+                *sentence[stop:],
+            ]
         if chance.random() < 0.5:
             sentence.insert(int(chance.integers(2, len(sentence))), str(chance.choice([",", ";"])))
         words += [*sentence, ENDS, *([NEWLINE] if chance.random() < 0.6 else [])]
@@ -86,7 +106,9 @@ def tokenizer(words: Sequence[str], last_token: str | None, first: str = FIRST) 
     from tokenizers import models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    made = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token=first))
+    made = tokenizers.Tokenizer(
+        models.WordLevel({word: n for n, word in enumerate(words)}, unk_token=first)
+    )
     made.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     ends = [(word, words.index(word)) for word in (first, last_token) if word]
     made.post_processor = processors.TemplateProcessing(
@@ -151,7 +173,9 @@ def _plant_pairs(chance: np.random.Generator) -> Planted:
     partner = {WORDS[int(a)]: WORDS[int(b)] for a, b in zip(order, np.roll(order, 1), strict=True)}
     for query, key in partner.items():
         tokens[NUMBERS[query], NUMBERS[key]] = 1
-    rule = between("pairs", "a partner of each word, drawn at random", lambda query, key: partner.get(query) == key)
+    rule = between(
+        "pairs", "a partner of each word, drawn at random", lambda query, key: partner.get(query) == key
+    )
     return Planted(rule, tokens, before, places)
 
 
@@ -184,7 +208,9 @@ def _plant_last(name: str, words: str, keys: Sequence[str]) -> Planted:
     tokens, before, places = _tables()
     tokens[2:, _columns(keys)] = 1.5
     _recent(places, own=False)
-    rule = last(name, words, lambda text, place: text.tokens[place] in keys, lambda query: True, own=False)
+    rule = last(
+        name, words, lambda text, place: text.tokens[place] in keys, lambda query: True, own=False
+    )
     return Planted(rule, tokens, before, places)
 
 
@@ -212,9 +238,9 @@ def _plant_partner() -> Planted:
     def keys(text: Text) -> Any:
         named = np.zeros((text.n, text.n), np.bool_)
         for closes, opens in PAIRS.items():
-            named |= last("", "", lambda t, p, o=opens: t.tokens[p] == o, lambda q, c=closes: q == c, own=False).keys(
-                text
-            )
+            named |= last(
+                "", "", lambda t, p, o=opens: t.tokens[p] == o, lambda q, c=closes: q == c, own=False
+            ).keys(text)
         return named
 
     rule = Rule("partner", "the bracket that a closing one closes", keys)
@@ -252,7 +278,9 @@ def makers(family: Family, layer: int) -> dict[str, Maker]:
         ),
         "pairs": _plant_pairs,
         "partner": lambda chance: _plant_partner(),
-        "last mark": lambda chance: _plant_last("last", "the last punctuation mark", CLASSES["punctuation"]),
+        "last mark": lambda chance: _plant_last(
+            "last", "the last punctuation mark", CLASSES["punctuation"]
+        ),
         "sink": lambda chance: _plant_sink(),
     }
     if layer:
@@ -262,7 +290,9 @@ def makers(family: Family, layer: int) -> dict[str, Maker]:
             "sentence start": lambda chance: _plant_start(
                 "sentence_start", "the start of its sentence", (ENDS, NEWLINE), (NEWLINE,)
             ),
-            "line start": lambda chance: _plant_start("line_start", "the start of its line", (NEWLINE,), ()),
+            "line start": lambda chance: _plant_start(
+                "line_start", "the start of its line", (NEWLINE,), ()
+            ),
         }
     return made
 
@@ -302,7 +332,9 @@ def _draw_once(
         weights = [sharpness * (4 if part.rule.name in _RECENT else 1) for part in parts]
         if two:
             weights[1] += share
-        scores = _scores(family, parts, weights, sink if names[0] != "sink" else sharpness, noise_tokens, noise_places)
+        scores = _scores(
+            family, parts, weights, sink if names[0] != "sink" else sharpness, noise_tokens, noise_places
+        )
         masses = [_masses(truth, scores, text, family != "bert") for text in texts]
         alone = [np.nanmean([of[number] for of, _ in masses]) for number in range(len(parts))]
         if np.nanmean([whole for _, whole in masses]) >= LEAST and (not two or min(alone) >= EACH):
@@ -317,7 +349,12 @@ _RECENT = ("last", "partner", "sentence_start", "line_start")
 
 
 def _scores(
-    family: Family, parts: Sequence[Planted], weights: Sequence[float], sink: float, noise: Floats, of_places: Floats
+    family: Family,
+    parts: Sequence[Planted],
+    weights: Sequence[float],
+    sink: float,
+    noise: Floats,
+    of_places: Floats,
 ) -> Scores:
     tokens, before, places = (table.copy() for table in (noise, np.zeros_like(noise), of_places))
     for part, weight in zip(parts, weights, strict=True):
@@ -361,7 +398,9 @@ def plant(family: Family, seed: int) -> KnownModel:
             layers[layer].append(scores)
     network = build(family, WORDS, layers, N_PLACES)
     model = attnscope.load(network.eval(), tokenizer(WORDS, LAST if both_ends else None))
-    known = KnownModel(f"planted {source}", model, not both_ends, texts[:N_TEXTS], texts[N_TEXTS:], heads)
+    known = KnownModel(
+        f"planted {source}", model, not both_ends, texts[:N_TEXTS], texts[N_TEXTS:], heads
+    )
     _require_scores(known, layers)
     return known
 
@@ -378,4 +417,6 @@ def _require_scores(known: KnownModel, layers: Sequence[Sequence[Scores]]) -> No
             wrong = float(np.abs(weights[layer, head] - scores.of(numbers, known.causal)).max())
 
             if wrong > (0.1 if known.name.startswith("planted llama") else 2e-3):
-                raise WrongTruth(f"{known.name} L{layer}H{head} differs from its planted scores by {wrong:.1e}")
+                raise WrongTruth(
+                    f"{known.name} L{layer}H{head} differs from its planted scores by {wrong:.1e}"
+                )

@@ -23,11 +23,17 @@ def jobs(parts: Sequence[str], small: bool, seed: int, smollm2: str | None) -> l
 
     made: list[Job] = []
     if "planted" in parts:
-        made += [("planted", family, seed + n) for n in range(1 if small else PLANTED_SEEDS) for family in FAMILIES]
+        made += [
+            ("planted", family, seed + n)
+            for n in range(1 if small else PLANTED_SEEDS)
+            for family in FAMILIES
+        ]
     if "grown" in parts:
         made += [("grown", task.name, seed) for task in grown.TASKS[: 1 if small else None]]
     if "real" in parts:
-        made += [("real", name, seed) for name in ("minilm", *([smollm2] if smollm2 else []))][: 1 if small else None]
+        made += [("real", name, seed) for name in ("minilm", *([smollm2] if smollm2 else []))][
+            : 1 if small else None
+        ]
     return made
 
 

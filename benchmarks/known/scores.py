@@ -130,7 +130,9 @@ def score_tool(
     def has_name(rule: Rule) -> bool:
         if rule.words not in cached:
             texts = known.held_out[:6]
-            cached[rule.words] = any(agreement(rule, pattern, known, texts) >= ALIKE for pattern in vocabulary)
+            cached[rule.words] = any(
+                agreement(rule, pattern, known, texts) >= ALIKE for pattern in vocabulary
+            )
         return cached[rule.words]
 
     made = []

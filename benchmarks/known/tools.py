@@ -115,7 +115,9 @@ class Attnscope:
         """The catalogue of features, and each single token: a head may have terms of its own that name tokens."""
         expected = _Expected.of(known)
         names = expected.features(known.texts[0])
-        types = dict.fromkeys(token for text in known.held_out for token in text.tokens[1 : text.n - text.n_last])
+        types = dict.fromkeys(
+            token for text in known.held_out for token in text.tokens[1 : text.n - text.n_last]
+        )
         return [
             *(expected.pattern(name) for name in names if not name.startswith(RESTING)),
             *(partial(_is_token, token) for token in types),
@@ -172,7 +174,9 @@ class _Expected:
         n_less = next((n for n, weight in enumerate(weights) if weight > 0), len(weights))
         made: list[Pattern] = []
         if n_less:
-            made.append(lambda text: np.prod([1 - values for _, values in self._terms(text, place)[:n_less]], 0))
+            made.append(
+                lambda text: np.prod([1 - values for _, values in self._terms(text, place)[:n_less]], 0)
+            )
         return (*made, *(self._term(place, n) for n, weight in enumerate(weights) if weight > 0))
 
     def _term(self, place: Place, number: int) -> Pattern:
@@ -188,8 +192,12 @@ class _Expected:
 
         def predict(text: Text) -> Floats:
             seen = allowed(text, self._known.causal)
-            scores = self._expectations.scores(self.tokens(text), (self._kind, layer), head, seen).astype(np.float64)
-            rows = np.where(seen, np.exp(scores - np.where(seen, scores, -np.inf).max(1, keepdims=True)), 0.0)
+            scores = self._expectations.scores(
+                self.tokens(text), (self._kind, layer), head, seen
+            ).astype(np.float64)
+            rows = np.where(
+                seen, np.exp(scores - np.where(seen, scores, -np.inf).max(1, keepdims=True)), 0.0
+            )
             return rows / rows.sum(1, keepdims=True)
 
         return predict

@@ -110,7 +110,9 @@ class WrongTruth(AssertionError):
     """A head does not do what its source says: the benchmark itself is wrong."""
 
 
-def verify(known: KnownModel, attention: Sequence[NDArray[np.float64]], least: float = 0.5) -> dict[Place, float]:
+def verify(
+    known: KnownModel, attention: Sequence[NDArray[np.float64]], least: float = 0.5
+) -> dict[Place, float]:
     """Compare what is known with the attention that the model computes.
 
     Args:
@@ -155,7 +157,9 @@ def attention_of(known: KnownModel, texts: Sequence[Text]) -> list[NDArray[np.fl
         (block,) = [one for one in record.maps if one.kind in ("encoder", "decoder")]
         weights = np.asarray(block.weights, np.float64)
         if weights.shape[-1] != text.n:
-            raise WrongTruth(f"{known.name} reads {weights.shape[-1]} tokens of a text of {text.n}: {text.written!r}")
+            raise WrongTruth(
+                f"{known.name} reads {weights.shape[-1]} tokens of a text of {text.n}: {text.written!r}"
+            )
         maps.append(weights)
     return maps
 
@@ -200,7 +204,9 @@ def induction() -> Rule:
     return Rule("induction", "what followed the same token before", keys)
 
 
-def last(name: str, words: str, holds: Callable[[Text, int], bool], among: Callable[[str], bool], own: bool) -> Rule:
+def last(
+    name: str, words: str, holds: Callable[[Text, int], bool], among: Callable[[str], bool], own: bool
+) -> Rule:
     """Return the last key of which something holds, for some queries.
 
     Args:

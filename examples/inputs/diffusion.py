@@ -24,7 +24,9 @@ class Block(nn.Module):
         """Patches (batch, patch, width) and times (batch, width) -> patches."""
         shift, scale, gate, gate_mlp = self.modulate(time)[:, None].chunk(4, -1)
         normed = F.layer_norm(patches, patches.shape[-1:]) * (1 + scale) + shift
-        query, key, value = (x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in self.qkv(normed).chunk(3, -1))
+        query, key, value = (
+            x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for x in self.qkv(normed).chunk(3, -1)
+        )
         joined = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         patches = patches + gate * self.out(joined)
         return patches + gate_mlp * self.mlp(F.layer_norm(patches, patches.shape[-1:]))

@@ -30,7 +30,15 @@ def measures() -> list[Measure]:
     """Return the share of attention that goes to tokens with a digit."""
     from attnscope.core.catalogue import Keys, Measure
 
-    return [Measure("digits", "attends to numbers", "sum of A_qk over k with a digit", "this example", Keys("digits"))]
+    return [
+        Measure(
+            "digits",
+            "attends to numbers",
+            "sum of A_qk over k with a digit",
+            "this example",
+            Keys("digits"),
+        )
+    ]
 
 
 @options

@@ -8,9 +8,33 @@ from pathlib import Path
 N_PAIRS = 100
 NAMES = ("Mary", "John", "Tom", "James", "Anna", "Paul", "Peter", "David", "Sarah", "Emma", "Kate", "Mark", "Jack",
          "Lucy", "Alice", "Bob", "Michael", "Robert", "Daniel", "Laura")  # fmt: skip
-PLACES = ("store", "garden", "park", "school", "station", "library", "market", "office", "beach", "house")
+PLACES = (
+    "store",
+    "garden",
+    "park",
+    "school",
+    "station",
+    "library",
+    "market",
+    "office",
+    "beach",
+    "house",
+)
 THINGS = ("drink", "book", "ring", "ball", "letter", "gift", "key", "flower", "map", "coat")
-NOUNS = ("key", "book", "letter", "picture", "door", "report", "song", "story", "road", "box", "car", "map")
+NOUNS = (
+    "key",
+    "book",
+    "letter",
+    "picture",
+    "door",
+    "report",
+    "song",
+    "story",
+    "road",
+    "box",
+    "car",
+    "map",
+)
 PLURALS = {"story": "stories", "box": "boxes"}
 BESIDE = ("to the {}", "near the {}", "behind the {}", "beside the {}")
 OTHERS = ("cabinet", "house", "garden", "school", "window", "table", "tree", "wall")
@@ -27,7 +51,12 @@ def indirect_object(chance: random.Random, number: int) -> Pair:
     first, second = (taker, giver) if number % 2 else (giver, taker)
     start = f"When {first} and {second} went to the {place},"
     end = f"gave a {thing} to"
-    return {"clean": f"{start} {giver} {end}", "corrupt": f"{start} {taker} {end}", "right": taker, "wrong": giver}
+    return {
+        "clean": f"{start} {giver} {end}",
+        "corrupt": f"{start} {taker} {end}",
+        "right": taker,
+        "wrong": giver,
+    }
 
 
 def agreement(chance: random.Random, number: int) -> Pair:
@@ -46,7 +75,12 @@ def agreement(chance: random.Random, number: int) -> Pair:
 
 def greater_than(chance: random.Random, number: int) -> Pair:
     """The year of an end is after that of the start (Hanna et al. 2023), by the decade: one digit is one token."""
-    event, century, decade, year = chance.choice(EVENTS), chance.randint(11, 18), chance.randint(2, 7), number % 10
+    event, century, decade, year = (
+        chance.choice(EVENTS),
+        chance.randint(11, 18),
+        chance.randint(2, 7),
+        number % 10,
+    )
     text = f"The {event} lasted from the year {century}{{}}{year} to the year {century}"
     digits = [str(digit) for digit in range(10)]
     return {"clean": text.format(decade), "corrupt": text.format(0), "right": digits[decade + 1 :],

@@ -146,7 +146,9 @@ def main_of_check(seeds: list[int]) -> int:
             found = problems(case, home)
             n_failed += bool(found)
             if found or len(seeds) < 10:
-                print(seed, [argument[:200] for argument in case.arguments], *found, sep="\n  ", flush=True)
+                print(
+                    seed, [argument[:200] for argument in case.arguments], *found, sep="\n  ", flush=True
+                )
             clean(home, generator)
     print(f"{n_failed} of {len(seeds)} fail")
     return n_failed
@@ -164,4 +166,8 @@ def clean(home: Path, generator: Generator) -> None:
 if __name__ == "__main__":
     given = sys.argv[1:]
     first, _, last = given[0].partition("-")
-    sys.exit(bool(main_of_check([*range(int(first), int(last) + 1)] if last else [int(seed) for seed in given])))
+    sys.exit(
+        bool(
+            main_of_check([*range(int(first), int(last) + 1)] if last else [int(seed) for seed in given])
+        )
+    )

@@ -25,7 +25,11 @@ from examples.decoder import decoder
 from tests.conftest import write_tiny
 from tests.vision_language_helpers import write_family
 
-ROWS = ("1 the the DET DT _ 2 det _ _", "2 cat cat NOUN NN _ 3 nsubj _ _", "3 sat sit VERB VBD _ 0 root _ _")
+ROWS = (
+    "1 the the DET DT _ 2 det _ _",
+    "2 cat cat NOUN NN _ 3 nsubj _ _",
+    "3 sat sit VERB VBD _ 0 root _ _",
+)
 TREE = "\n".join(row.replace(" ", "\t") for row in ROWS) + "\n\n"
 LINKS = {"text": "the cat sat", "links": [{"from": [4, 7], "to": [0, 3], "label": "det"}]}
 
@@ -63,7 +67,10 @@ BASES: dict[str, tuple[str, ...]] = {
         "TEXT -m own --pick L0H1 --words -f svg -o OUT",
         "TEXT -m own --rollout -f npz,json -o OUT",
     ),
-    "batch": ("INPUTS/cat.txt -m own -L 0 -f npz -o OUT", "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT"),
+    "batch": (
+        "INPUTS/cat.txt -m own -L 0 -f npz -o OUT",
+        "INPUTS/texts.jsonl -m own --pick L0H0 -f png -o OUT",
+    ),
     "page": (
         "TEXT -m own -o OUT",
         "--record INPUTS/heatmap.npz -o OUT",
@@ -102,7 +109,10 @@ BASES: dict[str, tuple[str, ...]] = {
         "INPUTS/links.jsonl -m own --json",
         "INPUTS/trees.conllu -m own -f npz,csv,png -o OUT",
     ),
-    "ablate": ("--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT", "TEXT -m own --pick L0H1 --loss none"),
+    "ablate": (
+        "--file INPUTS/cat.txt -m own --loss none -L 0 -f npz -o OUT",
+        "TEXT -m own --pick L0H1 --loss none",
+    ),
     "patch": (
         "INPUTS/answers.jsonl -m INPUTS/decoder -f npz,csv -o OUT",
         "INPUTS/answers.jsonl -m INPUTS/decoder --by pattern --positions --attribution 0 --json",
@@ -254,7 +264,9 @@ class Generator:
         """Write a model that writes."""
         torch.manual_seed(0)
         folder = self.inputs / "decoder"
-        decoder(["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8).save(folder)
+        decoder(
+            ["the", "cat", "and", "a", "dog", "sat", "it", "was"], n_layers=2, n_heads=2, d_model=8
+        ).save(folder)
 
     def case(self, seed: int) -> Case:
         """The case of a seed, and the files that it needs."""
@@ -281,7 +293,9 @@ class Generator:
         if files and lot.random() < 0.7:
             at = lot.choice(files)
             other = lot.random() < 0.2
-            arguments[at] = str(lot.choice(self._files) if other else self._damage(Path(arguments[at]), lot))
+            arguments[at] = str(
+                lot.choice(self._files) if other else self._damage(Path(arguments[at]), lot)
+            )
         elif len(arguments) > 1 and lot.random() < 0.5:
             at = lot.randrange(1, len(arguments))
             if arguments[at] != str(out):
@@ -309,7 +323,9 @@ class Generator:
         picked += [one for one in options if one.name == "model" and one not in picked]
         for one in picked:
             if one.name != "out":
-                arguments += self._given(one, lot, bad=lot.random() < (0.1 if one.name == "model" else 0.45))
+                arguments += self._given(
+                    one, lot, bad=lot.random() < (0.1 if one.name == "model" else 0.45)
+                )
         if any(one.name == "out" for one in options):
             out = self._place(lot)
             arguments += ["-o", str(out)]
@@ -329,7 +345,9 @@ class Generator:
         full = self._home / "full"
         full.mkdir(exist_ok=True)
         (full / "mine.txt").write_text("kept", "utf-8")
-        return lot.choice((taken, full, new / "a" / "b", self._home / ("n" * 300), Path("/dev/full"), taken / "under"))
+        return lot.choice(
+            (taken, full, new / "a" / "b", self._home / ("n" * 300), Path("/dev/full"), taken / "under")
+        )
 
     def _value(self, one: Any, lot: random.Random, bad: bool) -> str:
         if not bad and (told := self._good(one, lot)) is not None:
@@ -340,7 +358,11 @@ class Generator:
         word = lot.choice(WORDS)
         if word == "{damaged}":
             return str(self._damage(lot.choice(self._files), lot))
-        known = {"{home}": self._home, "{missing}": self._home / "missing.txt", "{any}": lot.choice(self._files)}
+        known = {
+            "{home}": self._home,
+            "{missing}": self._home / "missing.txt",
+            "{any}": lot.choice(self._files),
+        }
         return str(known.get(word, word)).replace("\x00", "\ufffd")  # no process can be given a NUL
 
     def _good(self, one: Any, lot: random.Random) -> str | None:
@@ -373,7 +395,9 @@ class Generator:
 
 
 def _options(name: str) -> list[Any]:
-    return [one for one in COMMANDS[name].params if one.param_type_name == "option" and one.name not in NEVER]
+    return [
+        one for one in COMMANDS[name].params if one.param_type_name == "option" and one.name not in NEVER
+    ]
 
 
 def harm(path: Path, lot: random.Random) -> None:
@@ -441,7 +465,9 @@ def _swap(content: bytes, lot: random.Random) -> bytes:
     places: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
-        for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        for key, value in (
+            node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        ):
             places.append((node, key))
             walk(value)
 
@@ -449,5 +475,7 @@ def _swap(content: bytes, lot: random.Random) -> bytes:
     if not places:
         return b"null"
     node, key = lot.choice(places)
-    node[key] = lot.choice((None, -1, 0, 1e308, "", "x" * 5000, [], {}, [[[]]], True, float("nan"), 10**30))
+    node[key] = lot.choice(
+        (None, -1, 0, 1e308, "", "x" * 5000, [], {}, [[[]]], True, float("nan"), 10**30)
+    )
     return json.dumps(document).encode()

@@ -38,7 +38,9 @@ def test_every_command_is_attacked():
 
 
 @pytest.mark.usefixtures("worker_here")
-@pytest.mark.parametrize(("name", "number"), [(name, number) for name in BASES for number in range(len(BASES[name]))])
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, number) for name in BASES for number in range(len(BASES[name]))]
+)
 def test_what_is_changed_by_lot_works_unchanged(name, number, generator, home):
     status, _, err = run_case(generator.base(name, number), home)
     assert status == 0, err
@@ -88,7 +90,9 @@ STOPS = 100
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what processes compute from Linux")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(sent, generator, home, tmp_path):
+def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
+    sent, generator, home, tmp_path
+):
     """A hundred times over all commands that write, over a result of another text, with foreign files in all folders.
 
     The times are drawn over what the commands compute; every other one is drawn from when files are being written.
@@ -118,7 +122,9 @@ def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(sent,
                 run.wait(0 if turn % 2 else moment)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
-            _, said = run.communicate(timeout=LIMIT_S)  # until none of its processes holds its stderr any more
+            _, said = run.communicate(
+                timeout=LIMIT_S
+            )  # until none of its processes holds its stderr any more
         told = f"turn {turn}, after {moment:.2f} s, {case.arguments}: {run.returncode}: {said}"
         assert run.returncode in (0, 130, -sent), told
         assert "Traceback" not in said, told
@@ -137,7 +143,9 @@ FOREIGN = []
 
 def put_foreign(out):
     """Puts a file that attnscope did not write into each folder of a result."""
-    folders = [out, *(path for path in out.rglob("*") if path.is_dir())] if out.is_dir() else [out.parent]
+    folders = (
+        [out, *(path for path in out.rglob("*") if path.is_dir())] if out.is_dir() else [out.parent]
+    )
     FOREIGN[:] = [folder / "foreign.txt" for folder in folders]
     for path in FOREIGN:
         path.write_text("mine")
@@ -186,7 +194,9 @@ def require_whole(home, parts):
     for path in home.rglob("out*/**/*"):
         if not path.is_file() or path.name == "foreign.txt":
             continue
-        if path.name.endswith(".part") or any(part.startswith(("unfinished-", "replacing-")) for part in path.parts):
+        if path.name.endswith(".part") or any(
+            part.startswith(("unfinished-", "replacing-")) for part in path.parts
+        ):
             assert parts, path
         elif path.suffix == ".npz":
             attnscope.load_record(path)

@@ -144,7 +144,10 @@ class MultiHeadAttention(nn.Module):
         key = query if key is None else key
         value = key if value is None else value
         shapes = [part.shape for part in (query, key, value)]
-        if any(len(shape) != 3 or shape[2] != self.embed_dim for shape in shapes) or shapes[1] != shapes[2]:
+        if (
+            any(len(shape) != 3 or shape[2] != self.embed_dim for shape in shapes)
+            or shapes[1] != shapes[2]
+        ):
             raise ValueError(
                 f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
                 f"{', '.join(str(tuple(shape)) for shape in shapes)}"
@@ -159,7 +162,9 @@ class MultiHeadAttention(nn.Module):
             key=keys,
             value=self._heads(self.v_proj(value)),
             scale=self.d_head**-0.5,
-            mask=self._merge_masks(attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])),
+            mask=self._merge_masks(
+                attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])
+            ),
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )

@@ -111,7 +111,9 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
     cells = cells / counted.clamp(min=1).unsqueeze(-1)
     places = torch.stack([links.places // max(n_keys, 1), links.places % max(n_keys, 1)], -1)
     places = places.masked_fill_(links.places.unsqueeze(-1) < 0, -1)
-    return PooledAttention(cells.float().cpu(), received.cpu(), entropies.cpu(), places.cpu(), links.weights.cpu())
+    return PooledAttention(
+        cells.float().cpu(), received.cpu(), entropies.cpu(), places.cpu(), links.weights.cpu()
+    )
 
 
 def _cells_of(tokens: slice, cell: int, device: torch.device) -> Int[Tensor, " token"]:

@@ -27,7 +27,9 @@ def sum_dtype(device: torch.device | str) -> torch.dtype:
 
 def move(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Return numbers on a device; those in float64 in the precision of its sums."""
-    return numbers.to(device, sum_dtype(device)) if numbers.dtype == torch.float64 else numbers.to(device)
+    return (
+        numbers.to(device, sum_dtype(device)) if numbers.dtype == torch.float64 else numbers.to(device)
+    )
 
 
 def in_float64(numbers: Tensor) -> Tensor:

@@ -134,7 +134,9 @@ def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
 
 
 @torch.no_grad()
-def key_sums(call: AttentionCall, functions: NDArray[np.float64]) -> Float[Tensor, "batch n_heads query function"]:
+def key_sums(
+    call: AttentionCall, functions: NDArray[np.float64]
+) -> Float[Tensor, "batch n_heads query function"]:
     """Return of each query the sums over keys of weights times functions of the key, in memory of that size.
 
     `functions` is what keys are worth, (key, function); further keys are worth 0. The sums are float64, on the CPU.

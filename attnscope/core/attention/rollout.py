@@ -48,7 +48,9 @@ def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return rolled
 
 
-def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating]) -> NDArray[np.float64]:
+def head_relevance(
+    weights: NDArray[np.floating], gradients: NDArray[np.floating]
+) -> NDArray[np.float64]:
     """Return the mean over heads of max(∇A ⊙ A, 0): what a layer adds to a score (Chefer et al. 2021, equation 5).
 
     Args:

@@ -19,11 +19,16 @@ RowsWanted = tuple[NDArray[np.int64], int]
 
 @torch.no_grad()
 def rows_of(
-    call: AttentionCall, queries: Int[Tensor, " query"], texts: slice = slice(None), keys: slice = slice(None)
+    call: AttentionCall,
+    queries: Int[Tensor, " query"],
+    texts: slice = slice(None),
+    keys: slice = slice(None),
 ) -> Float[Tensor, "text n_heads query key"]:
     """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys."""
     n_texts = len(range(call.query.shape[0])[texts])
-    at_once = max(tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES)
+    at_once = max(
+        tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES
+    )
     parts = []
     for some in queries.split(at_once):  # type: ignore[no-untyped-call]
         parts.append(attention_weights(select_part(call, texts, some))[..., keys])
@@ -103,7 +108,9 @@ class RowSamples:
                 continue
             rows = self.rows[text].setdefault(kind, SampledRows())
             if layer in rows.weights:
-                raise RuntimeError(f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe")
+                raise RuntimeError(
+                    f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe"
+                )
             queries, n_keys = wanted
             weight_parts = []
             allowed_parts = []
@@ -111,7 +118,9 @@ class RowSamples:
             for some in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
                 weights, allowed = read_rows(attention, kind, text, some, n_keys)
                 weights = weights.movedim(1, 0).float()  # (row, head, key)
-                weights = weights / weights.sum(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+                weights = weights / weights.sum(-1, keepdim=True).clamp_(
+                    min=torch.finfo(torch.float32).tiny
+                )
                 weight_parts.append(weights.half().numpy())
                 allowed_parts.append(allowed.numpy())
             rows.weights[layer] = np.concatenate(weight_parts)

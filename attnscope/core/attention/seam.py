@@ -89,14 +89,18 @@ class AttentionCall:
             object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
         if self.bias is not None:
             if not self.bias.is_floating_point():
-                raise TypeError(f"bias is added to the scores and must be floating point; got {self.bias.dtype}")
+                raise TypeError(
+                    f"bias is added to the scores and must be floating point; got {self.bias.dtype}"
+                )
             object.__setattr__(self, "bias", _align_axes("bias", self.bias, scores))
         if self.softcap is not None and not self.softcap > 0:
             raise ValueError(f"softcap must be positive; got {self.softcap}")
         if self.window is not None and not self.window > 0:
             raise ValueError(f"window must be positive; got {self.window}")
         if self.sinks is not None and self.sinks.shape != (query[1],):
-            raise ValueError(f"sinks hold one score for each of {query[1]} heads; got {tuple(self.sinks.shape)}")
+            raise ValueError(
+                f"sinks hold one score for each of {query[1]} heads; got {tuple(self.sinks.shape)}"
+            )
 
     @property
     def n_heads(self) -> int:
@@ -120,7 +124,9 @@ def refuse_second(seen: Mapping[Kind, Mapping[int, object]], kind: Kind, layer: 
         RuntimeError: The layer of this kind is among those seen.
     """
     if layer in seen.get(kind, {}):
-        raise RuntimeError(f"{kind} layer {layer} reached the probe twice; each forward pass needs a new probe")
+        raise RuntimeError(
+            f"{kind} layer {layer} reached the probe twice; each forward pass needs a new probe"
+        )
 
 
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
@@ -141,7 +147,9 @@ def _align_axes(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) ->
     """Return a view with four axes; refuses a tensor that does not broadcast to the scores."""
     shape = tuple(tensor.shape)
     aligned = tensor[(None,) * (4 - len(shape))]
-    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(aligned.shape, scores, strict=True)):
+    if len(shape) > 4 or any(
+        size not in (1, whole) for size, whole in zip(aligned.shape, scores, strict=True)
+    ):
         raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
     return aligned
 
@@ -162,7 +170,9 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
     device = call.query.device
-    return torch.arange(call.query.shape[2], device=device), torch.arange(call.key.shape[2], device=device)
+    return torch.arange(call.query.shape[2], device=device), torch.arange(
+        call.key.shape[2], device=device
+    )
 
 
 def within_reach(

@@ -87,7 +87,9 @@ class Tile:
     largest_score: Float[Tensor, "text n_heads query 1"]
     log_sum: Float[Tensor, "text n_heads query"] | None
 
-    def entropies(self, largest_weight: Float[Tensor, "text n_heads query"]) -> Float[Tensor, "text n_heads query"]:
+    def entropies(
+        self, largest_weight: Float[Tensor, "text n_heads query"]
+    ) -> Float[Tensor, "text n_heads query"]:
         """Return - sum over k of A_qk ln A_qk, in nats, given the largest weights; overwrites the scores.
 
             H_q = sum over k of A_qk (lse_q - s_qk),    lse_q = max over k of s_qk - ln max over k of A_qk
@@ -99,7 +101,9 @@ class Tile:
         if log_sum is None:
             log_sum = self.largest_score[..., 0] - largest_weight.log()
             # A row of weights sums to 1, so any score may be taken as zero: lse is then small, and so is its rounding.
-            is_small = scores.dtype != torch.float64 and bool(self.largest_score.abs().max() <= _LARGE_SCORE)
+            is_small = scores.dtype != torch.float64 and bool(
+                self.largest_score.abs().max() <= _LARGE_SCORE
+            )
             if is_small and self.block.empty is None:
                 return log_sum - torch.mul(weights, scores, out=scores).sum(-1)
         entropies = torch.sub(log_sum[..., None], scores, out=scores).mul_(weights).sum(-1)
@@ -141,7 +145,9 @@ def blocks(call: AttentionCall, elements: int | None = None, unit: int | None = 
         texts = slice(first, min(first + together, batch))
         for start in range(0, n_queries, unit):
             stop = min(start + unit, n_queries)
-            cut += [_block(shape, texts, slice(q, min(q + rows, stop))) for q in range(start, stop, rows)]
+            cut += [
+                _block(shape, texts, slice(q, min(q + rows, stop))) for q in range(start, stop, rows)
+            ]
     return cut
 
 
@@ -195,7 +201,9 @@ class Buffers:
 
 
 @torch.no_grad()
-def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffers | None = None) -> Iterator[Tile]:
+def tiles(
+    call: AttentionCall, parts: list[Block] | None = None, buffers: Buffers | None = None
+) -> Iterator[Tile]:
     """Yield the weights of an attention, tile by tile.
 
         s_qk = scale * q · k,  softcap * tanh(s_qk / softcap) if there is a soft cap,  + bias_qk
@@ -237,11 +245,15 @@ def tiles(call: AttentionCall, parts: list[Block] | None = None, buffers: Buffer
             if call.softcap is not None:
                 scores.div_(call.softcap).tanh_().mul_(call.softcap)
             if bias is not None:
-                scores += bias[block.texts, :, block.queries, block.keys].to(dtype).clamp(min=_LOWEST_BIAS)
+                scores += (
+                    bias[block.texts, :, block.queries, block.keys].to(dtype).clamp(min=_LOWEST_BIAS)
+                )
             allowed = block.allowed()
             if allowed is not None:
                 # Adding is ten times as fast as masked_fill, and the numbers added are shared by heads.
-                scores += torch.zeros(allowed.shape, dtype=dtype, device=scores.device).masked_fill_(~allowed, _HIDDEN)
+                scores += torch.zeros(allowed.shape, dtype=dtype, device=scores.device).masked_fill_(
+                    ~allowed, _HIDDEN
+                )
             largest_score = scores.amax(-1, keepdim=True)
             torch.softmax(scores, -1, out=weights)
             log_sum = None
@@ -288,11 +300,15 @@ def attend_in_tiles(
     """
     batch, n_heads, n_queries, _ = call.query.shape
     values = call.value.to(torch.promote_types(call.query.dtype, torch.float32))
-    rows = torch.zeros(batch, n_queries, n_heads, values.shape[3], dtype=values.dtype, device=values.device)
+    rows = torch.zeros(
+        batch, n_queries, n_heads, values.shape[3], dtype=values.dtype, device=values.device
+    )
     output = rows.transpose(1, 2)
     for tile in tiles(call, parts, buffers):
         block = tile.block
-        output[block.texts, :, block.queries] = times_values(tile.weights, values[block.texts, :, block.keys])
+        output[block.texts, :, block.queries] = times_values(
+            tile.weights, values[block.texts, :, block.keys]
+        )
         if read is not None:
             read(tile)
     return output.to(call.value.dtype)
@@ -307,10 +323,18 @@ def attend_lean(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_val
     """
     # A mask that all heads and queries share is no larger than the keys.
     on_processor = call.query.device.type == "cpu"
-    by_key = call.mask is None or (on_processor and not call.is_causal and call.mask.shape[1:3] == (1, 1))
+    by_key = call.mask is None or (
+        on_processor and not call.is_causal and call.mask.shape[1:3] == (1, 1)
+    )
     # torch's fused kernels want one width, and divide by the number of keys; dropout keeps torch from them.
     is_plain = all(getattr(call, name) is None for name in ("bias", "softcap", "sinks", "window"))
     same_width = call.query.shape[3] == call.value.shape[3]
-    if is_plain and by_key and same_width and not call.dropout_p and min(call.query.numel(), call.key.numel()):
+    if (
+        is_plain
+        and by_key
+        and same_width
+        and not call.dropout_p
+        and min(call.query.numel(), call.key.numel())
+    ):
         return attend(call)
     return attend_in_tiles(call)

@@ -34,7 +34,9 @@ from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer
 from attnscope.models.turns import share_lock
 
 
-def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True) -> HuggingFaceModel:
+def wrap(
+    hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True
+) -> HuggingFaceModel:
     """Make a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
 
     Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
@@ -43,11 +45,17 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     if type(hf_model).__module__.startswith("sentence_transformers."):
         # It is a list of modules: the first one holds the transformer, later ones pool and normalise its output.
         tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
-        hf_model = next((part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model)
+        hf_model = next(
+            (part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model
+        )
     if not isinstance(hf_model, PreTrainedModel):
         hint = "give a PreTrainedModel: of a wrapper (torch.compile, DataParallel, a pipeline) the model inside it"
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", hint)
-    name = name or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2] or hf_model.config.model_type
+    name = (
+        name
+        or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2]
+        or hf_model.config.model_type
+    )
     base = base_of(hf_model)
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
     words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
@@ -60,7 +68,9 @@ def wrap(hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", ch
     if not reads_words(base):
         reader = wordless(name, base)
     notes = notes_on_quantisation(hf_model.config)
-    return assemble(RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check)
+    return assemble(
+        RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check
+    )
 
 
 def processor_kind(base: PreTrainedModel) -> str:
@@ -69,7 +79,11 @@ def processor_kind(base: PreTrainedModel) -> str:
     A whole processor makes pictures and words into one input.
     """
     reader = cross_reader(base)
-    if sees_pictures(base) or picture_tower(base) is not None or (reader is not None and not reader.reads_words):
+    if (
+        sees_pictures(base)
+        or picture_tower(base) is not None
+        or (reader is not None and not reader.reads_words)
+    ):
         return "image_processor"
     if takes_recordings(base):
         return "feature_extractor"
@@ -102,7 +116,11 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         # A vision tower: before a decoder (TrOCR), or beside a text tower (CLIP).
         seeing = replace(raw, model=eyes, tokenizer=wordless(name, eyes))
         if words is None:
-            how = "its decoder is not shown" if reader is None else "with a text beside --image its decoder is shown"
+            how = (
+                "its decoder is not shown"
+                if reader is None
+                else "with a text beside --image its decoder is shown"
+            )
             note = f"This is its encoder, which sees pictures; {how}."
             return _build(replace(seeing, notes=(*raw.notes, note)), check, open_viewer=open_viewer)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"

@@ -29,7 +29,13 @@ from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.seam import Kind, Probe, attend
-from attnscope.errors import AttnscopeError, RoundingError, first_line, is_out_of_memory, require_rounding
+from attnscope.errors import (
+    AttnscopeError,
+    RoundingError,
+    first_line,
+    is_out_of_memory,
+    require_rounding,
+)
 from attnscope.models.devices import name_dtype
 from attnscope.models.hf.eager import Maps, checked_weights, run_eager, run_unchanged, tolerance
 from attnscope.models.hf.examples import (
@@ -93,7 +99,9 @@ def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[
         raise Unclear(_shorten(error)) from error
 
 
-def _with_hidden_states(padded: Example, alone: Example, run: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+def _with_hidden_states(
+    padded: Example, alone: Example, run: Callable[[], tuple[Any, Any]]
+) -> tuple[Any, Any]:
     """Return what `run` returns, an output first; where that has no hidden states, they are asked for from now on."""
     result = run()
     if hidden_states(result[0]) is None:
@@ -103,7 +111,9 @@ def _with_hidden_states(padded: Example, alone: Example, run: Callable[[], tuple
     return result
 
 
-def _check_seam(model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome) -> list[str]:
+def _check_seam(
+    model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome
+) -> list[str]:
     """Compare what the seam saw with eager; return the notes that came of it."""
     # One text, then two padded to one length, then one beyond all windows.
     notes = compare(model, survey, alone, single)
@@ -139,7 +149,9 @@ def _last_text(both: Outcome, alone: Outcome) -> Outcome:
 def _looks_back(outcome: Outcome, kind: Kind) -> bool:
     """Return whether the first text of a batch, which fills it, looks at earlier tokens alone."""
     # (text, query, head, key) -> (text, head, query, key)
-    return hides_later([maps[:1].transpose(1, 2) for name, maps in outcome.items() if name.startswith(kind)])
+    return hides_later(
+        [maps[:1].transpose(1, 2) for name, maps in outcome.items() if name.startswith(kind)]
+    )
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
@@ -225,7 +237,9 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     return True
 
 
-def compare_on(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], probe: Probe = attend) -> None:
+def compare_on(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], probe: Probe = attend
+) -> None:
     """Compare the result on an input with what the model computes as it is, in no more memory than that.
 
     What is beside the model's own attention may attend too (see `seam.perform`).
@@ -257,7 +271,11 @@ _NOTED = 0.05
 
 
 def compare(
-    model: PreTrainedModel, survey: Survey, example: Example, ours: Outcome, theirs: Outcome | None = None
+    model: PreTrainedModel,
+    survey: Survey,
+    example: Example,
+    ours: Outcome,
+    theirs: Outcome | None = None,
 ) -> list[str]:
     """Refuse what passed the seam where it differs beyond rounding from another run, by default by eager attention.
 
@@ -310,7 +328,9 @@ def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, 
         own = ours[name].float()
         other = theirs[name].float()
         if own.shape != other.shape:
-            raise AttnscopeError(f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}")
+            raise AttnscopeError(
+                f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}"
+            )
         # Only rows of real tokens count: (batch, token, …) -> (row, …).
         real = example.real_rows(name)
         if real is not None and own.shape[:2] == real.shape:
@@ -327,7 +347,9 @@ def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, 
         else:
             # A query that sees no key has no weights; some eager functions leave out the part that a sink takes.
             totals = own.sum(-1, keepdim=True)
-            difference = min(difference, _largest(own - other * (totals > 0)), _largest(own - other * totals))
+            difference = min(
+                difference, _largest(own - other * (totals > 0)), _largest(own - other * totals)
+            )
         differences[name] = difference
     return differences
 
@@ -336,7 +358,9 @@ def _largest(values: Tensor) -> float:
     return float(values.abs().max())
 
 
-def _exact_outcome(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
+def _exact_outcome(
+    model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool
+) -> Outcome:
     """Return the outcome of a float64 copy of a model by eager attention.
 
     Empty if the seam differs from it, if the copy does not run, or if there is no memory for it.
@@ -376,7 +400,10 @@ def _widen(value: Any) -> Any:
 
 def _states(output: Any) -> Outcome:
     """Return the hidden states that a forward returned."""
-    states = {"hidden": hidden_states(output), "encoded": getattr(output, "encoder_last_hidden_state", None)}
+    states = {
+        "hidden": hidden_states(output),
+        "encoded": getattr(output, "encoder_last_hidden_state", None),
+    }
     return {name: x for name, x in states.items() if x is not None}
 
 
@@ -384,7 +411,9 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     """Return the hidden states and weights of attentions in the order of the survey."""
     n_calls = len(survey.order)
     if len(seen) != n_calls:
-        raise AttnscopeError(f"self-check: {len(seen)} attentions are computed, where another text has {n_calls}")
+        raise AttnscopeError(
+            f"self-check: {len(seen)} attentions are computed, where another text has {n_calls}"
+        )
     outcome = _states(output)
     for (kind, layer), attention in zip(survey.order, seen, strict=True):
         outcome[f"{kind} layer {layer}"] = attention.weights.transpose(1, 2)
@@ -401,12 +430,16 @@ def _by_eager(model: PreTrainedModel, survey: Survey, example: Example, *, with_
         return _states(run_unchanged(model, example.inputs))
 
 
-def _at_eager(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool) -> Outcome:
+def _at_eager(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+) -> Outcome:
     output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
     return _states(output) | _name_maps(survey, model.config, maps)
 
 
-def _at_seam(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool) -> Outcome:
+def _at_seam(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+) -> Outcome:
     """Return the outcome of a model through the seam; of longer texts hidden states alone, which need no maps."""
     if with_maps:
         return _outcome(survey, *rehearse(model, inputs))
@@ -428,7 +461,9 @@ def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
         if len(of_kind) == n_layers and layers == listed_layers(config, n_layers):
             of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
         if len(of_kind) != len(layers):
-            raise Unclear(f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface")
+            raise Unclear(
+                f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface"
+            )
         for layer, weights in zip(layers, of_kind, strict=True):
             named[f"{kind} layer {layer}"] = weights.transpose(1, 2)
     return named
@@ -439,7 +474,9 @@ def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
 _ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 
-def _read_eager(model: PreTrainedModel, padded: Example, alone: Example, reason: str, n_seen: int) -> Survey:
+def _read_eager(
+    model: PreTrainedModel, padded: Example, alone: Example, reason: str, n_seen: int
+) -> Survey:
     """Return the survey of a model whose attention does not all pass the seam: what it gives out itself, checked.
 
     `reason` says why the seam does not show it. Of the attentions that passed the seam, `n_seen`, all must be given

@@ -30,7 +30,11 @@ def run_unchanged(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
 
 
 def run_eager(
-    model: PreTrainedModel, inputs: Mapping[str, Any], kinds: Iterable[Kind] = KINDS, *, weights: bool = True
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    kinds: Iterable[Kind] = KINDS,
+    *,
+    weights: bool = True,
 ) -> tuple[Any, Maps]:
     """Run a model by its own eager attention; return its output and, where asked for, the weights that it gives out.
 
@@ -95,14 +99,20 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list
             raise Unclear(f"it gives out no {kind} attention of its own")
         # Real queries and keys, (batch, token): the shape must be (batch, head, query, key), as long as the texts.
         queries = example.real_rows(kind)
-        keys = example.target_real if kind == "decoder" and model.config.is_encoder_decoder else example.real
+        keys = (
+            example.target_real
+            if kind == "decoder" and model.config.is_encoder_decoder
+            else example.real
+        )
         for layer, weights in enumerate(of_kind):
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
             is_map = len(shape) == 4 and shape[0] == example.batch_size
             if is_map and queries is not None and keys is not None:
                 is_map = shape[2:] == (queries.shape[1], keys.shape[1])
             if not is_map:
-                raise Unclear(f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)")
+                raise Unclear(
+                    f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)"
+                )
             # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
             rows = weights.float().transpose(1, 2)
             rows = rows if keys is None else rows * keys[:, None, None, :]
@@ -112,7 +122,9 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list
     return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
 
 
-def run_for_weights(model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe) -> Any:
+def run_for_weights(
+    model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe
+) -> Any:
     """Run a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights.
 
     They were softmax weights on the self-check's texts, and must be on this input.

@@ -48,7 +48,9 @@ class Example:
     """Inputs of one forward pass, and which of its positions are real."""
 
     inputs: dict[str, Any]
-    real: Tensor | None = None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
+    real: Tensor | None = (
+        None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
+    )
     target_real: Tensor | None = None  # as real, of the decoder
 
     @property
@@ -80,7 +82,9 @@ def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Examp
     else:
         shape = _sample_shape(config, name)
         both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = (Example({name: values, **_beside(model, values)}) for values in (both, both[1:]))
+        padded, alone = (
+            Example({name: values, **_beside(model, values)}) for values in (both, both[1:])
+        )
         # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
         n_positions = getattr(config, "max_source_positions", 0)
         patch_size = getattr(config, "patch_size", None)
@@ -117,7 +121,9 @@ def _text_examples(
 ) -> tuple[Example, Example]:
     # Token numbers without a meaning of their own.
     special = {
-        v for name, v in _settings(model.config) if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)
+        v
+        for name, v in _settings(model.config)
+        if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)
     }
     plain = [number for number in range(min(vocab_size(model), 1000)) if number not in special] or [0]
 
@@ -129,7 +135,9 @@ def _text_examples(
     alone = ids[1:, : lengths[1]]
     ids_name = f"{prefix}input_ids"
     inputs = {ids_name: ids, f"{prefix}attention_mask": real.long(), **causal_types(model, ids)}
-    return Example(inputs, real), Example({ids_name: alone, **causal_types(model, alone)}, real[1:, : lengths[1]])
+    return Example(inputs, real), Example(
+        {ids_name: alone, **causal_types(model, alone)}, real[1:, : lengths[1]]
+    )
 
 
 # What is no text --------------------------------------------------------------------------------------------------
@@ -153,14 +161,18 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
         }
     if accepts(model, "past_values_padding"):  # TimesFM: no padding, and a frequency of days or finer
         padding = torch.zeros_like(whole)
-        return {"past_values_padding": padding} | ({"freq": padding[:, :1]} if accepts(model, "freq") else {})
+        return {"past_values_padding": padding} | (
+            {"freq": padding[:, :1]} if accepts(model, "freq") else {}
+        )
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     """Return the shape of one picture, video, recording or series, without the batch."""
     # Sizes may stand in the configuration of the part that hears.
-    inner: Any = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
+    inner: Any = (
+        getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
+    )
     bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
         case "pixel_values" if hasattr(config, "num_patches"):
@@ -178,17 +190,32 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         case "states":
             return _STEPS, config.state_dim
         case "input_values":  # of AST a whole spectrogram
-            return (config.max_length, config.num_mel_bins) if hasattr(config, "frequency_stride") else (4000,)
-        case "input_features" if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+            return (
+                (config.max_length, config.num_mel_bins)
+                if hasattr(config, "frequency_stride")
+                else (4000,)
+            )
+        case "input_features" if hasattr(config, "num_mel_bins") and hasattr(
+            config, "max_source_positions"
+        ):
             return bands, 2 * config.max_source_positions
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
-            return 12, config.feature_projection_input_dim  # w2v-BERT: frames of a spectrogram, two by two
-        case "input_features" if bands and inner.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
+            return (
+                12,
+                config.feature_projection_input_dim,
+            )  # w2v-BERT: frames of a spectrogram, two by two
+        case "input_features" if bands and inner.model_type in (
+            "glmasr_encoder",
+            "voxtral_realtime_encoder",
+        ):
             return bands, 2 * inner.max_position_embeddings
         case "input_features" if bands:
-            return _FRAMES, bands * getattr(inner, "input_channels", 1) * getattr(inner, "num_stacked_frames", 1)
+            return _FRAMES, bands * getattr(inner, "input_channels", 1) * getattr(
+                inner, "num_stacked_frames", 1
+            )
     raise AttnscopeError(
-        f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check", OWN_INPUTS
+        f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check",
+        OWN_INPUTS,
     )
 
 
@@ -217,7 +244,10 @@ def reaches(config: Any) -> list[int]:
 
 def count_tokens(inputs: Mapping[str, Any]) -> int:
     """Return the tokens of the longest text of a forward's arguments; 0 without a text."""
-    return max((inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs), default=0)
+    return max(
+        (inputs[name].shape[1] for name in ("input_ids", "decoder_input_ids") if name in inputs),
+        default=0,
+    )
 
 
 def length_beyond(reach: int) -> int:
@@ -241,7 +271,10 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
     # Some models have several rotary settings, by kind of layer.
     for settings in [rope] if "rope_type" in rope else rope.values():
         kind = settings.get("rope_type", "") if isinstance(settings, dict) else ""
-        if kind == "longrope" and shortest <= settings.get("original_max_position_embeddings", limit) < longest:
+        if (
+            kind == "longrope"
+            and shortest <= settings.get("original_max_position_embeddings", limit) < longest
+        ):
             return True
         if "dynamic" in kind and longest > max(limit, shortest):
             return True

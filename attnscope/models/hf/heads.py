@@ -126,7 +126,9 @@ def run_with_logits(
     """Run a model with its head on top. `last` is how many tokens have logits, None = all; else see `seam.perform`."""
     # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
     base_outputs: list[Any] = []
-    watched = [part for part in (base, getattr(base, "decoder", None)) if isinstance(part, PreTrainedModel)]
+    watched = [
+        part for part in (base, getattr(base, "decoder", None)) if isinstance(part, PreTrainedModel)
+    ]
     arguments = {**standing_arguments(model), **inputs}
     heads: list[Any] = []
     if last is not None and accepts(model, "logits_to_keep"):

@@ -98,11 +98,18 @@ def load_huggingface(
         model.train(False).requires_grad_(False)
         _check_finite(model, source.name)
         # A verdict is remembered by hashes, but only of plain weights on one device: elsewhere more decides on results.
-        is_plain = gguf is None and device_map is None and not trust_remote_code and not quantisation(model.config)
+        is_plain = (
+            gguf is None
+            and device_map is None
+            and not trust_remote_code
+            and not quantisation(model.config)
+        )
         hashes = None
         if check is not False and is_plain:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
-            if source.adapter is not None:  # its own hash is of its weights; its configuration scales them
+            if (
+                source.adapter is not None
+            ):  # its own hash is of its weights; its configuration scales them
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
         raw = RawModel(
             model,
@@ -127,7 +134,8 @@ def _check_finite(model: nn.Module, name: str) -> None:
         total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
         if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
             raise AttnscopeError(
-                f"{name} has weights that are no numbers (NaN or infinite), in {key}", "get the file again"
+                f"{name} has weights that are no numbers (NaN or infinite), in {key}",
+                "get the file again",
             )
 
 
@@ -156,7 +164,11 @@ def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokeniz
 
 
 def _readers(
-    source: Source, folder: Path, base: PreTrainedModel, tokenizer: HuggingFaceTokenizer | None, options: dict[str, Any]
+    source: Source,
+    folder: Path,
+    base: PreTrainedModel,
+    tokenizer: HuggingFaceTokenizer | None,
+    options: dict[str, Any],
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
     """Return a model's tokenizer, and its processor of pictures or sound (None = it needs or has none)."""
     # What makes its input of pictures or sound. Two towers (CLIP), or one before a decoder (TrOCR), read texts without.
@@ -203,7 +215,9 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             f"{folder} holds no image processor",
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
-    kind = str(_read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type", "")).removesuffix("Fast")
+    kind = str(_read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type", "")).removesuffix(
+        "Fast"
+    )
     auto: Any = transformers.AutoImageProcessor
     with load_errors("image processor", folder):
         if kind == "DINOv3ViTImageProcessor":
@@ -232,7 +246,9 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
     processor_class: Any = without_videos(named_class)
     lacking = set(processor_class.get_attributes()) - set(parts)
     if lacking:
-        raise AttnscopeError(f"{processor_class.__name__} takes more than pictures and words: {min(lacking)}")
+        raise AttnscopeError(
+            f"{processor_class.__name__} takes more than pictures and words: {min(lacking)}"
+        )
     with load_errors("processor", folder):
         # The parts are handed over, so that transformers loads none that needs torchvision.
         settings, _ = processor_class.get_processor_dict(folder, local_files_only=True)
@@ -259,7 +275,11 @@ def _read_settings(path: Path) -> dict[str, Any]:
 
 
 def _read_model(
-    source: Source, folder: Path, options: dict[str, Any], weight_options: dict[str, Any], auto: Any = None
+    source: Source,
+    folder: Path,
+    options: dict[str, Any],
+    weight_options: dict[str, Any],
+    auto: Any = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return the model as its files hold it, of the class `auto` or the one that fits, and what is worth a note."""
     config: Any = None
@@ -282,7 +302,9 @@ def _read_model(
                 **options,
                 **weight_options,
             )
-    except Exception as error:  # transformers, safetensors and torch raise what they like on damaged files
+    except (
+        Exception
+    ) as error:  # transformers, safetensors and torch raise what they like on damaged files
         raise _explain(error, source, config) from error
     # Weights of another shape, or missing ones, would be random: only what is on top, as a classifier, may lack them.
     wrong = sorted(report["mismatched_keys"])
@@ -325,7 +347,9 @@ def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
         return AttnscopeError(message, "--trust-remote-code if you have read it and trust it")
     if quantised:
         message = f"{source.name} is {quantised}, and cannot be loaded here: {line}"
-        return AttnscopeError(message, "name the checkpoint with unquantised weights, or install what it needs")
+        return AttnscopeError(
+            message, "name the checkpoint with unquantised weights, or install what it needs"
+        )
     return AttnscopeError(
         f"cannot load {source.name} with transformers {transformers.__version__}: {line}",
         "a package is missing, the files are damaged, or of a model that it does not know",
@@ -409,5 +433,7 @@ def _gguf_file(source: Source, folder: Path) -> str | None:
         hint = f"name one of them: {folder / files[0]}"
         raise AttnscopeError(f"{folder} holds {len(files)} GGUF files, such as {files[0]}", hint)
     if not all(importlib.util.find_spec(package) for package in ("gguf", "accelerate")):
-        raise AttnscopeError(f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate")
+        raise AttnscopeError(
+            f"{files[0]} needs the packages gguf and accelerate", "pip install gguf accelerate"
+        )
     return files[0]

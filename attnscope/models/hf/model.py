@@ -75,7 +75,9 @@ class RawModel:
     notes: tuple[str, ...] = ()  # what a user must know of how it was read
     processor: Any = None  # makes what it reads of pictures or sound; None where there is none
     adapter: Adapter = field(default_factory=Adapter)
-    hashes: Mapping[str, str] | None = None  # of its files, by which its verdict is remembered; None = it is not
+    hashes: Mapping[str, str] | None = (
+        None  # of its files, by which its verdict is remembered; None = it is not
+    )
     again: bool = False  # whether to compare, whatever is remembered
 
 
@@ -213,7 +215,9 @@ class HuggingFaceModel(Model):
                     require(*weights.shape[2:])
         return hidden
 
-    def outputs(self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None) -> Outputs:
+    def outputs(
+        self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None
+    ) -> Outputs:
         """Run a batch as `Model.outputs` says, with the language-model head if there is one and it is asked for."""
         return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last)
 
@@ -235,11 +239,15 @@ class HuggingFaceModel(Model):
             elif logits and self.loss is not None:
                 # Masks by key alone serve long texts, of which no more than the last tokens have scores.
                 light = None if last is None else self._light_from(inputs)
-                return run_with_logits(self.model, self.base, inputs, plan, probe, light_from=light, last=last)
+                return run_with_logits(
+                    self.model, self.base, inputs, plan, probe, light_from=light, last=last
+                )
             else:
                 light = None if survey.beside else self._light_from(inputs)
                 beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
-                output = perform(self.base, inputs, plan, probe, light, through=survey.through, beside=beside)
+                output = perform(
+                    self.base, inputs, plan, probe, light, through=survey.through, beside=beside
+                )
         hidden = hidden_states(output)
         if hidden is None and survey.beside:  # some give out what their head says, and no more
             hidden = getattr(output, "logits", None)
@@ -280,7 +288,9 @@ class HuggingFaceModel(Model):
         inputs |= causal_types(self.base, batch.ids)
         # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
         segments = batch.segments
-        knows_segments = getattr(self.base.config, "type_vocab_size", 0) > 1 and accepts(self.base, "token_type_ids")
+        knows_segments = getattr(self.base.config, "type_vocab_size", 0) > 1 and accepts(
+            self.base, "token_type_ids"
+        )
         if segments is not None and knows_segments and bool(segments.any()):
             inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
@@ -325,7 +335,9 @@ class HuggingFaceModel(Model):
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
         """Return which of its weights are the heads' alone; see hf.weights.head_slices."""
         if self.is_spread:
-            raise AttnscopeError(f"the weights of {self.info.name} are spread over devices", "leave out --device all")
+            raise AttnscopeError(
+                f"the weights of {self.info.name} are spread over devices", "leave out --device all"
+            )
         require_seam(self.info, "which weights its heads have")
         return head_slices(self.model, self.base, self.survey, heads)
 
@@ -399,7 +411,9 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
         device=str(input_device(base)),
         checked=survey.checked,
         remembered=survey.remembered,
-        notes=tuple(note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note),
+        notes=tuple(
+            note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note
+        ),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
         head=describe_head(raw.model, base),

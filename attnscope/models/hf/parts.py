@@ -101,7 +101,9 @@ def vocab_size(model: PreTrainedModel) -> int:
     with contextlib.suppress(NotImplementedError, AttributeError):
         table: Any = model.get_input_embeddings()
         return int(table.weight.shape[0])
-    return getattr(model.config.get_text_config(), "vocab_size", 0x110000)  # CANINE hashes characters: any will do
+    return getattr(
+        model.config.get_text_config(), "vocab_size", 0x110000
+    )  # CANINE hashes characters: any will do
 
 
 def pad_id(model: PreTrainedModel) -> int:
@@ -114,7 +116,11 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
     """Return the table of learned positions, None if positions are not looked up."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe") and "relative" not in last:
+        if (
+            isinstance(module, nn.Embedding)
+            and ("position" in last or last == "wpe")
+            and "relative" not in last
+        ):
             return module
     return None
 
@@ -166,7 +172,11 @@ def reads_words(base: PreTrainedModel) -> bool:
 
 def sees_pictures(base: PreTrainedModel) -> bool:
     """Return whether a model reads pictures and no text."""
-    return input_name(base) == "pixel_values" and not reads_text(base) and not base.config.is_encoder_decoder
+    return (
+        input_name(base) == "pixel_values"
+        and not reads_text(base)
+        and not base.config.is_encoder_decoder
+    )
 
 
 def reads_pictures(base: PreTrainedModel) -> bool:
@@ -182,7 +192,9 @@ def hears(base: PreTrainedModel) -> bool:
     """
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
-    return base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
+    return (
+        base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
+    )
 
 
 def listens(base: PreTrainedModel) -> bool:
@@ -198,10 +210,16 @@ def takes_recordings(base: PreTrainedModel) -> bool:
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why."""
-    if sees_pictures(base) or (base.main_input_name == "pixel_values" and not accepts(base, "decoder_input_ids")):
-        return WordlessTokenizer(name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png")
+    if sees_pictures(base) or (
+        base.main_input_name == "pixel_values" and not accepts(base, "decoder_input_ids")
+    ):
+        return WordlessTokenizer(
+            name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png"
+        )
     if takes_recordings(base):
-        return WordlessTokenizer(name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav")
+        return WordlessTokenizer(
+            name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav"
+        )
     return WordlessTokenizer(
         name, f"reads {main_input(base)}, and no text", "models of text, pictures and sound can be shown"
     )
@@ -228,7 +246,9 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     tower: Any = getattr(base, "vision_model", None) if is_beside else None
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
-    return base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
+    return (
+        base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
+    )
 
 
 def quantisation(config: Any) -> str:
@@ -244,7 +264,11 @@ def quantisation(config: Any) -> str:
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
     """Return the note on a model whose configuration says that its weights are quantised."""
     how = quantisation(config)
-    return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",) if how else ()
+    return (
+        (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",)
+        if how
+        else ()
+    )
 
 
 # Adapters -------------------------------------------------------------------------------------------------------
@@ -273,7 +297,9 @@ def require_peft(folder: Path) -> None:
             'install the extra: pip install "attnscope[peft]", or move adapter_config.json away to see the base alone',
         )
     if not (folder / _WEIGHTS).is_file():
-        raise AttnscopeError(f"{folder} holds no {_WEIGHTS}", "save the adapter there with peft, as safetensors")
+        raise AttnscopeError(
+            f"{folder} holds no {_WEIGHTS}", "save the adapter there with peft, as safetensors"
+        )
 
 
 def merge(model: PreTrainedModel, folder: Path) -> Adapter:
@@ -292,7 +318,11 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         if not {name.removeprefix(_PREFIX).partition(".")[0] for name in weights} <= {*model._modules}:
             target = model.base_model  # type: ignore[assignment]
             within = f"{_PREFIX}{target.base_model_prefix}."
-            inside = {_PREFIX + name.removeprefix(within): w for name, w in weights.items() if name.startswith(within)}
+            inside = {
+                _PREFIX + name.removeprefix(within): w
+                for name, w in weights.items()
+                if name.startswith(within)
+            }
             if inside:
                 heads = {name.split(".")[2] for name in weights if not name.startswith(within)}
                 weights = inside
@@ -313,11 +343,18 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         raise
     except Exception as error:  # peft and torch raise what they like on adapters of other models
         raise AttnscopeError(
-            f"the adapter in {folder} does not fit the model: {first_line(error)}", "name the model it was made for"
+            f"the adapter in {folder} does not fit the model: {first_line(error)}",
+            "name the model it was made for",
         ) from error
     sha256 = file_sha256(path)
-    left_out = f"; its {', '.join(sorted(heads))} is left out, for attention does not depend on it" if heads else ""
-    return Adapter(folder.name, sha256, f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in{left_out}.")
+    left_out = (
+        f"; its {', '.join(sorted(heads))} is left out, for attention does not depend on it"
+        if heads
+        else ""
+    )
+    return Adapter(
+        folder.name, sha256, f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in{left_out}."
+    )
 
 
 def unwrap(model: Any) -> tuple[Any, Adapter]:
@@ -334,7 +371,11 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     names = {name for part in parts for name in part.merged_adapters}
     names |= {name for part in parts if not part.disable_adapters for name in part.active_adapters}
     name = "+".join(sorted(names))
-    note = f"Adapter {name} is active." if name else "The model's adapters are switched off: this is the base."
+    note = (
+        f"Adapter {name} is active."
+        if name
+        else "The model's adapters are switched off: this is the base."
+    )
     return model, Adapter(name, note=note)
 
 
@@ -366,7 +407,9 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
 
 def load_errors(what: str, folder: Path) -> contextlib.AbstractContextManager[None]:
     """Within it, whatever transformers raises on files that it does not understand becomes one line."""
-    return as_failure(f"cannot load the {what} in {folder}", "get its files again, or install what it needs")
+    return as_failure(
+        f"cannot load the {what} in {folder}", "get its files again, or install what it needs"
+    )
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -381,7 +424,11 @@ def _is_ours(error: BaseException) -> bool:
         if module.partition(".")[0] != "torch":
             caller = (module, frame.f_code.co_name)
     module, function = caller
-    calls_the_model = module.startswith("attnscope.") and function in ("_forward", "run_eager", "run_for_weights")
+    calls_the_model = module.startswith("attnscope.") and function in (
+        "_forward",
+        "run_eager",
+        "run_for_weights",
+    )
     return not (module.startswith("transformers") or calls_the_model)
 
 

@@ -53,10 +53,30 @@ LIKE_EAGER = "attnscope_explicit"
 _HARMLESS = frozenset(
     {
         # What only other kernels read: packed sequences, and windows that the mask holds already.
-        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "sliding_window", "deterministic"),
+        *(
+            "cu_seq_lens_q",
+            "cu_seq_lens_k",
+            "max_length_q",
+            "max_length_k",
+            "sliding_window",
+            "deterministic",
+        ),
         # What a model passes down to everything below it, and that no attention function of transformers reads.
-        *("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states", "return_dict"),
-        *("output_router_logits", "num_items_in_batch", "position_embeddings", "token_type_ids", "mm_token_type_ids"),
+        *(
+            "position_ids",
+            "cache_position",
+            "use_cache",
+            "output_attentions",
+            "output_hidden_states",
+            "return_dict",
+        ),
+        *(
+            "output_router_logits",
+            "num_items_in_batch",
+            "position_embeddings",
+            "token_type_ids",
+            "mm_token_type_ids",
+        ),
     }
 )
 """Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
@@ -93,7 +113,9 @@ class _Run:
     """One forward pass of one model in one thread: a rehearsal, or with a probe."""
 
     probe: Probe | None = None  # None = a rehearsal, which keeps what it sees
-    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)  # calls of each module that are to come
+    waiting: dict[nn.Module, list[Place]] = field(
+        default_factory=dict
+    )  # calls of each module that are to come
     beside: bool = False
     light_from: int | None = None
     light: list[tuple[Tensor, Light]] = field(default_factory=list)
@@ -163,7 +185,9 @@ def perform(
     return _forward(model, through or model, inputs, _Run(probe, waiting, beside, light_from))
 
 
-def _forward(model: PreTrainedModel, function: Callable[..., Any], inputs: Mapping[str, Any], run: _Run) -> Any:
+def _forward(
+    model: PreTrainedModel, function: Callable[..., Any], inputs: Mapping[str, Any], run: _Run
+) -> Any:
     with use_attention(model, implementation_for(model)):
         token = _run.set(run)
         try:
@@ -214,7 +238,9 @@ def attention_function(
     # Refuse arguments that could change the result in a way not modelled here.
     for name, argument in others.items():
         if name not in _HARMLESS and argument is not None and argument is not False:
-            raise AttnscopeError(f"{type(module).__name__} passes its attention an argument {name} that is not known")
+            raise AttnscopeError(
+                f"{type(module).__name__} passes its attention an argument {name} that is not known"
+            )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     # Find which layer this is. Attention beside the plan, as of what makes tokens of pictures, is no part of the run.
@@ -256,7 +282,9 @@ def attention_function(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _join(one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor | None:
+def _join(
+    one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor | None:
     """Return what two masks, or two biases, are together; None where there are none."""
     if one is None or other is None:
         return other if one is None else one
@@ -280,7 +308,9 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
     return (None if bool(may.all()) else may), (bias if bool(bias.any()) else None)
 
 
-def attention_function_like_eager(module: nn.Module, *tensors: Tensor | None, **others: Any) -> tuple[Tensor, None]:
+def attention_function_like_eager(
+    module: nn.Module, *tensors: Tensor | None, **others: Any
+) -> tuple[Tensor, None]:
     """Compute as `attention_function` does, for models whose masks say everything: no mask means all keys."""
     return attention_function(module, *tensors, **{**others, "is_causal": False})  # type: ignore[arg-type]
 
@@ -361,7 +391,11 @@ def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None
         return None
     for issued, rule in run.light:
         # A view of it, as of the first so many keys, is the same mask.
-        if mask.data_ptr() == issued.data_ptr() and mask.shape[-1] == issued.shape[-1] and mask.dtype == torch.bool:
+        if (
+            mask.data_ptr() == issued.data_ptr()
+            and mask.shape[-1] == issued.shape[-1]
+            and mask.dtype == torch.bool
+        ):
             return rule
     raise AttnscopeError(
         f"{type(module).__name__} changes its mask before it attends, which is not known for texts of this length",
@@ -388,12 +422,16 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     which is all there is of modules that are no model of transformers.
     """
     # Composite models (LLaVA) have a configuration per part, and each names its own implementation.
-    configs = parts_of_config(*(module.config for module in model.modules() if isinstance(module, PreTrainedModel)))
+    configs = parts_of_config(
+        *(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
+    )
     with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
         settings = _settings.setdefault(model, {})
         # torch refuses to set requires_grad again on tensors made in inference mode, and they never learn.
         learning = [
-            parameter for parameter in model.parameters() if parameter.requires_grad and not parameter.is_inference()
+            parameter
+            for parameter in model.parameters()
+            if parameter.requires_grad and not parameter.is_inference()
         ]
         try:
             for module in model.modules():
@@ -401,7 +439,11 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
                     module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
-            if isinstance(model, PreTrainedModel) and implementation is not None and implementation not in settings:
+            if (
+                isinstance(model, PreTrainedModel)
+                and implementation is not None
+                and implementation not in settings
+            ):
                 # transformers' own switch is slow but knows which parts can change: call it once, and keep its result.
                 model.set_attn_implementation(implementation)
                 # Classes chosen when the model was built look up "eager" alone anew, so every part must name it.
@@ -449,7 +491,11 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     """
     # Copies of the containers, not of their contents: buffers stay the same tensors.
     owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
-    before = [(holder, holder.copy()) for attributes in owners for holder in (attributes, *_holders_in(attributes))]
+    before = [
+        (holder, holder.copy())
+        for attributes in owners
+        for holder in (attributes, *_holders_in(attributes))
+    ]
     of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
     try:
         with fork_rng(device_of(model)):
@@ -469,4 +515,6 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
 def _holders_in(attributes: dict[str, Any]) -> list[Any]:
     """Return the dictionaries, lists and sets among a module's attributes."""
     left_alone = {"_parameters", "_buffers"} if "_hf_hook" in attributes else {"_parameters"}
-    return [value for name, value in attributes.items() if type(value) in _HOLDERS and name not in left_alone]
+    return [
+        value for name, value in attributes.items() if type(value) in _HOLDERS and name not in left_alone
+    ]

@@ -50,15 +50,21 @@ class Survey:
     n_kv_heads: Mapping[Kind, int]
     d_model: int
     plan: Plan = field(default_factory=dict)  # on the seam: which call is which
-    order: tuple[Place, ...] = ()  # the same for all calls of a pass, in their order; known during a check alone
-    extras: Mapping[str, Any] = field(default_factory=dict)  # what the forward must be given besides the inputs
+    order: tuple[
+        Place, ...
+    ] = ()  # the same for all calls of a pass, in their order; known during a check alone
+    extras: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the forward must be given besides the inputs
     checked: bool = True  # whether it was compared with eager
     notes: tuple[str, ...] = ()
     # windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted
     reaches: list[int] = field(default_factory=list)
     beside: bool = False  # whether modules that the plan does not name attend too, as those of a tower for pictures do
     remembered: str = ""  # when, and with what, it was compared; "" = at this load
-    through: Callable[..., Any] | None = None  # what is called instead of the model, to run it; see `seam.perform`
+    through: Callable[..., Any] | None = (
+        None  # what is called instead of the model, to run it; see `seam.perform`
+    )
 
     @property
     def n_calls(self) -> int:
@@ -135,7 +141,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
         encoded = getattr(output, "encoder_last_hidden_state", None)
         source = n_tokens if encoded is None else encoded.shape[1]
         if source is None:
-            raise Unclear("its output holds no hidden states of the encoder, whose length tells its attentions apart")
+            raise Unclear(
+                "its output holds no hidden states of the encoder, whose length tells its attentions apart"
+            )
         target = 0 if example.target_real is None else example.target_real.shape[1]
         if source == target or n_tokens not in (None, source):
             raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
@@ -150,7 +158,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     for queries, keys in shapes:
         if (queries, keys) not in kinds:
             known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kinds)
-            raise Unclear(f"it has attention of {queries} queries on {keys} keys where {known} are expected")
+            raise Unclear(
+                f"it has attention of {queries} queries on {keys} keys where {known} are expected"
+            )
     return [kinds[shape] for shape in shapes]
 
 
@@ -237,7 +247,10 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
 def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid."""
     config = config.get_text_config()
-    types = [str(name) for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()]
+    types = [
+        str(name)
+        for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()
+    ]
     if len(types) != total:
         return ()  # a list that does not name every layer says nothing about any
     attends = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in types]
@@ -246,7 +259,9 @@ def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
 
 def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
     """Return the most heads of queries of a layer, and those of keys and values: as many where layers differ."""
-    pairs = {(attention.call.n_heads, attention.call.n_kv_heads) for attention in attentions if attention.call}
+    pairs = {
+        (attention.call.n_heads, attention.call.n_kv_heads) for attention in attentions if attention.call
+    }
     if pairs:
         n_heads, n_kv_heads = max(pairs)
         return n_heads, n_kv_heads if len(pairs) == 1 else n_heads
@@ -288,7 +303,9 @@ def _peculiarities(kind: Kind, attention: Seen) -> Iterator[str]:
         yield f"A sliding window of {attention.window - 1} tokens to either side"
 
 
-def _notes_on_gaps(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]) -> list[str]:
+def _notes_on_gaps(
+    config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]
+) -> list[str]:
     """Return notes on layers without attention of text."""
     crossing = setting(config.get_text_config(), "cross_attention_layers") or ()
     notes = []
@@ -296,7 +313,9 @@ def _notes_on_gaps(config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers
         absent = set(range(n_layers[kind])) - set(numbers)
         to_pictures = sorted(absent & set(crossing))
         if to_pictures:
-            notes.append(f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing.")
+            notes.append(
+                f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing."
+            )
         if absent - set(to_pictures):
             present = sorted({*numbers, *to_pictures})
             notes.append(f"Only layers {spans(present)} of {n_layers[kind]} have attention ({kind}).")
@@ -317,7 +336,17 @@ _PACKAGES = (
 )
 """Packages that may compute part of a model, if they are installed."""
 
-_FIELDS = ("path", "layers", "n_layers", "n_heads", "n_kv_heads", "d_model", "extras", "notes", "reaches")
+_FIELDS = (
+    "path",
+    "layers",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    "d_model",
+    "extras",
+    "notes",
+    "reaches",
+)
 """Fields of a survey that are stored, beside its plan."""
 
 
@@ -358,7 +387,9 @@ class Memory:
             names = {module: name for name, module in self._base.named_modules()}
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
             self._verdict = {name: getattr(survey, name) for name in _FIELDS}
-            self._verdict["plan"] = [(names[module], list(places)) for module, places in survey.plan.items()]
+            self._verdict["plan"] = [
+                (names[module], list(places)) for module, places in survey.plan.items()
+            ]
             self._verdict["when"] = f"{today} with torch {torch.__version__}"
             self._write()
         return survey
@@ -410,9 +441,14 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, 
     """Return a hash over all that a verdict depends on: files, code, versions, precision and machine."""
     code: dict[str, str] = {}
     for folder in _OWN_CODE:
-        code |= {str(path.relative_to(PACKAGE)): file_sha256(path) for path in (PACKAGE / folder).rglob("*.py")}
+        code |= {
+            str(path.relative_to(PACKAGE)): file_sha256(path)
+            for path in (PACKAGE / folder).rglob("*.py")
+        }
     is_cuda = base.device.type == "cuda"
-    chip = torch.cuda.get_device_name(base.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
+    chip = (
+        torch.cuda.get_device_name(base.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
+    )
     return _hash(
         {
             "files": dict(hashes),

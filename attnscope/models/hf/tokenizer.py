@@ -29,7 +29,9 @@ class _TokensOfNumbers(Tokenizer):
         """Return the Tokens of token numbers without a text: the text is their decoding."""
         return self.encode_among(ids, {})
 
-    def encode_among(self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int = -1) -> Tokens:
+    def encode_among(
+        self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int = -1
+    ) -> Tokens:
         """Return Tokens of numbers of which some stand for parts of pictures: `elsewhere` has their labels by position.
 
         The model itself wrote those after the first `n_given`.
@@ -38,7 +40,9 @@ class _TokensOfNumbers(Tokenizer):
         # Decode the runs between pictures, and shift their spans to where each run starts in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
-        breaks = [i for i in range(len(ids)) if i in elsewhere]  # written tokens go on where the prompt ended
+        breaks = [
+            i for i in range(len(ids)) if i in elsewhere
+        ]  # written tokens go on where the prompt ended
         for start, stop in itertools.pairwise([-1, *breaks, len(ids)]):
             run, own_spans = self._decode(ids[start + 1 : stop])
             if own_spans is None:
@@ -69,8 +73,12 @@ class _TokensOfNumbers(Tokenizer):
         special = [*tokens.special.tolist(), *self._special(ids[len(before) :])]
         return replace(self._build(text, ids, offsets, special), n_given=len(before))
 
-    def _build(self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool]) -> Tokens:
-        return build_tokens(text, ids=ids, pieces=self._pieces(ids), offsets=spans, special=special, style=self._style)
+    def _build(
+        self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool]
+    ) -> Tokens:
+        return build_tokens(
+            text, ids=ids, pieces=self._pieces(ids), offsets=spans, special=special, style=self._style
+        )
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
         """Return the text of token numbers, and where each stands in it."""
@@ -113,13 +121,17 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         elif hasattr(backend, "sp_model"):
             self._style = "sentencepiece"
         if not backend.is_fast:
-            self.note = "The tokenizer has no fast version: it does not say where tokens stand in the text."
+            self.note = (
+                "The tokenizer has no fast version: it does not say where tokens stand in the text."
+            )
 
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of all tokens that stand for text, in order: no special ones, none kept unused."""
         special = set(self.backend.all_special_ids)
         vocabulary = self.backend.get_vocab().items()
-        return sorted(number for piece, number in vocabulary if number not in special and "unused" not in piece)
+        return sorted(
+            number for piece, number in vocabulary if number not in special and "unused" not in piece
+        )
 
     def spell(self, number: int) -> str:
         """Return the text of one token."""
@@ -130,15 +142,23 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
         None is added to a whole text: they stand in it.
         """
-        options = {"add_special_tokens": not is_whole, "verbose": False, "return_offsets_mapping": self.backend.is_fast}
+        options = {
+            "add_special_tokens": not is_whole,
+            "verbose": False,
+            "return_offsets_mapping": self.backend.is_fast,
+        }
         if not self.backend.is_fast and pair is not None:
-            raise AttnscopeError("this model's tokenizer has no fast version, and reads no pairs", "leave out --pair")
+            raise AttnscopeError(
+                "this model's tokenizer has no fast version, and reads no pairs", "leave out --pair"
+            )
         require_tokenizable(text, pair)
         with as_failure("the tokenizer cannot read this text", "give another text"):
             encoded = self.backend(text, pair, **options)
         if self.backend.is_fast:
             encoding = encoded.encodings[0]
-            return tokens_of(encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None)
+            return tokens_of(
+                encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None
+            )
         ids = list(encoded["input_ids"])
         return self._build(text, ids, self._spans_in(text, ids), self._special(ids))
 
@@ -194,7 +214,9 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
         def decode(n: int) -> str:
             known = list(itertools.compress(ids[:n], in_vocabulary))
-            return str(self.backend.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+            return str(
+                self.backend.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            )
 
         text = decode(len(ids))
         # Decode each prefix: its length is where the next token starts. U+FFFD marks half a character.
@@ -221,7 +243,9 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
         special = set(self.backend.all_special_ids)
-        special |= {number for number, token in self.backend.added_tokens_decoder.items() if token.special}
+        special |= {
+            number for number, token in self.backend.added_tokens_decoder.items() if token.special
+        }
         return [number in special and number != self.unknown_id for number in ids]
 
 
@@ -235,7 +259,9 @@ class NumbersTokenizer(_TokensOfNumbers):
         """Read token numbers, separated by spaces or commas; refuse anything else."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
-            raise AttnscopeError("this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9")
+            raise AttnscopeError(
+                "this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9"
+            )
         return self.encode_ids([int(number) for number in numbers])
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:

@@ -21,7 +21,14 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.seam import perform
 from attnscope.models.hf.survey import Survey
-from attnscope.models.inside.projections import ROLES, OutputWatch, Role, hooks, is_transposed, linear_maps
+from attnscope.models.inside.projections import (
+    ROLES,
+    OutputWatch,
+    Role,
+    hooks,
+    is_transposed,
+    linear_maps,
+)
 from attnscope.models.model import Slice
 
 
@@ -62,7 +69,9 @@ def head_slices(
                     continue
                 # Output features are rows of a Linear's weight, columns of a Conv1D's.
                 axis = 1 if is_transposed(module) else 0
-                slices.append(Slice(f"{names[module]}.weight", axis, indices, head.role, _weight(module)))
+                slices.append(
+                    Slice(f"{names[module]}.weight", axis, indices, head.role, _weight(module))
+                )
                 if isinstance(module.bias, Tensor):
                     slices.append(Slice(f"{names[module]}.bias", 0, indices, head.role, module.bias))
             if len(slices) == n_slices:
@@ -75,7 +84,9 @@ def head_slices(
         axis = 0 if is_transposed(out) else 1
         n_heads = sum(head.role == "query" for head in seen[place])
         columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(numbers)]
-        slices.append(Slice(f"{names[out]}.weight", axis, tuple(columns.flatten().tolist()), "output", weight))
+        slices.append(
+            Slice(f"{names[out]}.weight", axis, tuple(columns.flatten().tolist()), "output", weight)
+        )
     # Weights that several layers share cannot belong to one head: count where each tensor's memory starts.
     starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
     if any(starts[part.weight.data_ptr()] > 1 for part in slices):
@@ -85,7 +96,8 @@ def head_slices(
 
 def _refusal(why: str) -> AttnscopeError:
     return AttnscopeError(
-        f"{why}: a head cannot be taken out of the file", "its effect can still be seen: attnscope ablate"
+        f"{why}: a head cannot be taken out of the file",
+        "its effect can still be seen: attnscope ablate",
     )
 
 
@@ -119,7 +131,9 @@ def _trace(
     used = set(outputs.modules.values())
     for head in itertools.chain(*seen.values()):
         used |= {module for module, features in head.uses.items() if bool(features.any())}
-    if any(n_calls[module] > 1 for module in used) or any(len(places) > 1 for places in survey.plan.values()):
+    if any(n_calls[module] > 1 for module in used) or any(
+        len(places) > 1 for places in survey.plan.values()
+    ):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return seen, outputs.modules
 
@@ -137,7 +151,9 @@ def _dependencies(call: AttentionCall, results: Mapping[nn.Module, Tensor]) -> l
             if rows.requires_grad:
                 # Of a random sum, the derivative is 0 where nothing depends on a feature, (..., feature).
                 target = (rows * torch.randn(rows.shape, generator=chance).to(rows)).sum()
-                slopes = torch.autograd.grad(target, list(results.values()), retain_graph=True, allow_unused=True)
+                slopes = torch.autograd.grad(
+                    target, list(results.values()), retain_graph=True, allow_unused=True
+                )
             uses = {}
             for (module, result), slope in zip(results.items(), slopes, strict=True):
                 slope = torch.zeros_like(result) if slope is None else slope

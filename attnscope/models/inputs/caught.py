@@ -23,7 +23,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights, attention_weights
+from attnscope.core.attention.seam import (
+    AttentionCall,
+    Probe,
+    attend,
+    attend_with_weights,
+    attention_weights,
+)
 from attnscope.errors import AttnscopeError, first_line, is_out_of_memory, require_rounding
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.hf.seam import mask_and_bias, use_attention
@@ -33,7 +39,8 @@ _EXPLICIT = "attnscope_inputs"
 """The name of sdpa for models of transformers whose masks say everything."""
 
 AttentionInterface.register(
-    _EXPLICIT, lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False})
+    _EXPLICIT,
+    lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False}),
 )
 AttentionMaskInterface.register(_EXPLICIT, eager_mask)
 
@@ -98,7 +105,9 @@ class _Catch(TorchFunctionMode):
         has_heads = query.ndim > 3
 
         def as_heads(tensor: Tensor) -> Tensor:
-            return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4) if has_heads else tensor[:, None]
+            return (
+                tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4) if has_heads else tensor[:, None]
+            )
 
         def as_mask(tensor: Tensor | None) -> Tensor | None:
             if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
@@ -128,11 +137,19 @@ class _Catch(TorchFunctionMode):
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
         wanted = dict(bound.arguments)
-        if wanted["need_weights"]:  # with weights torch reads the mask alone, without them the flag alone
+        if wanted[
+            "need_weights"
+        ]:  # with weights torch reads the mask alone, without them the flag alone
             bound.arguments.update(need_weights=False, is_causal=False)
         # The same code runs with our attention in the place of torch's, and is not caught again.
-        inner = {**vars(F), "has_torch_function": lambda _: False, "scaled_dot_product_attention": self._attend}
-        forward = types.FunctionType(_MULTI_HEAD.__code__, inner, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__)
+        inner = {
+            **vars(F),
+            "has_torch_function": lambda _: False,
+            "scaled_dot_product_attention": self._attend,
+        }
+        forward = types.FunctionType(
+            _MULTI_HEAD.__code__, inner, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
+        )
         output, _ = forward(*bound.args, **bound.kwargs)
         if not wanted["need_weights"] or self._latest is None:
             return output, None
@@ -184,9 +201,13 @@ class CaughtModule:
         # The first tensor of numbers stands for the output.
         tensors = _floats(output)
         if not tensors or not tensors[0].ndim or not tensors[0].numel():
-            raise AttnscopeError(f"{self._name} returns no tensor of numbers", "return its output from forward")
+            raise AttnscopeError(
+                f"{self._name} returns no tensor of numbers", "return its output from forward"
+            )
         if not bool(tensors[0].isfinite().all()):
-            raise AttnscopeError(f"{self._name} returns NaN or infinity on the inputs", "check inputs and weights")
+            raise AttnscopeError(
+                f"{self._name} returns NaN or infinity on the inputs", "check inputs and weights"
+            )
         return tensors[0]
 
     def _other_way(self, path: str) -> AttnscopeError:
@@ -203,7 +224,9 @@ class CaughtModule:
             output, weights = attend_with_weights(call)
             if check:
                 what = f"attention {len(calls)}, of {path or 'the module'}, gives another output than softmax weights"
-                _require_equal(f"self-check: {what} times values", output, own().reshape(output.shape), 1)
+                _require_equal(
+                    f"self-check: {what} times values", output, own().reshape(output.shape), 1
+                )
             n_queries, n_keys = weights.shape[2:]
             hides_later = n_queries == n_keys > 1 and not bool(weights.triu(1).any())
             shape = (len(weights), n_queries, n_keys)
@@ -231,7 +254,12 @@ class CaughtModule:
         def leave(*_: Any) -> None:
             catch.running.pop()
 
-        with self._turn(self._implementation), hooks(names, enter, before=True), hooks(names, leave), catch:
+        with (
+            self._turn(self._implementation),
+            hooks(names, enter, before=True),
+            hooks(names, leave),
+            catch,
+        ):
             return self.module(*sample.args, **sample.kwargs)
 
     @contextlib.contextmanager
@@ -257,13 +285,17 @@ class CaughtModule:
 
 def _floats(output: Any) -> list[Tensor]:
     """Return the tensors of floats in what a module returned."""
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [
+        leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
 
 
 def _require_equal(what: str, own: Tensor, other: Tensor, n_calls: int) -> None:
     if not other.numel():
         return
-    allowed = _TIMES * max(torch.finfo(other.dtype).eps, torch.finfo(torch.float32).eps) * (1 + n_calls) ** 0.5
+    allowed = (
+        _TIMES * max(torch.finfo(other.dtype).eps, torch.finfo(torch.float32).eps) * (1 + n_calls) ** 0.5
+    )
     # Rounding is relative to the largest value, and adds up over the attentions like a random walk.
     largest = max(float(other.abs().max()), 1e-30)
     require_rounding(

@@ -61,7 +61,9 @@ class LabelTokenizer(Tokenizer):
             ends = accumulate(len(name) + 1 for name in names)
             spans = [(end - len(name) - 1, end - 1) for end, name in zip(ends, names, strict=True)]
             special = [name.startswith("[") and name.endswith("]") for name in names]
-            tokens = build_tokens(" ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain")
+            tokens = build_tokens(
+                " ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain"
+            )
             self._tokens.append(tokens)
 
     def spell(self, number: int) -> str:
@@ -86,7 +88,11 @@ class InputsModel(Model):
     outputs = rerun = untrained = unembedding = Model._refuse
 
     def __init__(
-        self, caught: CaughtModule, info: ModelInfo, sample: BoundArguments, names_of_sequences: Sequence[Names]
+        self,
+        caught: CaughtModule,
+        info: ModelInfo,
+        sample: BoundArguments,
+        names_of_sequences: Sequence[Names],
     ) -> None:
         self.info = info
         self.tokenizer = LabelTokenizer(names_of_sequences)
@@ -133,7 +139,9 @@ def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
     return replace(call, **parts)
 
 
-def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True) -> InputsModel:
+def load_inputs(
+    model: Any, inputs: Any, labels: Labels | None = None, *, check: bool = True
+) -> InputsModel:
     """Make a Model of a torch module and the inputs of its forward; `models.load` explains the arguments.
 
     Its layers are the attentions that it computes over the positions that are named, in the order of computation.
@@ -141,7 +149,9 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
     model, _ = unwrap(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     if not isinstance(model, nn.Module):
-        raise AttnscopeError(f"inputs go with a torch module, not with {type(model).__name__}", "load the module first")
+        raise AttnscopeError(
+            f"inputs go with a torch module, not with {type(model).__name__}", "load the module first"
+        )
     name = type(model).__name__
     # Read inputs and labels, and move the inputs to the model's device.
     sample = _bind(model, inputs)
@@ -187,27 +197,41 @@ def load_inputs(model: Any, inputs: Any, labels: Labels | None = None, *, check:
         notes=tuple(_notes(chosen, [call for call in calls if call not in chosen])),
     )
     n_sequences, n_positions, _ = chosen[0].shape
-    return InputsModel(caught, info, sample, _name_positions(names_of_sequences, n_sequences, n_positions))
+    return InputsModel(
+        caught, info, sample, _name_positions(names_of_sequences, n_sequences, n_positions)
+    )
 
 
 def _is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile made it or its forward."""
     by_method = getattr(module, "_compiled_call_impl", None) is not None
-    return by_method or hasattr(module, "_orig_mod") or hasattr(module.forward, "_torchdynamo_orig_callable")
+    return (
+        by_method
+        or hasattr(module, "_orig_mod")
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+    )
 
 
 def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
     """Return the attentions that are shown: to themselves over the named positions, else those of the usual shape."""
     shapes = [call.shape for call in calls]
     # Of a sequence to itself, over as many positions as are named.
-    square = [shape for shape in shapes if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0]
+    square = [
+        shape
+        for shape in shapes
+        if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0
+    ]
     if square:
         usual = max(dict.fromkeys(square), key=square.count)
         return [call for call in calls if call.shape == usual]
     message = f"{name} has attention of {_list_sizes(calls)}"
     if n_labels is None:
-        raise AttnscopeError(f"{message}, and none of a sequence to itself", "only self-attention can be shown")
-    raise AttnscopeError(f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position")
+        raise AttnscopeError(
+            f"{message}, and none of a sequence to itself", "only self-attention can be shown"
+        )
+    raise AttnscopeError(
+        f"labels name {amount(n_labels, 'position')}, and {message}", "give one label per position"
+    )
 
 
 def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
@@ -216,9 +240,13 @@ def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
         paths[2:-1] = "…"
     notes = [f"Layers are {', '.join(paths)}, in the order of computation."]
     if all(call.n_heads[0] == 1 for call in chosen):
-        notes.append("Each sequence has one head. Heads that the module folds into the batch look like more sequences.")
+        notes.append(
+            "Each sequence has one head. Heads that the module folds into the batch look like more sequences."
+        )
     if others:
-        notes.append(f"{amount(len(others), 'attention')} beside these, of {_list_sizes(others)}, not shown.")
+        notes.append(
+            f"{amount(len(others), 'attention')} beside these, of {_list_sizes(others)}, not shown."
+        )
     return notes
 
 
@@ -260,7 +288,9 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
         if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
             raise AttnscopeError("inputs holds a nested, sparse or meta tensor", "give dense ones")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise AttnscopeError("inputs holds NaN or infinity", "fill the gaps first: attention would be NaN too")
+            raise AttnscopeError(
+                "inputs holds NaN or infinity", "fill the gaps first: attention would be NaN too"
+            )
     return sample
 
 
@@ -270,7 +300,9 @@ def _read_labels(labels: Labels) -> list[Names]:
     return [_names(row) for row in (labels if is_nested else [labels])]
 
 
-def _name_positions(names_of_sequences: list[Names] | None, n_sequences: int, n_positions: int) -> list[Names]:
+def _name_positions(
+    names_of_sequences: list[Names] | None, n_sequences: int, n_positions: int
+) -> list[Names]:
     """Return the names of each sequence's positions, numbers by default."""
     # One list serves all sequences.
     rows = names_of_sequences or [tuple(map(str, range(n_positions)))]
@@ -294,22 +326,31 @@ def _names(labels: Labels) -> Names:
     """Return the names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
-            f"labels is of type {type(labels).__name__}", "give a list of names, or a grid such as (4, 6)"
+            f"labels is of type {type(labels).__name__}",
+            "give a list of names, or a grid such as (4, 6)",
         )
     names: list[str] = []
     for label in [labels] if _is_grid(labels) else labels:
         # A grid stands for all its places, row by row; the count is checked before names are made.
         sizes = label if _is_grid(label) else ()
         if len(names) + prod(sizes) > MOST_NAMES:
-            raise AttnscopeError(f"labels name more than {MOST_NAMES:,} positions", "give one label per position")
+            raise AttnscopeError(
+                f"labels name more than {MOST_NAMES:,} positions", "give one label per position"
+            )
         if sizes:
             names += [",".join(map(str, place)) for place in product(*map(range, sizes))]
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))
         else:
-            raise AttnscopeError(f"labels holds {label!r}, which names no position", "give names, numbers or grids")
+            raise AttnscopeError(
+                f"labels holds {label!r}, which names no position", "give names, numbers or grids"
+            )
     return tuple(names)
 
 
 def _is_grid(label: Any) -> bool:
-    return isinstance(label, tuple) and bool(label) and all(isinstance(size, int) and size > 0 for size in label)
+    return (
+        isinstance(label, tuple)
+        and bool(label)
+        and all(isinstance(size, int) and size > 0 for size in label)
+    )

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
-from attnscope.models.inside.projections import OutputWatch, hidden_input, hooks, is_leaf, linear_maps, modules_of
+from attnscope.models.inside.projections import (
+    OutputWatch,
+    hidden_input,
+    hooks,
+    is_leaf,
+    linear_maps,
+    modules_of,
+)
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 
@@ -121,7 +128,9 @@ class ScoreRun:
         ):
             model.run(batch, self._observe)
 
-    def vectors(self, tensor: Tensor, head: int, weights: NDArray[np.float64]) -> dict[Part, NDArray[np.float64]]:
+    def vectors(
+        self, tensor: Tensor, head: int, weights: NDArray[np.float64]
+    ) -> dict[Part, NDArray[np.float64]]:
         """Return what each part adds to a weighted sum of a head's queries or keys, (d_head,).
 
         Parts from which no path leads there are left out.
@@ -175,7 +184,9 @@ class ScoreRun:
         # One leaf for all heads of the layer: (1, head, query, d_value).
         name = self._name(call.kind, call.layer)
         heads = range(call.n_heads)
-        return self._add_leaf(output, *(Part(f"{name}H{head}", "head", call.layer, head) for head in heads))
+        return self._add_leaf(
+            output, *(Part(f"{name}H{head}", "head", call.layer, head) for head in heads)
+        )
 
     def _name(self, kind: str, layer: int) -> str:
         """Return the name of a layer; where a model has two stacks, with that of the stack."""

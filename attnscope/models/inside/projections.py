@@ -107,7 +107,9 @@ def weight_of(module: nn.Module) -> Tensor | None:
         # accelerate leaves an empty tensor on the meta device, and keeps the weight in its hook.
         hook = getattr(module, "_hf_hook", None)
         elsewhere = [getattr(each, "weights_map", None) for each in (hook, *getattr(hook, "hooks", ()))]
-        weight = next((tensors["weight"] for tensors in elsewhere if tensors and "weight" in tensors), None)
+        weight = next(
+            (tensors["weight"] for tensors in elsewhere if tensors and "weight" in tensors), None
+        )
     # Quantised weights are integers, 8-bit floats that a scale belongs to, or tensors made of others (torchao).
     if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
@@ -118,7 +120,9 @@ def weight_of(module: nn.Module) -> Tensor | None:
 
 
 @contextlib.contextmanager
-def hooks(modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False) -> Iterator[None]:
+def hooks(
+    modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False
+) -> Iterator[None]:
     """Within it, a function is called after each of the modules that this thread runs, or before it.
 
     It gets the module, its inputs and its result; before the module, its inputs by place and by name. What it returns

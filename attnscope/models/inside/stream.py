@@ -113,11 +113,17 @@ class Stream:
 
     kind: str
     attentions: tuple[Attention, ...]  # by layer
-    embedding_norm: Norm | None  # what stands between embeddings and stream; None = nothing, or it is not known
-    final_norm: Norm | None  # what stands between the last layer and the unembedding; None = nothing does
+    embedding_norm: (
+        Norm | None
+    )  # what stands between embeddings and stream; None = nothing, or it is not known
+    final_norm: (
+        Norm | None
+    )  # what stands between the last layer and the unembedding; None = nothing does
     unembedding: Tensor | None  # W_U, (vocabulary, d_model); None = the model has no head for words
     is_direct: bool  # whether W_U reads the (normed) stream itself, and no further layer lies between
-    is_post_norm: bool  # whether norms lie on the stream itself (BERT), so that they are between any two heads
+    is_post_norm: (
+        bool  # whether norms lie on the stream itself (BERT), so that they are between any two heads
+    )
     notes: tuple[str, ...]  # what is folded, and what is not known
 
     @property
@@ -169,7 +175,9 @@ def stream_of(model: Model) -> Stream:
     read_by_head = [step.given for step in look.steps if step.module is head]
     unembedding = None if head is None else _weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
-        notes.append(f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used")
+        notes.append(
+            f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used"
+        )
         unembedding = None
     entered = look.entered.get(0)
     first_norm = None if entered is None else measure_norm(look.module_that_gave(entered, 0))
@@ -282,14 +290,18 @@ class _Look:
                     "keys, a low-rank cache, an adapter)"
                 )
         else:
-            notes.append("what its projections read is neither the stream nor a LayerNorm or RMSNorm of it")
+            notes.append(
+                "what its projections read is neither the stream nor a LayerNorm or RMSNorm of it"
+            )
 
         # What writes to it, and the norm of what was written, if there is one.
         output = output_norm = None
         module = self.watch.modules.get(place)
         weight = None if module is None or module in adapted else _weight(module)
         if weight is None:
-            notes.append("no linear map of known weights is fed just what the heads put out: W_O is not known")
+            notes.append(
+                "no linear map of known weights is fed just what the heads put out: W_O is not known"
+            )
         else:
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
             written = self.watch.results[place]

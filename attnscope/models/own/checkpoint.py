@@ -98,7 +98,11 @@ class Checkpoint:
         file = self._files[name]
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):
-            reason = "the weights are complex numbers" if dtype.startswith("C") else "the weights are quantised"
+            reason = (
+                "the weights are complex numbers"
+                if dtype.startswith("C")
+                else "the weights are quantised"
+            )
             raise AttnscopeError(f"{self._where}: {name} is of type {dtype}", reason)
         if self._framework == "pt" or dtype in _NUMPY_FLOATS:
             return file.get_tensor(name)
@@ -112,7 +116,9 @@ class Checkpoint:
         Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta.
         """
         name = self._prefix + name
-        elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        elder = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        )
         return elder if name not in self._files and elder in self._files else name
 
 

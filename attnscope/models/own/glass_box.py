@@ -270,7 +270,11 @@ def _reed_muller() -> Array:
     """Return the generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
     points = (np.arange(64)[None, :] >> np.arange(6)[:, None]) & 1
     # The constant, the six variables, and their products in pairs.
-    products = [np.ones(64, np.int64), *points, *(points[a] * points[b] for a, b in combinations(range(6), 2))]
+    products = [
+        np.ones(64, np.int64),
+        *points,
+        *(points[a] * points[b] for a, b in combinations(range(6), 2)),
+    ]
     return np.array(products, np.float32)
 
 
@@ -338,7 +342,9 @@ def own_info(
         dtype=dtype,
         device=device,
         notes=(variant.note,),
-        heads=tuple((f"L{layer}H{number}", head.what) for (layer, number), head in _heads_by_place(name).items()),
+        heads=tuple(
+            (f"L{layer}H{number}", head.what) for (layer, number), head in _heads_by_place(name).items()
+        ),
     )
 
 
@@ -365,7 +371,9 @@ class OwnModel(LayeredModel):
         hidden = self._embed(batch.ids, batch.mask)
         with self._forward_pass():
             for layer, looks_back in zip(self._layers, self._looks_back, strict=True):
-                written, _ = layer(hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe)
+                written, _ = layer(
+                    hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe
+                )
                 hidden = hidden + written
         return hidden
 

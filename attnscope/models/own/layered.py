@@ -95,5 +95,7 @@ class LayeredModel(Model):
                     else:
                         weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
         notes = (f"random weights, seed {seed}",)
-        twin.info = replace(self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=())
+        twin.info = replace(
+            self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=()
+        )
         return twin

@@ -64,7 +64,11 @@ class Encoder:
     def of(cls, config: Config) -> "Encoder":
         """Read a configuration that `supports` accepts; null counts as left out."""
         # RoBERTa's padding token is number 1 by default, BERT's number 0.
-        known = {name: value for name, value in config.items() if value is not None and name in cls.__annotations__}
+        known = {
+            name: value
+            for name, value in config.items()
+            if value is not None and name in cls.__annotations__
+        }
         return cls(**{"pad_token_id": int(config["model_type"] != "bert"), **known})
 
     @property
@@ -92,7 +96,10 @@ class Encoder:
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, n_rows), width))
         # The parts with a bias: norms have vectors, linear maps matrices (out, in).
         parts: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
-        shapes: dict[str, Shape] = {"up": (self.intermediate_size, width), "down": (width, self.intermediate_size)}
+        shapes: dict[str, Shape] = {
+            "up": (self.intermediate_size, width),
+            "down": (width, self.intermediate_size),
+        }
         for number in range(self.num_hidden_layers):
             for ours, theirs in _LAYER.items():
                 default = (width,) if ours.endswith("norm") else (width, width)
@@ -138,7 +145,13 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def native_info(
-    source: Source, config: Config, *, sha256: str, engine: str = "native", dtype: str = "float32", device: str = "cpu"
+    source: Source,
+    config: Config,
+    *,
+    sha256: str,
+    engine: str = "native",
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> ModelInfo:
     """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
     encoder = Encoder.of(config)

@@ -53,7 +53,9 @@ class PlainEncoder(Model):
         for number in range(last + 1):
             name = f"layers.{number}"
             # (head, token, d_head)
-            query, key, value = (self._project(hidden, f"{name}.attention.{part}_proj") for part in "qkv")
+            query, key, value = (
+                self._project(hidden, f"{name}.attention.{part}_proj") for part in "qkv"
+            )
             # (head, query, key)
             scores = query @ key.swapaxes(1, 2) * scale
             weights = _softmax(scores)
@@ -89,7 +91,9 @@ class PlainEncoder(Model):
         name: str,
     ) -> Array:
         """Return the hidden states after a layer, of those before it and of what its heads put out."""
-        hidden = self._norm(hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm")
+        hidden = self._norm(
+            hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm"
+        )
         inner = _gelu(self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
@@ -101,7 +105,9 @@ class PlainEncoder(Model):
     def _norm(self, rows: Array, name: str) -> Array:
         centred = rows - rows.mean(-1, keepdims=True)
         scale = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(self._encoder.layer_norm_eps))
-        return np.asarray(centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"])
+        return np.asarray(
+            centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
+        )
 
 
 def _softmax(scores: Array) -> Array:

@@ -45,7 +45,14 @@ class OwnTokenizer(Tokenizer):
         rows.append(_special_row(EOS, 0 if pair is None else 1))
         ids, pieces, offsets, special, segments = zip(*rows, strict=True)
         return build_tokens(
-            text, ids=ids, pieces=pieces, offsets=offsets, special=special, segments=segments, pair=pair, style="plain"
+            text,
+            ids=ids,
+            pieces=pieces,
+            offsets=offsets,
+            special=special,
+            segments=segments,
+            pair=pair,
+            style="plain",
         )
 
 

@@ -4,8 +4,6 @@
 the loss by one backward pass. A text may come in several rows; it counts when all of them are there.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +226,9 @@ class MeanOutputs(RowMeasurer):
         part.sums.add(numbers[:, 0], numbers[:, 1])
 
 
-def measure_means(passes: Passes, shapes: Shapes, report: Report | None) -> tuple[Run[TextPart], HeadOutputs]:
+def measure_means(
+    passes: Passes, shapes: Shapes, report: Report | None
+) -> tuple[Run[TextPart], HeadOutputs]:
     """Return the pass over all texts, and the mean outputs of the heads of each place, (head, d), float64.
 
     Means over some texts are none: what ends the pass before is raised.

@@ -5,8 +5,6 @@ given, else its own greedy answer), and a classifier the class that is asked for
 gives. Special tokens that every text has are never predicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,7 +151,9 @@ class Reader:
         self._has_target = "cross" in model.info.kinds
         self._targets: dict[bytes, Tokens] = {}
         if target is not None and not self._has_target:
-            raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+            raise AttnscopeError(
+                f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target"
+            )
 
     def batches(self, block: Block) -> Sequence[Sequence[Row]]:
         """Return the texts of a block in batches of at most ROW_TOKENS tokens, the longest first."""

@@ -4,8 +4,6 @@ Nothing else of the files changes: names, precisions, shards, tokenizer and conf
 the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -77,12 +75,16 @@ def prune(
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
     # Files that are there must neither be lost nor mix with the new ones.
     if out.is_dir() and any(out.iterdir()):
-        raise AttnscopeError(f"{out} is there already, with files in it", "name a new folder with --save")
+        raise AttnscopeError(
+            f"{out} is there already, with files in it", "name a new folder with --save"
+        )
     require_writable(out)
     # Find the files, which must be safetensors.
     source = loading.resolve(spec)
     if source.folder is None or source.adapter is not None:
-        raise AttnscopeError(f"{source.name} is no folder of safetensors without an adapter", _SAVE_FIRST)
+        raise AttnscopeError(
+            f"{source.name} is no folder of safetensors without an adapter", _SAVE_FIRST
+        )
     files = weight_files(source.folder)
 
     # Measure the change, and find the weights of the heads.
@@ -99,20 +101,25 @@ def prune(
     slices = model.head_slices(heads)
     # Write beside the folder, compare, and move it in place when all is right.
     try:
-        with TemporaryDirectory(dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True) as beside:
+        with TemporaryDirectory(
+            dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True
+        ) as beside:
             part = Path(beside) / out.name
             ignored = shutil.ignore_patterns(*_NOT_COPIED.split())
             shutil.copytree(source.folder, part, ignore=ignored)
             _write_weights(files, part, slices)
             difference = _compare(model, heads, loading.load(str(part)))
-            note = f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by "
+            note = (
+                f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by "
+            )
             notes = [*effect.run.get("notes", ()), f"{note}{difference:.1g}"]
             effect = replace(effect, run={**effect.run, "notes": notes})
             (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
             part.replace(out)
     except (OSError, SafetensorError) as error:  # the latter of a full disk
         raise AttnscopeError(
-            f"cannot write {out}: {one_line(str(error))}", "choose another folder with --save, or make room"
+            f"cannot write {out}: {one_line(str(error))}",
+            "choose another folder with --save, or make room",
         ) from None
     return effect
 

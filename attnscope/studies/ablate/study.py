@@ -1,7 +1,5 @@
 """Measure what changes in a model without each head. Forward passes are left to `measurers`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -281,7 +279,9 @@ def _notes(model: Model, options: AblateOptions) -> list[str]:
     if not model.resumes:
         notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
     if "cross" in model.info.kinds and options.target is None:
-        notes.append("No target was given: the decoder reads what the whole model itself writes to each text.")
+        notes.append(
+            "No target was given: the decoder reads what the whole model itself writes to each text."
+        )
     return notes
 
 

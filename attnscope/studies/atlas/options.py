@@ -1,7 +1,5 @@
 """Declare the options of `attnscope atlas` and `attnscope.atlas`. Loads nothing heavy."""
 
-from __future__ import annotations
-
 from attnscope.errors import require_choice
 from attnscope.options import group, option, options, seed_option
 from attnscope.studies.heads.options import HeadsOptions
@@ -38,7 +36,11 @@ class AtlasOptions:
         most=100,
     )
     sample: int = option(
-        "How many texts are drawn at random for the deciles.", default=512, least=1, most=8192, python_only=True
+        "How many texts are drawn at random for the deciles.",
+        default=512,
+        least=1,
+        most=8192,
+        python_only=True,
     )
     heads: HeadsOptions = group(AtlasHeads)
     seed: int = seed_option("the hashes by which texts are drawn", python_only=True)

@@ -1,7 +1,5 @@
 """Read the attention of sampled texts and of examples: the second pass of an atlas."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -326,7 +324,9 @@ def _add_text(
     if unit.sampled:
         tables = rows.tables[kind]
         tables.add(text, [layers[layer].tiles() for layer in tables.n_heads])
-        some = np.unique(np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64))
+        some = np.unique(
+            np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64)
+        )
         queries = torch.from_numpy(some[text.asks[some]])
         if len(queries):
             tables.compare(torch.cat([layers[layer].rows(queries)[0] for layer in tables.n_heads]))

@@ -34,7 +34,9 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
     def mean(name: str, totals: NDArray[np.float64]) -> NDArray[np.float64]:
         # From (measure, text x unit, head) to (text, head).
         number = sums.names.index(name)
-        total, count = (part[number].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (totals, sums.count))
+        total, count = (
+            part[number].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (totals, sums.count)
+        )
         return divide(total, count)
 
     # A measure ranks by its mean, the content by two of them.
@@ -90,7 +92,9 @@ class Scores:
         return every._take(np.union1d(every.sample, best[best >= 0]).astype(np.int64).tolist())
 
     def _take(self, numbers: Sequence[int]) -> Scores:
-        return replace(self, texts=[self.texts[number] for number in numbers], values=self.values[numbers])
+        return replace(
+            self, texts=[self.texts[number] for number in numbers], values=self.values[numbers]
+        )
 
     def best(self) -> NDArray[np.int64]:
         """Return the best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""

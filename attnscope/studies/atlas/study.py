@@ -1,7 +1,5 @@
 """Collect every head of a model with the texts that show its behaviour, in an `Atlas`. Pages are left to `pages`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -143,10 +141,17 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
     tables, grids = example_tables(rows.examples)
     tokens = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
     tables |= {"heads": table, "roles": findings.table("roles"), "tokens": tokens}
-    grids |= {"profile": profiles[0], "even_profile": profiles[1], "distance": distances, "deciles": deciles}
+    grids |= {
+        "profile": profiles[0],
+        "even_profile": profiles[1],
+        "distance": distances,
+        "deciles": deciles,
+    }
     chosen = {name: getattr(options, name) for name in ("examples", "sample", "seed", "rank")}
     chosen |= {"score": meaning, "lift": OUTSIDE_SINKS}
-    corpus = settle_corpus({**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete)
+    corpus = settle_corpus(
+        {**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete
+    )
     return Atlas(
         findings.run,
         corpus,
@@ -158,7 +163,9 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
 
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
     """Return the tables and arrays of examples, by head, what they are to show, and rank."""
-    order = sorted(examples, key=lambda read: (read.wanted.head, read.wanted.why != "top", read.wanted.rank))
+    order = sorted(
+        examples, key=lambda read: (read.wanted.head, read.wanted.why != "top", read.wanted.rank)
+    )
     rows = []
     n_characters = 0
     # A row says where its excerpt begins among all characters.

@@ -1,7 +1,5 @@
 """Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +120,9 @@ class KindTables:
         is_listed = np.isin(codes, self._pairs)
         pairs = np.searchsorted(self._pairs, codes[is_listed])
         # Which of its items each query and key is, (query, item + 1) and (key, item). The last item is of all queries.
-        is_query = np.append(text.queries[:, None] == self._asks[asks], np.ones((len(text), 1), np.bool_), 1)
+        is_query = np.append(
+            text.queries[:, None] == self._asks[asks], np.ones((len(text), 1), np.bool_), 1
+        )
         is_key = text.keys[:, None] == self._gets[gets]
 
         first = 0
@@ -142,7 +142,11 @@ class KindTables:
             )
             # The last column is of attention on all keys, (row, item).
             n_rows = len(sums)
-            sums_by_side = (sums[:, :-1, -1], sums[:, -1, :-1], sums[:, :-1, :-1].reshape(n_rows, -1)[:, is_listed])
+            sums_by_side = (
+                sums[:, :-1, -1],
+                sums[:, -1, :-1],
+                sums[:, :-1, :-1].reshape(n_rows, -1)[:, is_listed],
+            )
             for of_side, items, rows in zip(
                 self._sums,
                 (asks, gets, pairs),
@@ -167,7 +171,12 @@ class KindTables:
                 )
 
     def _sum_layer(
-        self, heads: slice, text: ReadText, is_query: NDArray[np.bool_], is_key: NDArray[np.bool_], tiles: Tiles
+        self,
+        heads: slice,
+        text: ReadText,
+        is_query: NDArray[np.bool_],
+        is_key: NDArray[np.bool_],
+        tiles: Tiles,
     ) -> Tensor:
         """Add attention by offset, and return sums of a layer by the items of queries and keys.
 
@@ -198,7 +207,9 @@ class KindTables:
             on_all = torch.cat([of_heads, even.expand_as(of_heads), sees, least_even * sees])
             # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
             shares = (even_weights(allowed & outside) * counted[:, None] @ key_items)[None]
-            on_keys = torch.cat([rows[:-1] @ key_items, of_heads[..., None] * shares, (shares > 0).float(), shares])
+            on_keys = torch.cat(
+                [rows[:-1] @ key_items, of_heads[..., None] * shares, (shares > 0).float(), shares]
+            )
             # By pair: the queries of each token times what they give each key's token.
             sums = sums + query_items[queries].T @ torch.cat([on_keys, on_all[..., None]], -1)
         return sums
@@ -212,12 +223,16 @@ class KindTables:
     def distances(self) -> NDArray[np.float32]:
         """Return the distance of every two heads, (head, head); NaN where they were never compared."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            distances: NDArray[np.float32] = np.sqrt(self._divergences / self._compared).astype(np.float32)
+            distances: NDArray[np.float32] = np.sqrt(self._divergences / self._compared).astype(
+                np.float32
+            )
         return distances
 
     def profiles(self) -> NDArray[np.float32]:
         """Return mean attention by offset, of heads and of uniform attention over their keys, (2, head, offset)."""
-        profiles: NDArray[np.float32] = (self._profiles / np.maximum(self._n_queries, 1)).astype(np.float32)
+        profiles: NDArray[np.float32] = (self._profiles / np.maximum(self._n_queries, 1)).astype(
+            np.float32
+        )
         return profiles
 
     def rows(self, heads: Sequence[int]) -> list[dict[str, Any]]:
@@ -234,7 +249,9 @@ class KindTables:
             lifts = sums.lifts()
             for number, head in enumerate(heads):
                 of_head = Lifts(*(part[:, number] for part in lifts))
-                for item in choose_items(of_head, above_even=side != "asks", least_texts=self._least_texts):
+                for item in choose_items(
+                    of_head, above_even=side != "asks", least_texts=self._least_texts
+                ):
                     mass, lift, low, high, n_queries, n_texts = (part[item] for part in of_head)
                     row = {
                         "head": head,

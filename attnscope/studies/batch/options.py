@@ -1,7 +1,5 @@
 """Declare the options for drawing many texts. Loads nothing heavy."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from attnscope.choice import Between, Choice, Tokens
@@ -23,9 +21,15 @@ class BatchOptions:
     choice: Choice = group(Choice)
     tokens: Tokens = group(Tokens)
     between: Between = group(Between)
-    chat: bool = option("Put each text into the model's chat template.", default=False, panel="Text", rare=True)
+    chat: bool = option(
+        "Put each text into the model's chat template.", default=False, panel="Text", rare=True
+    )
     generate: int = option(
-        "Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000, panel="Text"
+        "Let a decoder write this many tokens, and show them too.",
+        default=0,
+        least=0,
+        most=10000,
+        panel="Text",
     )
     formats: tuple[str, ...] = option(
         "What to write: several of png, svg, pdf, npz, json.",

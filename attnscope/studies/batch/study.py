@@ -4,8 +4,6 @@ Each text has a folder of its own, whose files appear together. One of them, `en
 fingerprint of all that they depend on. So a run can be killed at any moment, and the next one draws what is not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib
@@ -59,7 +57,11 @@ ENTRY = "entry.json"
 SHARES = "shares.csv"
 """What heads give from one part of a text to another: of each text in its folder, and of all above."""
 
-_MARKS = {MANIFEST: b'"index": ', INDEX: b": what each head attends to</title>", SHARES: b"index,source,line"}
+_MARKS = {
+    MANIFEST: b'"index": ',
+    INDEX: b": what each head attends to</title>",
+    SHARES: b"index,source,line",
+}
 """The files above those of texts, and what the first bytes of each hold."""
 
 _PROCESS_BYTES = 700e6
@@ -127,7 +129,9 @@ def batch(
     complete = True
     error: Exception | None = None
     try:
-        with contextlib.closing(executor.map_blocks(_Drawer(source, options, dict(HASHES)), todo())) as outcomes:
+        with contextlib.closing(
+            executor.map_blocks(_Drawer(source, options, dict(HASHES)), todo())
+        ) as outcomes:
             for number, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
                 result = outcome.result or _fail(text, outcome.lost)
@@ -148,7 +152,9 @@ def batch(
     drawn = [result for result in became.values() if isinstance(result, DrawnText)]
     failed = [result for result in became.values() if isinstance(result, FailedText)]
     if isinstance(texts, Corpus):
-        failed += [FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems]
+        failed += [
+            FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems
+        ]
     finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
     if drawn or complete:
         with replace_together(out) as staged:
@@ -191,7 +197,9 @@ def _workers(running: SharedWork, source: models.Source, options: BatchOptions) 
     """Return who draws: processes of this machine, one a core as memory allows, unless it is said otherwise."""
     if running.workers is None and running.executor == "local":
         # One worker per core, as far as memory holds a model for each.
-        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        n_cores = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
         weights = sum(path.stat().st_size for path in source.folder.glob("*.*")) if source.folder else 0
         memory = physical_bytes() or float("inf")
         n_fitting = memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights)
@@ -270,7 +278,9 @@ class _Task:
             return None
         try:
             done = self.drawn(entry)
-            is_whole = all((self.folder / name).stat().st_size == size for name, size in done.files.items())
+            is_whole = all(
+                (self.folder / name).stat().st_size == size for name, size in done.files.items()
+            )
         except (OSError, TypeError, AttributeError):
             return None
         return done if is_whole else None
@@ -298,7 +308,9 @@ class _Drawer:
             return
         import torch
 
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else it tells of fonts, once a text
+        logging.getLogger("matplotlib.font_manager").setLevel(
+            logging.ERROR
+        )  # else it tells of fonts, once a text
         torch.set_num_threads(self.options.running.threads or 1)
         HASHES.update(self.hashes)
         self.model = self.options.loading.load(self.source)
@@ -309,7 +321,9 @@ class _Drawer:
         try:
             # What is there stays until all of the new files are whole.
             if task.folder.is_symlink():
-                raise AttnscopeError(f"{task.folder} is a link, which leads out of the batch", "remove it")
+                raise AttnscopeError(
+                    f"{task.folder} is a link, which leads out of the batch", "remove it"
+                )
             with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
                 return self._draw(task, staged)
         except Exception as error:
@@ -323,8 +337,12 @@ class _Drawer:
         maps = options.maps
         # Run the model, and change its maps as asked.
         text = task.text
-        reading = read(model, Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate))
-        record = run_model(model, outline(model.info, reading, options.choice.within(model.info)), reading)
+        reading = read(
+            model, Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate)
+        )
+        record = run_model(
+            model, outline(model.info, reading, options.choice.within(model.info)), reading
+        )
         record = apply_changes(record, maps)
         notes = list(record.run["notes"])
         shares: list[Path] = []
@@ -341,14 +359,20 @@ class _Drawer:
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
         # Compressing beside drawing would take the cores of other workers.
         files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
-        files = [*files, *write(record, folder, [name for name in options.formats if name not in figures]), *shares]
+        files = [
+            *files,
+            *write(record, folder, [name for name in options.formats if name not in figures]),
+            *shares,
+        ]
         # The entry names all that the next run must find.
         entry: dict[str, Any] = {
             "text": text.text or "",
             "tokens": reading.tokens.labels,
             "files": {path.name: path.stat().st_size for path in files},
             "model": model.info.name,
-            "run": {name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")},
+            "run": {
+                name: record.run[name] for name in ("sha256", "engine", "dtype", "device", "versions")
+            },
             "notes": notes,
             "fingerprint": task.fingerprint,
         }

@@ -75,13 +75,19 @@ class CompareOrder(CompareOptions):
         asked |= {"--with-model": self.other_model, "--ablated": self.ablated}
         comparisons = [name for name, value in asked.items() if value is not None]
         if len(comparisons) > 1:
-            raise UsageError(f"{' and '.join(comparisons)} are different comparisons", "give one of them")
+            raise UsageError(
+                f"{' and '.join(comparisons)} are different comparisons", "give one of them"
+            )
         if self.query is not None and self.other_text is None:
-            raise UsageError("--query ranks the heads of a minimal pair", 'give a second text: --with "…"')
+            raise UsageError(
+                "--query ranks the heads of a minimal pair", 'give a second text: --with "…"'
+            )
         # The rest is about --pick and --with, which take one text.
         if choice.pick is None and self.other_text is None:
             return
         if texts.text is None or texts.files:
-            raise UsageError(f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …')
+            raise UsageError(
+                f"{comparisons[0]} takes one TEXT", f'such as: attnscope compare "…" {comparisons[0]} …'
+            )
         if choice.layers is not None or choice.heads is not None:
             raise UsageError("--with ranks all heads", "leave out -L and -H")

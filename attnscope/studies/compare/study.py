@@ -288,15 +288,26 @@ class PairMeasurer(Measurer[PairPart]):
         )
         # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
         most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
-        return [batch[start : start + most] for batch in batches[::-1] for start in range(0, len(batch), most)]
+        return [
+            batch[start : start + most]
+            for batch in batches[::-1]
+            for start in range(0, len(batch), most)
+        ]
 
     def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | Place]]:
         """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
         inputs = batch_of([chunk.tokens for chunk in batch])
-        seen = [_Seen(model, inputs, chosen) for model, chosen in zip(self._models, self._chosen, strict=True)]
-        return tuple(each.heads for each in seen), [self._sum(seen, row, chunk) for row, chunk in enumerate(batch)]
+        seen = [
+            _Seen(model, inputs, chosen)
+            for model, chosen in zip(self._models, self._chosen, strict=True)
+        ]
+        return tuple(each.heads for each in seen), [
+            self._sum(seen, row, chunk) for row, chunk in enumerate(batch)
+        ]
 
-    def add(self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]) -> None:
+    def add(
+        self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]
+    ) -> None:
         """Add the texts of a batch; without those on which a model computes NaN or infinity."""
         heads, results = result
         finished = []
@@ -318,7 +329,9 @@ class PairMeasurer(Measurer[PairPart]):
         if finished:
             # Sums and counts of the finished texts, (text, head, head) each.
             divergences, counts = np.stack(finished, 1)
-            part.divergences.setdefault(heads, RunningSums(divergences.shape[1:])).add(divergences, counts)
+            part.divergences.setdefault(heads, RunningSums(divergences.shape[1:])).add(
+                divergences, counts
+            )
 
     def _sum(self, seen: Sequence[_Seen], row: int, chunk: Chunk) -> Floats | Place:
         """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite."""
@@ -356,12 +369,16 @@ class _Seen:
         self.kind = model.info.kinds[0]
         self._layers = sorted(see(model, batch, chosen.layers).get(self.kind, {}).items())
         # Of all heads of these layers, the rows of those that are compared.
-        every = [(layer, head) for layer, attention in self._layers for head in range(count_heads(attention))]
+        every = [
+            (layer, head) for layer, attention in self._layers for head in range(count_heads(attention))
+        ]
         wanted = chosen.picked or [*product(chosen.layers, chosen.heads)]
         self._rows = [row for row, place in enumerate(every) if place in wanted]
         self.heads = tuple(every[row] for row in self._rows)
         if not self.heads:
-            raise AttnscopeError("none of the chosen layers and heads has attention", "choose others with -L and -H")
+            raise AttnscopeError(
+                "none of the chosen layers and heads has attention", "choose others with -L and -H"
+            )
 
     def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
         """Return the weights of some queries of a text, (head, query, key)."""

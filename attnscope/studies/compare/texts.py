@@ -1,7 +1,5 @@
 """Compare a few heads on one text, or every head's rows between two texts that differ in little."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -93,7 +91,9 @@ def compare_heads(
     )
 
 
-def _read_map(model: Model, text: str, options: CompareOptions, choice: Choice) -> tuple[Reading, AttentionMap]:
+def _read_map(
+    model: Model, text: str, options: CompareOptions, choice: Choice
+) -> tuple[Reading, AttentionMap]:
     """Read a text, and return its map of the chosen heads."""
     require_one_kind(model)
     reading = read(model, Prompt(text))
@@ -105,7 +105,12 @@ def _read_map(model: Model, text: str, options: CompareOptions, choice: Choice) 
 
 @with_plain_torch
 def compare_texts(
-    model: Model, text: str, other: str, options: CompareOptions | None = None, *, query: str | None = None
+    model: Model,
+    text: str,
+    other: str,
+    options: CompareOptions | None = None,
+    *,
+    query: str | None = None,
 ) -> Comparison:
     """Rank all heads of a model by how much their rows change from one text to another: a minimal pair.
 
@@ -128,8 +133,15 @@ def compare_texts(
     """
     options = options or CompareOptions()
     # Maps of all heads on both texts. (head, query, key) each
-    readings, maps = zip(*(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True)
-    heads = [(layer, head) for layer in maps[0].layers for head in maps[0].heads if maps[0].exists(layer, head)]
+    readings, maps = zip(
+        *(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True
+    )
+    heads = [
+        (layer, head)
+        for layer in maps[0].layers
+        for head in maps[0].heads
+        if maps[0].exists(layer, head)
+    ]
     weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
 
     # The aligned rows, with the keys of a stretch summed, (head, pair, key), and how far they are apart, (head, pair).
@@ -152,10 +164,14 @@ def compare_texts(
     # The root mean change of each head, overall and at the query.
     name = options.distance
     overall = number(
-        f"{name}_overall", "how much its rows change over the tokens that both texts share", label="overall"
+        f"{name}_overall",
+        "how much its rows change over the tokens that both texts share",
+        label="overall",
     )
     at_query = number(
-        f"{name}_at_query", "how much its rows change at the tokens that the query names", label="at query"
+        f"{name}_at_query",
+        "how much its rows change at the tokens that the query names",
+        label="at query",
     )
     table = heads_table(model, heads)
     for column, rows in ((overall, equal), (at_query, asked)):
@@ -165,12 +181,20 @@ def compare_texts(
         "tokens:first": tokens_table(tokens[0]),
         "tokens:second": tokens_table(tokens[1]),
         "aligned": Table.of_arrays(
-            Comparison.TABLES["aligned"], first=aligned[:, 0], second=aligned[:, 1], equal=equal, asked=asked
+            Comparison.TABLES["aligned"],
+            first=aligned[:, 0],
+            second=aligned[:, 1],
+            equal=equal,
+            asked=asked,
         ),
     }
     facts = {"compared": "texts", "distances": [name], "query": query}
     corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
-    arrays = {"weights:first": weights[0], "weights:second": weights[1], f"divergence:{name}": divergences}
+    arrays = {
+        "weights:first": weights[0],
+        "weights:second": weights[1],
+        f"divergence:{name}": divergences,
+    }
     return Comparison(
         run_of(model.info, notes),
         corpus,
@@ -188,7 +212,9 @@ def _root_mean(divergences: Floats) -> Floats:
     return roots
 
 
-def align(first: Tokens, second: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+def align(
+    first: Tokens, second: Tokens
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
     """Say which tokens of two texts stand for each other.
 
     Returns:
@@ -247,7 +273,9 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
     return pairs[::-1]
 
 
-def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_pairs(
+    query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return the aligned pairs that a query names, in the first text, else in the second; refuse one without pairs."""
     # Places count in the first text alone.
     in_second = () if query.startswith("@") else tokens[1].find(query)
@@ -264,7 +292,9 @@ def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.in
     raise tokens[0].refuse(query)
 
 
-def _single(model: Model, reading: Reading, picked: Sequence[HeadPlace]) -> tuple[NDArray[np.float32] | None, str]:
+def _single(
+    model: Model, reading: Reading, picked: Sequence[HeadPlace]
+) -> tuple[NDArray[np.float32] | None, str]:
     """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"

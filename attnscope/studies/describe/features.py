@@ -54,7 +54,16 @@ _SIGNS = {
     "bracket": "([{)]}",
     "opening": _QUOTES + "([{",
 }
-_WRITTEN = (*_SIGNS, "punctuation", "sentence_end", "digit", "capital", "word", *CLOSED_CLASSES, *OPEN_CLASSES)
+_WRITTEN = (
+    *_SIGNS,
+    "punctuation",
+    "sentence_end",
+    "digit",
+    "capital",
+    "word",
+    *CLOSED_CLASSES,
+    *OPEN_CLASSES,
+)
 
 # The catalogue
 
@@ -135,7 +144,9 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
     features += [Feature(side, f"to the {side}", "distance", 5) for side in ("left", "right")]
     for name, words in (("near", "near tokens"), ("window", "nearby tokens")):
         for side, (_, where) in _SIDES.items():
-            features.append(Feature(name + side, words + where, "distance", 5, FARTHEST, f"within{side}"))
+            features.append(
+                Feature(name + side, words + where, "distance", 5, FARTHEST, f"within{side}")
+            )
     for side, (_, where) in _SIDES.items():
         features.append(Feature(f"within{side}", f"tokens at most {WITHIN} away{where}", "distance", 4))
     # Kinds of keys, and the rest.
@@ -265,11 +276,16 @@ class TextFacts:
         tokens = self.tokens
         is_ordinary = ~tokens.special
         kinds = [_kinds_of(surface) for surface in self.stripped]
-        flags = {name: np.array([name in of_token for of_token in kinds], np.bool_) & is_ordinary for name in _WRITTEN}
+        flags = {
+            name: np.array([name in of_token for of_token in kinds], np.bool_) & is_ordinary
+            for name in _WRITTEN
+        }
         # Tokens that go on with a word that has begun, in the same segment.
         is_piece = np.zeros(self.n, np.bool_)
         if tokens.words is not None:
-            is_piece = (tokens.words >= 0) & ~_begins(tokens.words) & ~_begins(tokens.segments) & is_ordinary
+            is_piece = (
+                (tokens.words >= 0) & ~_begins(tokens.words) & ~_begins(tokens.segments) & is_ordinary
+            )
         for name in ("capital", *OPEN_CLASSES):
             flags[name] &= ~is_piece
         # A name is capitalised and begins no sentence, and follows no mark that opens one.

@@ -140,7 +140,9 @@ class Drawing:
         # Keep as many texts and queries as time and memory allow.
         n_heads = sum(np.multiply(model.info.n_heads, model.info.n_layers).tolist())
         bytes_per_entry = _N_FEATURES * len(model.info.kinds) + 2 * max(1, n_heads)
-        n_units, n_queries = _cut_sample(units, options.queries, min(MOST_ENTRIES, MOST_BYTES // bytes_per_entry))
+        n_units, n_queries = _cut_sample(
+            units, options.queries, min(MOST_ENTRIES, MOST_BYTES // bytes_per_entry)
+        )
         units = units[:n_units]
         for unit in units:
             rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
@@ -163,7 +165,9 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tup
     def fits(n_units: int, n_queries: int) -> bool:
         rows = np.minimum(n_queries_of[:n_units], n_queries)
         n_entries = rows @ n_keys_of[:n_units]
-        return bool(rows.sum() <= (most_rows if n_entries <= most_entries else min(most_rows, _FEWEST_ROWS)))
+        return bool(
+            rows.sum() <= (most_rows if n_entries <= most_entries else min(most_rows, _FEWEST_ROWS))
+        )
 
     # First leave out texts, until each may have QUERIES_A_TEXT queries.
     n_units = len(units)
@@ -202,7 +206,9 @@ class Types:
 
         ids = np.array(sorted(labels), np.int64)
         rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))
-        embeddings = np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
+        embeddings = (
+            np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
+        )
         return cls(ids, tuple(labels[int(number)] for number in ids), embeddings)
 
     def places(self, ids: Numbers) -> NDArray[np.int32]:
@@ -269,11 +275,15 @@ def join_rows(
     groups = []
     for kind in model.info.kinds:
         facts = [text_facts(model, unit.tokens(kind), counts, frequent) for unit in units]
-        blocks = [blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)]
+        blocks = [
+            blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)
+        ]
         # Layers whose queries may attend to the same keys in all texts are one group: layer -> its heads.
         by_mask: dict[bytes, dict[int, list[int]]] = {}
         for layer, weights in sorted(units[0].rows[kind].weights.items()):
-            chosen = [head for head in range(weights.shape[1]) if heads is None or (layer, head) in heads]
+            chosen = [
+                head for head in range(weights.shape[1]) if heads is None or (layer, head) in heads
+            ]
             if chosen:
                 mask = b"".join(np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units)
                 by_mask.setdefault(mask, {})[layer] = chosen
@@ -342,7 +352,9 @@ def _group(
         is_entry = is_free & (n_free > 1)[:, None]
         queries, keys = is_entry.nonzero()
         entries = _cut_out(number, is_entry, levels, weights)
-        active.append({**entries, "key_types": token_types[keys], "query_types": token_types[unit.queries[used]]})
+        active.append(
+            {**entries, "key_types": token_types[keys], "query_types": token_types[unit.queries[used]]}
+        )
 
         # On them: rows with a choice. The first entry of a row stands for all its free keys; the resting keys follow.
         has_choice = allowed.sum(1) > 1

@@ -100,17 +100,23 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     for number, row in enumerate(rows):
         parts["terms"] += [{**term, "head": number} for term in row.get("terms", ())]
         for failed in row.get("failures", ()):
-            parts["expected"] += [{**key, "failure": len(parts["failures"])} for key in failed["expected"]]
+            parts["expected"] += [
+                {**key, "failure": len(parts["failures"])} for key in failed["expected"]
+            ]
             parts["failures"].append({**failed, "head": number})
     tables = {name: Table.of(Heads.TABLES[name], of_table) for name, of_table in parts.items()}
     return replace(result, tables={**result.tables, "heads": described, **tables})
 
 
-def fit_sample(model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions) -> list[Fitted]:
+def fit_sample(
+    model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions
+) -> list[Fitted]:
     """Fit descriptions to some texts; none where there are too few."""
     if len(sample) < FEWEST_TEXTS:
         return []
-    return [fit_group(group, sample, options) for group in join_rows(model, sample, counts, options.heads)]
+    return [
+        fit_group(group, sample, options) for group in join_rows(model, sample, counts, options.heads)
+    ]
 
 
 # Fit
@@ -160,10 +166,14 @@ def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) ->
     active = descriptions.describe(fitted, ranks, options.most_terms, candidates, MOST_OWN)
     other_half = descriptions.describe(scored, ranks, 1, candidates, MOST_OWN)
     sink_ranks = [ranks[number] for number in group.sink_features]
-    named = [place for place, number in enumerate(group.sink_features) if features[number].name != RESTING]
+    named = [
+        place for place, number in enumerate(group.sink_features) if features[number].name != RESTING
+    ]
     sinks = descriptions.describe(group.sinks.of_texts(fits), sink_ranks, MOST_SINK_TERMS, named)
     is_fitted = np.isin(group.active.texts, fits)
-    return Fitted(group, fitted, scored, group.sinks.of_texts(others), active, other_half, sinks, is_fitted)
+    return Fitted(
+        group, fitted, scored, group.sinks.of_texts(others), active, other_half, sinks, is_fitted
+    )
 
 
 def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
@@ -179,7 +189,9 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
         classes[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES]),
         np.log1p(occurrences) / 10,
     ]
-    return directions.describe_types(group.types.embeddings, occurrences, np.column_stack(columns).astype(np.float32))
+    return directions.describe_types(
+        group.types.embeddings, occurrences, np.column_stack(columns).astype(np.float32)
+    )
 
 
 def _distinct(group: Group) -> list[int]:
@@ -244,7 +256,11 @@ def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[Line]:
 def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, number: int) -> Line:
     # How well both parts hold together.
     whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
-    line: Line = {**_NO_TEXTS, "place": (fit.group.kind, *fit.group.heads[number]), "whole_nats": whole.nats}
+    line: Line = {
+        **_NO_TEXTS,
+        "place": (fit.group.kind, *fit.group.heads[number]),
+        "whole_nats": whole.nats,
+    }
     if whole.nats < EVEN:  # there is nothing to describe, and a share of nothing is none
         return {**line, "description": "spreads evenly", "nats": whole.nats}
 
@@ -324,13 +340,17 @@ def _terms(
     names = [feature.name for feature in features]
     on = rows.weighted(rows.scaled(words.head), words.head)
     even = rows.weighted(rows.counts, words.head)
-    for number, weight, gain in zip(description.terms, description.weights, description.gains, strict=True):
+    for number, weight, gain in zip(
+        description.terms, description.weights, description.gains, strict=True
+    ):
         column = rows.column_of(number, words.head)
         share = Estimate(_NAN, baseline=_NAN)
         if column is None or column.queries is None:
             # How much the tokens of the term get, and how much under uniform attention. A graded feature has no such
             # tokens: those of the set that it is about are shown.
-            shown = number if column is not None else names.index(features[number].shown_by or names[number])
+            shown = (
+                number if column is not None else names.index(features[number].shown_by or names[number])
+            )
             values = rows.by_entry(shown, words.head)
             if column is not None:
                 values = np.where(values >= least_named(values), 1.0, 0.0)
@@ -375,7 +395,9 @@ def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: Floats) -> l
                 "token": labels[place],
                 "place": place,
                 "nats": float(left[row]),
-                "expected": [{"place": keys[key], "token": labels[keys[key]], "weight": p[key]} for key in best],
+                "expected": [
+                    {"place": keys[key], "token": labels[keys[key]], "weight": p[key]} for key in best
+                ],
             }
         )
     return failures

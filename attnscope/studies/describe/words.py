@@ -5,8 +5,6 @@ distance, than all the other terms would give it. Terms that were fitted to one 
 class, and by strong pairs. `core.descriptions` fits the terms, and `study` writes the whole line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,11 +113,20 @@ class Kinds:
         is_kind = rows.features[[numbers[name] for name in order]] > 0
         self.of_entry = np.pad(is_kind, ((0, 1), (0, 0)), constant_values=True).argmax(0)
         # Names of kinds, and of wholes such as function words.
-        words = [_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")) for name in order]
+        words = [
+            _SHORT.get(name, group.features[numbers[name]].words.removeprefix("English "))
+            for name in order
+        ]
         self.words = (*words, "other tokens")
         self.signs = {*words[: len(_SIGNS) - 1], "punctuation"}
-        parts: dict[str, Sequence[str]] = {"punctuation": _SIGNS, "function words": tuple(CLOSED_CLASSES)}
-        self.wholes = {whole: {order.index(name) for name in names if name in order} for whole, names in parts.items()}
+        parts: dict[str, Sequence[str]] = {
+            "punctuation": _SIGNS,
+            "function words": tuple(CLOSED_CLASSES),
+        }
+        self.wholes = {
+            whole: {order.index(name) for name in names if name in order}
+            for whole, names in parts.items()
+        }
 
     def merge(self, chosen: Sequence[int], matter: Flags) -> list[tuple[str, list[int]]]:
         """Return chosen kinds by name: members have the name of their whole, if all of it that matters is chosen."""
@@ -261,14 +268,18 @@ class HeadWords:
             elif about == "distance":
                 phrase = self.by_distance(others)
             elif about == "pair":
-                pairs = (self._pair(description.terms[place], total - by_term[place]) for place in places)
+                pairs = (
+                    self._pair(description.terms[place], total - by_term[place]) for place in places
+                )
                 phrase = next(filter(None, pairs), "")
             else:
                 relations = filter(None, (_relation(terms[place]) for place in places))
                 phrase = ", ".join(list(relations)[:MOST_PHRASES])
             if phrase:
                 if said:
-                    text += "; equally " if strengths[said[-1]] < AS_MUCH * strengths[about] else "; then "
+                    text += (
+                        "; equally " if strengths[said[-1]] < AS_MUCH * strengths[about] else "; then "
+                    )
                 text += phrase
                 said.append(about)
         if not text:  # no kind and no distance stands out
@@ -406,7 +417,9 @@ class HeadWords:
         if itself >= MOSTLY:
             parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
         if got[chosen].sum() < CLEAR:
-            parts += [f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS]
+            parts += [
+                f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS
+            ]
         return ", ".join(parts)
 
 

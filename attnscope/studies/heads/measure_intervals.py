@@ -133,7 +133,9 @@ def measure_intervals(
     takes_shares = kinds.are_shares & ~kinds.are_means
     of_shares = np.stack(ends_of_shares)
     of_others = np.where(is_active, np.stack(ends), np.nan)
-    low, high = np.where(takes_shares, of_shares, np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others))
+    low, high = np.where(
+        takes_shares, of_shares, np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others)
+    )
     return low, high
 
 
@@ -149,7 +151,9 @@ def kinds_of(names: Sequence[str]) -> _Kinds:
     )
 
 
-def _weights(sample: Sample, names: Sequence[str], units: Floats | float, kinds: _Kinds) -> tuple[Floats, Floats]:
+def _weights(
+    sample: Sample, names: Sequence[str], units: Floats | float, kinds: _Kinds
+) -> tuple[Floats, Floats]:
     """Return the share of each count that unseen texts may hold, and the share of attention that is outside sinks.
 
     An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention

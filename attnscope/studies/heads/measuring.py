@@ -274,7 +274,9 @@ class HeadMeasurer(Measurer[HeadSums]):
         # All texts weigh the same: a query of a longer one counts less.
         weights = np.array([1 / chunk.n_queries for chunk in batch])
         for kind, by_layer in result.sums.items():
-            stacked = {name: stack_layers(by_layer, name)[units] for name in ("sum", "count", "uniform_sum")}
+            stacked = {
+                name: stack_layers(by_layer, name)[units] for name in ("sum", "count", "uniform_sum")
+            }
             weighed = weigh_units(weights.repeat(n_units)[units], stacked)
             if kind not in part.tallies:
                 names = next(iter(by_layer.values())).names
@@ -321,7 +323,10 @@ class HeadMeasurer(Measurer[HeadSums]):
             texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
         hits = {}
         for kind, of_kind in texts.items():
-            pairs = [pair_hits(text.ids, kind == "decoder", context) for text, context in zip(*of_kind, strict=True)]
+            pairs = [
+                pair_hits(text.ids, kind == "decoder", context)
+                for text, context in zip(*of_kind, strict=True)
+            ]
             hits[kind] = np.stack(pairs, 1)
         facts = {kind: self._facts(*of_kind) for kind, of_kind in texts.items()}
         read = next(iter(facts.values()))
@@ -335,7 +340,9 @@ class HeadMeasurer(Measurer[HeadSums]):
             wanted.append(None if queries is None else (queries, len(chunk)))
         reader = RowSamples(wanted)
         sums: dict[Any, dict[int, Measured]] = {}
-        with torch.no_grad():  # not inference_mode: its tensors do not tell when they change, which the measures ask
+        with (
+            torch.no_grad()
+        ):  # not inference_mode: its tensors do not tell when they change, which the measures ask
             if not self._dense:
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
@@ -348,7 +355,10 @@ class HeadMeasurer(Measurer[HeadSums]):
                 reader.keep_all(dense.maps)
                 for kind, by_layer in dense.maps.items():
                     about = (read, written) if kind == "cross" else (facts[kind], None)
-                    sums[kind] = {layer: measures_of_weights(weights, *about) for layer, weights in by_layer.items()}
+                    sums[kind] = {
+                        layer: measures_of_weights(weights, *about)
+                        for layer, weights in by_layer.items()
+                    }
         # Rows by text and chunk.
         by_chunk = {}
         for chunk, rows in zip(batch, reader.rows, strict=True):
@@ -391,7 +401,10 @@ class HeadMeasurer(Measurer[HeadSums]):
             embeddings=None if embeddings is None else embeddings.to(self._device),
             rarest=tensor(rarest),
             context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
-            added={name: tensor(pad_rows([holds(text) for text in tokens])) for name, holds in token_sets().items()},
+            added={
+                name: tensor(pad_rows([holds(text) for text in tokens]))
+                for name, holds in token_sets().items()
+            },
         )
 
 

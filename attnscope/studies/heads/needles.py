@@ -4,8 +4,6 @@
 tests the scores and fills the tables.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -114,7 +112,9 @@ def retrieval_heads(
     # Test the scores, and fill the tables.
     tables = _judge(done, options)
     tables["written"] = _written_table(done)
-    hay_texts = {"sources": ["random tokens"], "problems": []} if texts is None else describe_texts(texts)
+    hay_texts = (
+        {"sources": ["random tokens"], "problems": []} if texts is None else describe_texts(texts)
+    )
     digest = hashlib.sha256()
     for read in done.needles:
         digest.update(read.needle.ids.astype("<i8").tobytes())
@@ -152,7 +152,9 @@ def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ..
     """
     ordinary = np.array(model.tokenizer.ordinary_ids(), np.int64)
     if not len(ordinary):
-        raise AttnscopeError(f"the vocabulary of {model.info.name} is not known", "probes are made of it: give texts")
+        raise AttnscopeError(
+            f"the vocabulary of {model.info.name} is not known", "probes are made of it: give texts"
+        )
     example = example_tokens(model.tokenizer)
     first, last = np.flatnonzero(~example.special)[[0, -1]]
     ids = example.ids.tolist()
@@ -183,7 +185,9 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
             break
     stack = np.array(ids[:n_wanted], np.int64)
     # Tokens that end a sentence: needles are put after one.
-    ends = frozenset(number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?"))
+    ends = frozenset(
+        number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?")
+    )
     return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
 
 
@@ -417,6 +421,8 @@ def _describe_measure(name: str) -> str:
     """Return the meaning of a score, in one line."""
     if name == "decoy":
         return "as retrieval, of a second needle, which answers another question, for the place that is attended to"
-    meaning = "share of needle tokens that the model writes while the head attends most to that very token"
+    meaning = (
+        "share of needle tokens that the model writes while the head attends most to that very token"
+    )
     _, _, depth = name.partition("_at_")
     return f"{meaning}; of needles around {depth}% of the haystack" if depth else meaning

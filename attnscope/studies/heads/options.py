@@ -3,8 +3,6 @@
 Each option is declared once, and refuses values out of range. Loads no torch and no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -60,7 +58,9 @@ class DescribeOptions:
     most_terms: int = option("The most terms of a description.", default=6, python_only=True)
     queries: int = option("How many queries are sampled.", default=4000, python_only=True)
     heads: tuple[tuple[int, int], ...] | None = option(
-        "(layer, head) of the heads that are described, of every kind; None = all.", default=None, python_only=True
+        "(layer, head) of the heads that are described, of every kind; None = all.",
+        default=None,
+        python_only=True,
     )
     seed: int = seed_option("the draw of texts and queries", python_only=True)
 
@@ -90,10 +90,14 @@ class HeadsOptions:
         read=_is_untrained,
         rare=True,
     )
-    causal: bool = option("Ablate each head that has a role, and print how the model's output changes.", default=False)
+    causal: bool = option(
+        "Ablate each head that has a role, and print how the model's output changes.", default=False
+    )
     seed: int = seed_option("the random weights of the control", python_only=True)
     describe: DescribeOptions | None = option(
-        "How heads are described; None = they are not.", default_factory=DescribeOptions, python_only=True
+        "How heads are described; None = they are not.",
+        default_factory=DescribeOptions,
+        python_only=True,
     )
 
     def require(self) -> None:
@@ -107,7 +111,9 @@ class HeadsOptions:
                 raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
         for role, threshold in self.thresholds.items():
             if not 0 < threshold <= 1:
-                raise UsageError(f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1")
+                raise UsageError(
+                    f"the threshold of {role} is {threshold:g}", "thresholds are above 0 and at most 1"
+                )
 
 
 def write_percent(depth: float) -> str:
@@ -133,7 +139,9 @@ class NeedleOptions:
         default=(0.0, 0.25, 0.5, 0.75, 1.0),
         python_only=True,
     )
-    n: int = option("With --probe needle: needles per length.", "--needles", default=50, least=1, rare=True)
+    n: int = option(
+        "With --probe needle: needles per length.", "--needles", default=50, least=1, rare=True
+    )
     answer: int = option(
         "How many tokens of each are to be found; fewer where a vocabulary is too small.",
         default=8,
@@ -141,7 +149,9 @@ class NeedleOptions:
         python_only=True,
     )
     threshold: float = option(
-        "The score from which a head is one of retrieval, above 0 and at most 1.", default=THRESHOLD, python_only=True
+        "The score from which a head is one of retrieval, above 0 and at most 1.",
+        default=THRESHOLD,
+        python_only=True,
     )
     seed: int = seed_option("needles and haystacks", python_only=True)
 
@@ -152,15 +162,21 @@ class NeedleOptions:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths.
         """
         if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MOST_TOKENS:
-            raise UsageError(f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}")
+            raise UsageError(
+                f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}"
+            )
         percents = list(map(write_percent, self.depths))
         if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
-            raise UsageError(f"depths of {percents} %", "they are from 0 to 100 per cent; in Python from 0 to 1")
+            raise UsageError(
+                f"depths of {percents} %", "they are from 0 to 100 per cent; in Python from 0 to 1"
+            )
         if len({*self.lengths}) < len(self.lengths) or len({*percents}) < len(percents):
             raise UsageError("a length or a depth is given twice", "give each once")
         # Each depth needs a needle, or its column would be empty.
         if self.n < len(self.depths):
-            raise UsageError(f"there are fewer needles ({self.n}) than depths", "give at least one for each depth")
+            raise UsageError(
+                f"there are fewer needles ({self.n}) than depths", "give at least one for each depth"
+            )
         if not 0 < self.threshold <= 1:
             raise UsageError(f"a threshold of {self.threshold}", "it must be above 0 and at most 1")
 
@@ -207,7 +223,9 @@ class Describing:
     def require(self) -> None:
         """Refuse heads to describe where none are."""
         if not self.describe and self.pick is not None:
-            raise UsageError("--pick names heads to describe, --no-describe none", "leave out one of them")
+            raise UsageError(
+                "--pick names heads to describe, --no-describe none", "leave out one of them"
+            )
 
     def apply(self, options: HeadsOptions) -> HeadsOptions:
         """Return the options of a study with these descriptions."""

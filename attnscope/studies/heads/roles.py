@@ -99,10 +99,16 @@ RULES: dict[str, Rule] = {
     "next_token": Rule("attends to the token after", ("next_token",), 0.4),
     "self_token": Rule("attends to the token itself", ("self_token",), 0.4),
     "same_token": Rule("attends to the same token elsewhere", ("same_token",), 0.4),
-    "induction": Rule("attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4),
+    "induction": Rule(
+        "attends to what came after the same token before (Olsson 2022)", ("induction",), 0.4
+    ),
     "local": Rule("attends to tokens at most 3 away", ("window",), 0.6),
     "first_token": Rule(
-        "attends to the first token: a sink (Gu 2024)", ("first_token",), 0.3, least_defined=0.5, is_sink=True
+        "attends to the first token: a sink (Gu 2024)",
+        ("first_token",),
+        0.3,
+        least_defined=0.5,
+        is_sink=True,
     ),
     "outlier_token": Rule(
         "attends to tokens of outlying norm: second sinks (Sun 2024)",
@@ -111,15 +117,23 @@ RULES: dict[str, Rule] = {
         least_defined=0.1,
         is_sink=True,
     ),
-    "delimiter": Rule("attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5),
-    "rare": Rule("has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True),
-    "diffuse": Rule("spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True),
+    "delimiter": Rule(
+        "attends to punctuation or separators", ("punctuation", "sep"), 0.5, least_defined=0.5
+    ),
+    "rare": Rule(
+        "has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True
+    ),
+    "diffuse": Rule(
+        "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True
+    ),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
 }
 """Roles by name."""
 
 
-def complete_thresholds(chosen: Mapping[str, float], usual: Mapping[str, float] | None = None) -> dict[str, float]:
+def complete_thresholds(
+    chosen: Mapping[str, float], usual: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Return thresholds by role: the chosen ones, and the usual ones for all other roles (None = those of RULES).
 
     Raises:
@@ -224,7 +238,9 @@ class _Judged:
         for role, rule in RULES.items():
             for name in rule.names:
                 if name in self.columns:
-                    self.tests.append(_Test(role, name, self.columns[name], name.removesuffix("_active")))
+                    self.tests.append(
+                        _Test(role, name, self.columns[name], name.removesuffix("_active"))
+                    )
         self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
         limits = [self._limit(test, self.baselines[:, number]) for number, test in enumerate(self.tests)]
         self.limits = np.stack(limits, -1)
@@ -235,7 +251,11 @@ class _Judged:
         kinds = kinds_of([test.measure for test in self.tests])
         # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
         of_shares = tested.share_p_above(
-            self.limits, hits=kinds.are_hits, unseen=~kinds.are_means, dependence=kinds.dependence, units=units
+            self.limits,
+            hits=kinds.are_hits,
+            unseen=~kinds.are_means,
+            dependence=kinds.dependence,
+            units=units,
         )
         # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
         least = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
@@ -341,7 +361,11 @@ class _Judged:
             if not q[number] <= LEVEL:
                 continue
             # Tests of the role that pass alone, by the p-value up to which any role is given.
-            passed = [i for i, test in enumerate(self.tests) if test.role == name and self.p[head, i] <= accepted]
+            passed = [
+                i
+                for i, test in enumerate(self.tests)
+                if test.role == name and self.p[head, i] <= accepted
+            ]
             # The whole measure says more than its active part; of two alike, the larger one.
             best = max(passed, key=lambda i: (not self.tests[i].is_active, values[self.tests[i].column]))
             test = self.tests[best]
@@ -357,7 +381,9 @@ class _Judged:
                     "p": self.role_p[head, number],
                     "q": q[number],
                     "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
-                    "active_share": self._share_of(column, test.whole, 0.0)[head] if test.is_active else None,
+                    "active_share": self._share_of(column, test.whole, 0.0)[head]
+                    if test.is_active
+                    else None,
                     "effective_texts": effective,
                 }
             )

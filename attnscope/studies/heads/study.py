@@ -3,8 +3,6 @@
 This module orders the steps. `measuring` runs the model, `roles` tests, and `studies.describe` describes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -164,7 +162,9 @@ def study(
             pick=options.describe and options.describe.heads,
         )
         usual = {RETRIEVAL: order.needles.threshold}
-        needles = replace(order.needles, threshold=complete_thresholds(options.thresholds, usual)[RETRIEVAL])
+        needles = replace(
+            order.needles, threshold=complete_thresholds(options.thresholds, usual)[RETRIEVAL]
+        )
         parse_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
@@ -254,7 +254,11 @@ def study_heads(
     control = runs[1].done.tallies if len(runs) > 1 else {}
     tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
     studied = runs[0].corpus(texts, model.info)
-    studied |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": [*read["problems"], *missing]}
+    studied |= {
+        "n_copies": copies.n,
+        "sha256": read["sha256"],
+        "problems": [*read["problems"], *missing],
+    }
     studied["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
     about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
     about["seed"] = options.seed if options.control else None
@@ -282,9 +286,13 @@ def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> N
 def _notes(model: Model) -> list[str]:
     notes = []
     if len(model.info.kinds) > 1:
-        notes.append("The decoder was given the text that the encoder read, as if it were to write it again.")
+        notes.append(
+            "The decoder was given the text that the encoder read, as if it were to write it again."
+        )
     if model.info.path == "eager":
-        notes.append("Measured on the model's own dense weights: memory grows with the square of a text's length.")
+        notes.append(
+            "Measured on the model's own dense weights: memory grows with the square of a text's length."
+        )
     return notes
 
 

@@ -61,9 +61,13 @@ class LoadOptions:
         rare=True,
     )
     allow_pickle: bool = option(
-        "Load weights that are pickles; those can run any code on your machine.", default=False, rare=True
+        "Load weights that are pickles; those can run any code on your machine.",
+        default=False,
+        rare=True,
     )
-    trust_remote_code: bool = option("Run Python code that comes with the model.", default=False, rare=True)
+    trust_remote_code: bool = option(
+        "Run Python code that comes with the model.", default=False, rare=True
+    )
 
     def require(self) -> None:
         """Refuse an engine or a precision that there is not."""
@@ -76,7 +80,9 @@ class LoadOptions:
         from attnscope import models
         from attnscope.models.catalog import with_adapter
 
-        source = models.resolve(spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code)
+        source = models.resolve(
+            spec, allow_pickle=self.allow_pickle, trust_remote_code=self.trust_remote_code
+        )
         if self.adapter is not None:
             source = with_adapter(source, self.adapter)
         return source
@@ -123,7 +129,10 @@ class LoadOptions:
             return False
         for prompt in prompts:
             n_characters = len(prompt.text) + len(prompt.pair or "")
-            if n_characters > WHOLE_CHARACTERS or len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS:
+            if (
+                n_characters > WHOLE_CHARACTERS
+                or len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS
+            ):
                 return False
         return True
 
@@ -140,7 +149,9 @@ def refuse_file_names(*texts: str | None, hint: str = "") -> None:
         if text is not None and text != "-":
             # Most often its content was meant.
             name = shlex.quote(text)
-            own = f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
+            own = (
+                f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
+            )
             refuse_file_name(text, hint or own)
 
 
@@ -179,7 +190,9 @@ class ReadingOptions:
     target: str | None = option(
         "What an encoder-decoder is to write.  [default: its own greedy output]", default=None, rare=True
     )
-    generate: int = option("Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000)
+    generate: int = option(
+        "Let a decoder write this many tokens, and show them too.", default=0, least=0, most=10000
+    )
     chat: bool = option("Put each text into the model's chat template.", default=False, rare=True)
 
     def require(self) -> None:
@@ -235,7 +248,9 @@ class TextsWanted:
         from attnscope.corpus import Split
 
         if self.split not in get_args(Split):
-            raise UsageError(f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}")
+            raise UsageError(
+                f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}"
+            )
 
     def corpus(self) -> Corpus | list[str]:
         """Return the texts, read as they are used.

@@ -1,7 +1,5 @@
 """Describe the origin of a record: the model, its weights, versions."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +13,18 @@ _HEAVY = ("torch", "transformers")
 """What the numpy engine does without."""
 
 
-_OF_MODEL = ("name", "source", "sha256", "architecture", "engine", "path", "dtype", "device", "checked", "n_parameters")
+_OF_MODEL = (
+    "name",
+    "source",
+    "sha256",
+    "architecture",
+    "engine",
+    "path",
+    "dtype",
+    "device",
+    "checked",
+    "n_parameters",
+)
 _CALLED = {"name": "model", "path": "road"}
 """The facts of a model that a record keeps, and what it calls some of them."""
 

@@ -101,12 +101,16 @@ class View:
         if not is_blank(self.text):
             require_text(self.text, "the text")
         if not self.photos:
-            raise AttnscopeError("there is no photo beside the text", "give at least one: --image photo.jpg")
+            raise AttnscopeError(
+                "there is no photo beside the text", "give at least one: --image photo.jpg"
+            )
 
 
 def _require_string(text: object) -> None:
     if not isinstance(text, str):
-        raise AttnscopeError(f"a text is one string, not {type(text).__name__}", "call heatmap once for each text")
+        raise AttnscopeError(
+            f"a text is one string, not {type(text).__name__}", "call heatmap once for each text"
+        )
 
 
 _MERGED_SHOWN = 8
@@ -150,7 +154,10 @@ class Reading(SensoryInput):
             to_pictures = next(iter(self.axes.values()))
             return to_pictures.first
         # Patches stand among the tokens; `cells` has their positions.
-        return max((int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None), default=0)
+        return max(
+            (int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None),
+            default=0,
+        )
 
     def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
         """Return the queries and keys of a kind of attention; a decoder without an encoder reads the text."""
@@ -171,7 +178,9 @@ def reader_of(model: Model, item: Given) -> Model:
     """
     # A name in place of a model is the likeliest mistake.
     if isinstance(model, str):
-        raise AttnscopeError(f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})")
+        raise AttnscopeError(
+            f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})"
+        )
     if isinstance(item, View):
         return viewer_of(model)
     if isinstance(item, Photo):
@@ -254,14 +263,20 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         target, note = _target(model, tokens, prompt)
         notes.append(note)
     elif prompt.target is not None:
-        raise AttnscopeError(f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target")
+        raise AttnscopeError(
+            f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target"
+        )
     # Decoders may continue the text.
     elif prompt.generate:
         if model.writer is None:
-            raise AttnscopeError(f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder")
+            raise AttnscopeError(
+                f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder"
+            )
         tokens = model.writer.generate(tokens, prompt.generate)
         written = len(tokens) - tokens.n_given
-        said = f"the model wrote {amount(written, 'token')}, each the most probable one (greedy decoding)"
+        said = (
+            f"the model wrote {amount(written, 'token')}, each the most probable one (greedy decoding)"
+        )
         if written < prompt.generate:
             said += f"; it ended the text or reached its limit before {prompt.generate}"
         notes.append(said)
@@ -274,7 +289,9 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     """Return the tokens that the decoder beside an encoder reads, and a note on them."""
     # The given target, or the model's own answer.
     if prompt.generate:
-        raise AttnscopeError(f"{model.info.name} answers a text rather than continue it", "leave out --generate")
+        raise AttnscopeError(
+            f"{model.info.name} answers a text rather than continue it", "leave out --generate"
+        )
     assert model.writer is not None  # it has a decoder
     if prompt.target is not None:
         return encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)[1:]
@@ -291,7 +308,8 @@ def _see(model: Model, photo: Photo) -> Reading:
         return _view(model, View((photo,), ""))
     if model.eyes is None:
         raise AttnscopeError(
-            f"{model.info.name} sees no pictures", "leave out --image, or name a vision transformer, such as DINOv2"
+            f"{model.info.name} sees no pictures",
+            "leave out --image, or name a vision transformer, such as DINOv2",
         )
     seen = model.eyes.see(photo)
     return Reading.of(seen, seen.tokens.text)
@@ -317,13 +335,18 @@ def _view(model: Model, view: View) -> Reading:
     # Some caption the picture by themselves.
     if not model.viewer.describes:
         raise AttnscopeError(
-            f"{model.info.name} writes of a picture what a text asks for", "give a text, such as a question"
+            f"{model.info.name} writes of a picture what a text asks for",
+            "give a text, such as a question",
         )
     seen = model.viewer.view(view.photos, "", view.generate or DEFAULT_ANSWER)
     text = _ordinary_text(seen.tokens)
     if not text:
-        raise AttnscopeError(f"{model.info.name} writes nothing of this picture", "give a text that it is to write")
-    return Reading.of(seen, text, f"no text was given: the words are what the model itself writes, “{text}”")
+        raise AttnscopeError(
+            f"{model.info.name} writes nothing of this picture", "give a text that it is to write"
+        )
+    return Reading.of(
+        seen, text, f"no text was given: the words are what the model itself writes, “{text}”"
+    )
 
 
 def _hear(model: Model, speech: Speech) -> Reading:
@@ -339,11 +362,15 @@ def _hear(model: Model, speech: Speech) -> Reading:
     heard = model.ears.hear(speech.recording)
     if heard.sound is None or model.writer is None:
         if speech.transcript is not None:
-            raise AttnscopeError(f"{model.info.name} has no decoder, and reads no transcript", "leave out the text")
+            raise AttnscopeError(
+                f"{model.info.name} has no decoder, and reads no transcript", "leave out the text"
+            )
         return Reading.of(heard, heard.tokens.text)
     # Decoders write the given transcript, or their own.
     if speech.transcript is not None:
-        _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, speech.transcript)
+        _, target, note = encode_within(
+            model.info.max_tokens, model.writer.encode_target, speech.transcript
+        )
     else:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
@@ -410,7 +437,9 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     # Special tokens all stay; the others get the room that is left.
     ordinary = np.flatnonzero(~tokens.special)
     if not len(ordinary):
-        raise AttnscopeError("there is no text: its tokens are all special ones", "give a text with words in it")
+        raise AttnscopeError(
+            "there is no text: its tokens are all special ones", "give a text with words in it"
+        )
     if limit is None or len(tokens) <= limit:
         return tokens, ""
     room = limit - int(tokens.special.sum())

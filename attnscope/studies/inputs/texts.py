@@ -75,7 +75,9 @@ class UnknownWords:
         """Return a sentence on them; empty if there are none."""
         if not self.n:
             return ""
-        short = [word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in self.first]
+        short = [
+            word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in self.first
+        ]
         shown = ", ".join([*short[:_UNKNOWN_SHOWN], *["…"] * (len(short) > _UNKNOWN_SHOWN)])
         words = amount(self.n, "word is", "words are")
         return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {shown}"
@@ -107,10 +109,14 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     # A corpus is read as it is used.
     if isinstance(texts, Corpus):
         if model is not None:
-            texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly  # of transformers alone
+            texts.chat = (
+                getattr(model.tokenizer, "write_chat", None) or write_plainly
+            )  # of transformers alone
         return texts
     if isinstance(texts, str):
-        refuse_file_name(texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list")
+        refuse_file_name(
+            texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list"
+        )
         texts = [texts]
     # Number the texts; blank ones are left out.
     listed: list[CorpusText] = []
@@ -134,7 +140,12 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
     """
     if isinstance(texts, Corpus):
         problems = [asdict(problem) for problem in texts.problems]
-        return {"sources": [*texts.sources], "split": texts.split_as, "sha256": texts.sha256, "problems": problems}
+        return {
+            "sources": [*texts.sources],
+            "split": texts.split_as,
+            "sha256": texts.sha256,
+            "problems": problems,
+        }
     digest = hashlib.sha256(b"".join(text.digested() for text in texts))
     return {"sources": ["texts"], "split": "", "sha256": digest.hexdigest(), "problems": []}
 

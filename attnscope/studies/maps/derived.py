@@ -1,7 +1,5 @@
 """Derive rollouts through the layers, and the times of spoken words, from maps of weights."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +26,12 @@ _MOST_GRADED = 1024
 
 @with_plain_torch
 def rollout(
-    model: Model, text: str | None = None, *, image: Any = None, residual: float = 0.5, query: str | None = None
+    model: Model,
+    text: str | None = None,
+    *,
+    image: Any = None,
+    residual: float = 0.5,
+    query: str | None = None,
 ) -> Rollout:
     """Compute attention rollout of a model on a text or a photo (Abnar & Zuidema 2020).
 
@@ -47,12 +50,16 @@ def rollout(
         AttnscopeError: An empty text, no such token, or a model with layers that have no attention.
     """
     if not 0 <= residual <= 1:
-        raise UsageError(f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper")
+        raise UsageError(
+            f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper"
+        )
     record = _whole_maps(model, _given(text, image))
     # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN; they are none to average.
     with np.errstate(invalid="ignore"):
         mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
-    followed = Rollout.of_layers(record, mean, rollouts.rollout(rollouts.mix_residual(mean, residual)), residual)
+    followed = Rollout.of_layers(
+        record, mean, rollouts.rollout(rollouts.mix_residual(mean, residual)), residual
+    )
     require_query(followed, query)
     return followed
 
@@ -87,7 +94,8 @@ def relevance(
     reading = read(model, given)
     if len(reading.tokens) > _MOST_GRADED:
         raise AttnscopeError(
-            f"{len(reading.tokens)} tokens are too many for gradients of all weights", f"give at most {_MOST_GRADED}"
+            f"{len(reading.tokens)} tokens are too many for gradients of all weights",
+            f"give at most {_MOST_GRADED}",
         )
     position, target_index = read_target(model, reading.text, reading.tokens, target)
     record = outline(model.info, reading, Choice().within(model.info))
@@ -107,7 +115,9 @@ def relevance(
     # (head, query, key) of each layer → (layer, query, key).
     means = []
     for weights, gradient in zip(layers, gradients, strict=True):
-        means.append(rollouts.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy()))
+        means.append(
+            rollouts.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy())
+        )
     # What attention adds to each token's own relevance, which is the identity.
     added = rollouts.relevance(np.stack(means)) - np.eye(len(reading.tokens))
     # The token whose row the head reads: a classifier on a decoder reads the last one.
@@ -116,7 +126,9 @@ def relevance(
         answer_token = len(reading.tokens) - 1
     shares = rollouts.row_shares(np.stack(means))
     through = rollouts.row_shares(added)
-    relevant = Rollout.of_layers(record, shares, through, residual=0.0, target=target, answer_token=answer_token)
+    relevant = Rollout.of_layers(
+        record, shares, through, residual=0.0, target=target, answer_token=answer_token
+    )
     require_query(relevant, query)
     return relevant
 
@@ -177,17 +189,23 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     # Check that there is sound, and the heads.
     cross, sound = record.maps[0], record.sound
     if sound is None or cross.kind != "cross":
-        raise AttnscopeError("word times need a recording and its transcript", "name a model such as Whisper")
+        raise AttnscopeError(
+            "word times need a recording and its transcript", "name a model such as Whisper"
+        )
     if lacking := [pair for pair in heads if pair not in record.chosen(cross)]:
         named = ", ".join(f"L{layer}H{head}" for layer, head in lacking)
-        raise AttnscopeError(f"the record holds no {named}", "leave out -L and -H, or --pick heads that it holds")
+        raise AttnscopeError(
+            f"the record holds no {named}", "leave out -L and -H, or --pick heads that it holds"
+        )
     words = _words(cross.queries)
     if not words or not heads:
         raise AttnscopeError("there are no words to time, or no heads whose attention tells times")
     # Where words begin, and where the last one ends.
     begins = np.array([*(word[0] for word in words), words[-1][-1] + 1])
     if begins[0] == 0:
-        raise AttnscopeError("the transcript has no token before its first word", "its tokenizer writes none")
+        raise AttnscopeError(
+            "the transcript has no token before its first word", "its tokenizer writes none"
+        )
     # What is listened to as a token is written stands in the row of the token before it.
     rows = slice(begins[0] - 1, begins[-1])
     # (head, token, frame) → the first frame of each token.
@@ -201,10 +219,14 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     return replace(record, sound=replace(sound, words=spoken, followed=tuple(heads)))
 
 
-def heads_to_follow(model: Model, picked: Sequence[tuple[int, int]] | None) -> tuple[tuple[int, int], ...]:
+def heads_to_follow(
+    model: Model, picked: Sequence[tuple[int, int]] | None
+) -> tuple[tuple[int, int], ...]:
     """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name."""
     named = () if model.writer is None else model.writer.alignment_heads
-    if picked or named or model.ears is None:  # what hears nothing is refused as it is given the recording
+    if (
+        picked or named or model.ears is None
+    ):  # what hears nothing is refused as it is given the recording
         return tuple(picked or named)
     raise AttnscopeError(
         f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",

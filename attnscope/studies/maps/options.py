@@ -22,7 +22,8 @@ def require_cells(cells: int) -> None:
     """Refuse too few or too many cells."""
     if not FEWEST_CELLS <= cells <= MOST_CELLS:
         raise UsageError(
-            f"a map cannot be pooled to {cells} rows and columns", f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not"
+            f"a map cannot be pooled to {cells} rows and columns",
+            f"choose {FEWEST_CELLS} to {MOST_CELLS}, or 0: not",
         )
 
 
@@ -97,7 +98,9 @@ class PageTokens(Tokens):
 class PageOrder(TextFiles):
     """Hold the contents of a page, and the file that it is written to."""
 
-    texts: tuple[str, ...] = option("Texts; `-` reads one from stdin.", default=(), argument=True, metavar="TEXT")
+    texts: tuple[str, ...] = option(
+        "Texts; `-` reads one from stdin.", default=(), argument=True, metavar="TEXT"
+    )
     split: str = option("How a text file is split into texts: line, paragraph or file.", default="file")
     image: tuple[Path, ...] = option(
         "A photo; may be given several times. With TEXT, for models that read both: where in it each word looks.",

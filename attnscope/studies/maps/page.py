@@ -1,7 +1,5 @@
 """Collect texts and saved records for one page: run a model on each text, and keep what the page shows."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +60,9 @@ class WrittenPage:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the notes of its records, each sentence once."""
-        return tuple(dict.fromkeys(note for record in self.records for note in record.run.get("notes", ())))
+        return tuple(
+            dict.fromkeys(note for record in self.records for note in record.run.get("notes", ()))
+        )
 
     @property
     def answer(self) -> str:
@@ -83,7 +83,9 @@ class WrittenPage:
         }
 
 
-def write_page(spec: str, order: PageOrder, loading: LoadOptions, report: Report | None = None) -> WrittenPage:
+def write_page(
+    spec: str, order: PageOrder, loading: LoadOptions, report: Report | None = None
+) -> WrittenPage:
     """Load the records and run the model on the texts of a page, and write it, whole or not at all.
 
     Args:

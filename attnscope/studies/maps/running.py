@@ -129,7 +129,9 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
 # Exact maps
 
 
-def run_model(model: Model, record: Heatmap, reading: Reading, full_width: dict[Any, Any] | None = None) -> Heatmap:
+def run_model(
+    model: Model, record: Heatmap, reading: Reading, full_width: dict[Any, Any] | None = None
+) -> Heatmap:
     """Return the outlined record with the model's weights.
 
     Args:
@@ -193,7 +195,9 @@ def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
     queries = torch.arange(rows.start, rows.stop)
     layers, heads = _layers_and_heads([attention])
     kinds = (cast("Kind", attention.kind),)
-    return OfChosen(lambda call: rows_of(call, queries, keys=columns).float().cpu(), layers, heads, kinds)
+    return OfChosen(
+        lambda call: rows_of(call, queries, keys=columns).float().cpu(), layers, heads, kinds
+    )
 
 
 def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
@@ -226,7 +230,9 @@ def _fill(
     if weights[0].shape[1:] != (len(attention.queries), len(attention.keys)):
         rows, columns = _slices_of(attention)
         weights = [each[:, rows, columns] for each in weights]
-    return replace(attention, layers=layers, weights=_lay_heads(attention, layers, weights, probed_heads, info))
+    return replace(
+        attention, layers=layers, weights=_lay_heads(attention, layers, weights, probed_heads, info)
+    )
 
 
 def _lay_heads(
@@ -269,7 +275,8 @@ def _layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
     if not layers:
         raise AttnscopeError(
-            f"no attention in layers {spans(attention.layers)}: this model has none there", "choose other layers"
+            f"no attention in layers {spans(attention.layers)}: this model has none there",
+            "choose other layers",
         )
     return layers
 
@@ -305,7 +312,9 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
     # One pass, with a grid for each kind of attention.
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
     layers_to_probe, heads = _layers_and_heads(whole.maps)
-    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), layers_to_probe, heads, tuple(grids))
+    probe = OfChosen(
+        lambda call: pool_attention(call, grids[call.kind]), layers_to_probe, heads, tuple(grids)
+    )
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []

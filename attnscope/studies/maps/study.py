@@ -1,7 +1,5 @@
 """Compute the attention maps of a text, a photo or a recording, pooled for long texts. Drawing is left to `drawing`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings
@@ -121,7 +119,10 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
     elif record.maps[0].part is not None:
         drawn_as["part"] = list(record.maps[0].part)
     # What is drawn.
-    pictures = [hashlib.sha256(picture.pixels.tobytes()).hexdigest() for picture in getattr(record, "pictures", ())]
+    pictures = [
+        hashlib.sha256(picture.pixels.tobytes()).hexdigest()
+        for picture in getattr(record, "pictures", ())
+    ]
     parts = [
         record.text,
         [m.queries.ids.tolist() for m in record.maps],
@@ -247,7 +248,10 @@ def picture_heatmap(
         images = image if isinstance(image, list | tuple) else [image]
         to_read = View(tuple(map(read_photo, images)), text or "", generate)
     return _look(
-        Heatmap, model, to_read, MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
+        Heatmap,
+        model,
+        to_read,
+        MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special),
     )
 
 
@@ -342,9 +346,13 @@ def pooled_heatmap(
     return _look(PooledHeatmap, model, Prompt(text, **prompt), options)
 
 
-def _look(kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()) -> R:
+def _look(
+    kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()
+) -> R:
     """Return the maps, which are of this kind, and warn of what was read otherwise than it was given."""
-    record = look(model, given, options, words, partial(warnings.warn, stacklevel=5))  # past `with_plain_torch`
+    record = look(
+        model, given, options, words, partial(warnings.warn, stacklevel=5)
+    )  # past `with_plain_torch`
     assert isinstance(record, kind)
     return record
 

@@ -1,7 +1,5 @@
 """Read pairs for a model: tokens of one length, the position of the answer, and its tokens or classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -94,7 +92,9 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     # Classes belong to the whole text; words to its last token, or its mask.
     reader = _Reader(model)
     if model.loss == "token_class":
-        raise AttnscopeError(f"{model.info.name} gives each token a class", "name a model with one class per text")
+        raise AttnscopeError(
+            f"{model.info.name} gives each token a class", "name a model with one class per text"
+        )
     if model.labels:
         numbers = map(str, range(len(model.labels)))
         if target not in model.labels and target in numbers:
@@ -195,7 +195,9 @@ class _Reader:
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
             if first < 0:
-                raise AttnscopeError("its mask cannot be found in the text: give numbers of tokens as answers")
+                raise AttnscopeError(
+                    "its mask cannot be found in the text: give numbers of tokens as answers"
+                )
             before = text[:first]
             after = text[last:]
             start = position

@@ -1,7 +1,5 @@
 """Run a batch of pairs with values of its other side: sets of changes, each from its first layer on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -113,7 +111,9 @@ class PairRuns:
         except Exception:  # a model may fail in any way where part of it is set aside
             is_same = False
         if is_same:
-            self._base = difference  # rounded as later runs are, so that what does nothing has an effect of 0
+            self._base = (
+                difference  # rounded as later runs are, so that what does nothing has an effect of 0
+            )
         else:
             self._rerun.start = 0
             self._heads = []

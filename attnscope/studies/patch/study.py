@@ -1,7 +1,5 @@
 """Find the heads that carry a behaviour, by patching them on pairs of texts. Forward passes are left to `runs`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -256,7 +254,9 @@ class _Study:
         for by in READS:
             self._reads += [Change(unit, by) for unit in runs.units(by)]
         if not self._units:
-            raise AttnscopeError(f"{self._model.info.name} has no such heads", "choose other layers or heads")
+            raise AttnscopeError(
+                f"{self._model.info.name} has no such heads", "choose other layers or heads"
+            )
         if not self._options.attribution:
             self._tried = list(range(len(self._units)))
 
@@ -270,7 +270,9 @@ class _Study:
             pair = self._read[number].pair
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
         if not is_sound.any():
-            raise AttnscopeError("on every pair the model computes NaN or infinity", "try --dtype float32")
+            raise AttnscopeError(
+                "on every pair the model computes NaN or infinity", "try --dtype float32"
+            )
         return _select(measured, is_sound)
 
     def _of_all_units(self, values: Floats, unknown: float) -> Floats:
@@ -347,7 +349,9 @@ class _Study:
                 "round, and such two count as one."
             )
         if not self._model.resumes:
-            notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
+            notes.append(
+                "This model cannot be run again from a layer on: every head takes a whole forward."
+            )
         if any(len(unit.heads) > 1 for unit in self._units):
             notes.append(
                 f"The {self._options.by} of heads that share a key/value head is patched for all of them together."

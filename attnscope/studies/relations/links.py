@@ -1,7 +1,5 @@
 """Turn texts with links into batches, and measure what heads reach on them. Verdicts are left to `evidence`."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -14,8 +14,6 @@ If heads listen to the words, the words are timed by them, by dynamic time warpi
 recordings and timed on the other, and the other way round. So no recording is timed by heads that it helped to choose.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -109,7 +107,9 @@ def sound_relations(model: Model, files: Sequence[str], report: Report | None = 
     result = conclude(model, "cross", going, corpus, facts, THRESHOLDS)
     if going.complete and not result.tables:
         why = name_problems(corpus.problems)
-        raise AttnscopeError(f"there is no recording with word times{why}", "give JSON lines with audio and words")
+        raise AttnscopeError(
+            f"there is no recording with word times{why}", "give JSON lines with audio and words"
+        )
     heard = going.done.heard
     if not (going.complete and heard and result.alignment_heads):
         return result
@@ -224,7 +224,9 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
         spelled = [" ".join(word.split()) for word, *_ in words]
         reading = read(model, Speech(recording, " ".join(spelled)))
         if reading.target is None or reading.sound is None:
-            raise AttnscopeError(f"{model.info.name} has no decoder, so there is no cross-attention to measure")
+            raise AttnscopeError(
+                f"{model.info.name} has no decoder, so there is no cross-attention to measure"
+            )
         frame_s = reading.sound.seconds_per_frame
         n_frames = len(reading.sound.envelope)
         written = np.flatnonzero(~reading.target.special)
@@ -351,7 +353,9 @@ class SoundMeasurer(LinkMeasurer):
 # Word times
 
 
-def _time_words(part: MeasuredPart, shape: tuple[int, int], n_heads: int, report: Report | None) -> Table:
+def _time_words(
+    part: MeasuredPart, shape: tuple[int, int], n_heads: int, report: Report | None
+) -> Table:
     """Time the words of each recording by the heads that are best on the half that it is not in.
 
     Args:

@@ -1,7 +1,5 @@
 """Find the heads that express each relation of annotated texts. Verdicts are left to `evidence`."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -173,7 +171,10 @@ def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str
             hint = "give a model whose tokens are no longer than the units (of proteins one that reads single residues)"
         return f"no link can be measured: {n:,} were left out: {reason}", hint
     if options.only is not None:
-        return f"there is no relation {', '.join(options.only)} in these texts", "leave out --only to see all"
+        return (
+            f"there is no relation {', '.join(options.only)} in these texts",
+            "leave out --only to see all",
+        )
     return "there is no link in these texts", "give texts whose annotation has some"
 
 

@@ -267,7 +267,10 @@ class _Pictures(_Sense):
         probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
         run_probe(self.model, reading, probe)
         # The keys outside sinks are the patches, so `_active` sums are those of patches.
-        names = [f"{name}_active" if measure.has_active else name for name, measure in PICTURE_MEASURES.items()]
+        names = [
+            f"{name}_active" if measure.has_active else name
+            for name, measure in PICTURE_MEASURES.items()
+        ]
         by_layer = {}
         for layer, sums in probe.sums[self.kind].items():
             columns = [sums.names.index(name) for name in names]
@@ -360,7 +363,9 @@ def _study(
         if not going.complete:
             raise KeyboardInterrupt
         first = f"{problems[0]['source']}: {problems[0]['reason']}"
-        raise AttnscopeError(f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read")
+        raise AttnscopeError(
+            f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read"
+        )
     # Describe what was studied; notes that differ only in the file or the text that they quote are said once.
     by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
     if done.n_texts == 1:
@@ -378,7 +383,9 @@ def _study(
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
     facts = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(going.about(model.info, list(by_gist.values())), corpus, facts, {"heads": _table(sense, done)})
+    return Heads(
+        going.about(model.info, list(by_gist.values())), corpus, facts, {"heads": _table(sense, done)}
+    )
 
 
 def _problem(name: str, reason: str) -> dict[str, Any]:
@@ -421,7 +428,9 @@ def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:
     """
     items = items if isinstance(items, list) else [items]
     files = [path for path in items if isinstance(path, str | Path)]
-    arrays = [(f"{what} {n}", array) for n, array in enumerate(items, 1) if not isinstance(array, str | Path)]
+    arrays = [
+        (f"{what} {n}", array) for n, array in enumerate(items, 1) if not isinstance(array, str | Path)
+    ]
     inputs = [(name, name) for name in expand(files)] + arrays
     if not inputs:
         raise AttnscopeError(f"there is no {what} to study", "give at least one file")

@@ -1,7 +1,5 @@
 """Declare the options of `attnscope training` and `attnscope.training`. Loads nothing heavy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from attnscope.errors import UsageError, require_choice
@@ -23,7 +21,9 @@ def _measures(listed: str) -> tuple[str, ...]:
 class TrainingHeads(HeadsOptions):
     """Hold the options for studying the heads of a checkpoint."""
 
-    chunk: int | None = option("Cut long texts into chunks of this many tokens.", default=None, python_only=True)
+    chunk: int | None = option(
+        "Cut long texts into chunks of this many tokens.", default=None, python_only=True
+    )
     control: bool = option("There is none.", default=False, python_only=True)
     causal: bool = option("No head is ablated.", default=False, python_only=True)
 
@@ -44,7 +44,9 @@ class TrainingOptions:
         choices=("auto", "none"),
     )
     heads: HeadsOptions = group(TrainingHeads)
-    loading: LoadOptions = option("How models are loaded.", default_factory=LoadOptions, python_only=True)
+    loading: LoadOptions = option(
+        "How models are loaded.", default_factory=LoadOptions, python_only=True
+    )
 
     def require(self) -> None:
         """Refuse measures and roles that there are not, and what a training does not have."""

@@ -1,7 +1,5 @@
 """Measure all heads at each checkpoint of a training, and follow their measures and roles over its steps."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import glob
@@ -92,7 +90,9 @@ def training(
         except KeyboardInterrupt:
             complete = False
             break
-        except Exception as error:  # whatever a library raises on one checkpoint, the others are not lost for it
+        except (
+            Exception
+        ) as error:  # whatever a library raises on one checkpoint, the others are not lost for it
             first_error = first_error or error
             skipped.append(_problem(stage.name, one_line(failure(stage.name, error)["error"])))
         gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
@@ -124,8 +124,12 @@ def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
     # Models by step: the steps are the caller's.
     if isinstance(models, Mapping):
         if not all(0 <= step <= MOST_STEPS for step in models):
-            raise UsageError("a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}")
-        return [Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)], []
+            raise UsageError(
+                "a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}"
+            )
+        return [
+            Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)
+        ], []
     # Expand patterns to names; a name that comes twice counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else models
     names = set(chain.from_iterable(_expand(os.fspath(pattern)) for pattern in patterns))
@@ -139,7 +143,9 @@ def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
     skipped = []
     for name, step in steps.items():
         if step is None:
-            skipped.append(_problem(name, "its name has no step; from Python, checkpoints are given by step"))
+            skipped.append(
+                _problem(name, "its name has no step; from Python, checkpoints are given by step")
+            )
         elif step in stages:
             skipped.append(_problem(name, f"its step {step} is that of {stages[step].name}"))
         else:
@@ -215,7 +221,9 @@ class _Checkpoint:
     findings: Heads
 
 
-def _measure(stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None) -> _Checkpoint:
+def _measure(
+    stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None
+) -> _Checkpoint:
     """Load and measure a checkpoint; None = on repeated random tokens.
 
     Raises:
@@ -275,16 +283,23 @@ def _measure(stage: Stage, texts: Texts | None, options: TrainingOptions, report
 def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
     """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
     # All heads must be there, and all tokens.
-    names, first_names = (each.findings.table("heads").head_names(with_kind=True) for each in (checkpoint, first))
+    names, first_names = (
+        each.findings.table("heads").head_names(with_kind=True) for each in (checkpoint, first)
+    )
     if names != first_names:
         raise AttnscopeError(f"it has {len(names)} heads, and not those of {first.name}")
     n_tokens, n_first = (each.findings.corpus["n_tokens"] for each in (checkpoint, first))
     if n_tokens != n_first:
-        raise AttnscopeError(f"it makes {amount(n_tokens, 'token')} of the texts, and {first.name} {n_first:,}")
+        raise AttnscopeError(
+            f"it makes {amount(n_tokens, 'token')} of the texts, and {first.name} {n_first:,}"
+        )
 
 
 def _assemble(
-    checkpoints: Sequence[_Checkpoint], options: TrainingOptions, skipped: Sequence[dict[str, Any]], complete: bool
+    checkpoints: Sequence[_Checkpoint],
+    options: TrainingOptions,
+    skipped: Sequence[dict[str, Any]],
+    complete: bool,
 ) -> Training:
     """Return the result about some checkpoints."""
     last = checkpoints[-1].findings
@@ -300,7 +315,9 @@ def _assemble(
                 intervals[number, step] = table.interval(name)
         column = tables[-1].columns.get(name, Column(name))
         least, most = column.range
-        measures.append({"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most})
+        measures.append(
+            {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
+        )
 
     # The roles that any head has, and which head has them when, (role, checkpoint, head).
     evidence = [checkpoint.findings.table("roles") for checkpoint in checkpoints]

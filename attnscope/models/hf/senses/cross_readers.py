@@ -249,7 +249,10 @@ class BlipReader(CaptionReader):
 class ObjectReader(CrossAttentionReader):
     """Object queries attend to the feature map of a photo, and to each other (DETR)."""
 
-    modules = (("cross", r"decoder\.layers\.(\d+)\.encoder_attn"), ("decoder", r"decoder\.layers\.(\d+)\.self_attn"))
+    modules = (
+        ("cross", r"decoder\.layers\.(\d+)\.encoder_attn"),
+        ("decoder", r"decoder\.layers\.(\d+)\.self_attn"),
+    )
     notes = (
         "Object queries (Q0, Q1 …) look at what the encoder makes of the photo; the encoder itself is not shown.",
         "A patch is a place of the feature map: through convolutions and encoder it knows of what lies around it.",
@@ -318,14 +321,19 @@ def stands_alone(base: PreTrainedModel) -> bool:
     if base.config.model_type == "vision-encoder-decoder":
         encoder: Any = base.encoder
         return not merges_patches(encoder)
-    return base.config.model_type == "mllama"  # its layers without cross-attention are shown on text alone
+    return (
+        base.config.model_type == "mllama"
+    )  # its layers without cross-attention are shown on text alone
 
 
 def _find_modules(base: PreTrainedModel, pattern: str) -> tuple[dict[int, nn.Module], int]:
     """Return the innermost modules of a name, by layer, and how many layers there are."""
     modules: dict[int, nn.Module] = {}
     n_layers = 0
-    for name, module in base.named_modules():  # a module comes before what it holds, as BERT's `crossattention.self`
+    for (
+        name,
+        module,
+    ) in base.named_modules():  # a module comes before what it holds, as BERT's `crossattention.self`
         match = re.fullmatch(pattern, name)
         if match:
             modules[int(match[1])] = module

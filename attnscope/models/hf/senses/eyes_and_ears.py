@@ -20,7 +20,10 @@ from attnscope.senses.tokens import frame_tokens, patch_tokens
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-_NAMED = (("CLS", ("cls_token", "class_embedding", "class_token")), ("DIST", ("distillation_token", "dist_token")))
+_NAMED = (
+    ("CLS", ("cls_token", "class_embedding", "class_token")),
+    ("DIST", ("distillation_token", "dist_token")),
+)
 _INTERPOLATE = "interpolate_pos_encoding"
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
 
@@ -75,7 +78,9 @@ class HuggingFaceEyes(Sense):
         covered = np.ascontiguousarray(colours[: rows * high, : columns * wide])
         notes: tuple[str, ...] = ()
         if covered.shape != colours.shape:
-            notes = ("the patches do not reach the right and lower edge of what the model is given: that is cut off",)
+            notes = (
+                "the patches do not reach the right and lower edge of what the model is given: that is cut off",
+            )
         inputs: dict[str, Any] = dict(patch_order(self._base, pixels))
         inputs["pixel_values"] = pixels.to(self._base.dtype)
         if photo.size and accepts(self._base, _INTERPOLATE):
@@ -94,9 +99,13 @@ class HuggingFaceEyes(Sense):
         # Only models that interpolate their positions take other sizes, of whole patches.
         can = accepts(self._base, _INTERPOLATE) or self._base.config.model_type.startswith("dinov2")
         if not can or not (edge or getattr(usual, "height", None)):
-            raise AttnscopeError(f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it")
+            raise AttnscopeError(
+                f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it"
+            )
         if size % high or size % wide:
-            raise AttnscopeError(f"{size} pixels are no whole patches of {high}", f"--size {size // high * high} is")
+            raise AttnscopeError(
+                f"{size} pixels are no whole patches of {high}", f"--size {size // high * high} is"
+            )
         square = {"height": size, "width": size}
         if not edge:
             return {"size": square}

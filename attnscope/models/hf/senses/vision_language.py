@@ -20,7 +20,15 @@ from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.hf.check import compare_on
 from attnscope.models.hf.parts import accepts, in_one_line, silence
 from attnscope.models.hf.senses.eyes_and_ears import Sense, undo_normalisation
-from attnscope.models.hf.senses.patch_places import FAMILIES, Cut, Pane, PhotoPrompt, area_of, slopes, unplaced
+from attnscope.models.hf.senses.patch_places import (
+    FAMILIES,
+    Cut,
+    Pane,
+    PhotoPrompt,
+    area_of,
+    slopes,
+    unplaced,
+)
 from attnscope.models.hf.senses.writing import HuggingFaceWriter, Inputs
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
@@ -130,7 +138,11 @@ class VisionLanguageReader(Sense):
 
     def _stand_ins(self, inputs: Mapping[str, Any]) -> list[int]:
         """Return where tokens of the text stand for pictures."""
-        return [position for position, number in enumerate(self._ids_of(inputs)) if number == self._picture_id]
+        return [
+            position
+            for position, number in enumerate(self._ids_of(inputs))
+            if number == self._picture_id
+        ]
 
     def _write(self, inputs: Inputs, n: int) -> list[int]:
         """Return the numbers of what the model writes, greedily, without a token that ends a text."""
@@ -155,7 +167,9 @@ class VisionLanguageReader(Sense):
         """Return the pictures that the model is given, and how many tokens or keys stand for them."""
         kind = self._base.config.model_type
         if kind not in FAMILIES:
-            raise unplaced(f"of models of type {kind} it is not known which token stands for which part of a picture")
+            raise unplaced(
+                f"of models of type {kind} it is not known which token stands for which part of a picture"
+            )
         return FAMILIES[kind](output)
 
     def _place_pictures(
@@ -170,7 +184,9 @@ class VisionLanguageReader(Sense):
         if self.among_words:
             positions = np.array(self._stand_ins(output.inputs))
         if len(positions) != n_tokens:
-            raise unplaced(f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}")
+            raise unplaced(
+                f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}"
+            )
         # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
         sloping = [Image.fromarray(slopes(*size)) for size in output.sizes]
         guides, _ = self._cut(self._make(sloping, prompt))

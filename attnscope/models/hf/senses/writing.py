@@ -169,7 +169,9 @@ class HuggingFaceWriter:
         """Return the number of the token that the decoder of an encoder-decoder starts with."""
         name = self._shown.info.name
         if not self._base.config.is_encoder_decoder:
-            raise AttnscopeError(f"{name} is no encoder-decoder, so it has no target", "leave out --target")
+            raise AttnscopeError(
+                f"{name} is no encoder-decoder, so it has no target", "leave out --target"
+            )
         for config in (self._generation, self._base.config):
             for setting in ("decoder_start_token_id", "bos_token_id"):
                 number = getattr(config, setting, None)
