@@ -45,7 +45,7 @@ def test_a_heatmap_answers_before_it_lists_its_files(run):
     assert first == "out/L03.png"
     assert run("heatmap", TIRED, "-L", "3", "-o", "out", "-q").out == "out/L03.png\nout/heatmap.npz\n"
     answer, opened, path = run("page", "--record", "out", "-o", "page.html").out.splitlines()
-    assert answer.startswith("strongest link, without special tokens: L3H")
+    assert answer.startswith("a page of all maps; largest weight outside sinks: L3H")
     assert opened == f"open {Path(path).resolve().as_uri()}"
     assert json.loads(run("page", "--record", "out", "-o", "page.html", "--json").out)["files"] == [
         "page.html"

@@ -94,7 +94,7 @@ def require_same_beginning(tokenizer, text, limit):
 def test_the_tokens_of_a_beginning_are_those_of_the_whole_text(kinds, kind, text, limit):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading, "WHOLE_CHARACTERS", 60)
-        patch.setattr(reading, "_CHARACTERS", 4)
+        patch.setattr(reading, "_CHARACTERS_PER_TOKEN", 4)
         require_same_beginning(kinds[kind], f"the {text}", limit)
 
 

@@ -126,12 +126,12 @@ def test_a_selection_keeps_arrays_and_references_in_step():
         ({"heads/layer": np.array([0, -2])}, "not between"),
         ({"heads/head": np.array([0, 0])}, "the same"),
         ({"heads/effect": np.array(["a", "b"])}, "array of <U1"),
-        ({"heads/other": np.zeros(2)}, "not described"),
+        ({"heads/other": np.zeros(2)}, "not declared"),
         ({"pairs/head": np.array([0, 0, 2])}, "not between"),
         ({"shares": np.zeros((2, 2))}, "does not fit"),
         ({"shares": np.full((2, 3), 1.5)}, "not between"),
         ({"weights:cross": np.zeros((2, 2))}, "does not fit"),
-        ({"unknown": np.zeros(2)}, "cannot have"),
+        ({"unknown": np.zeros(2)}, "not declared"),
     ],
 )
 def test_damage_is_refused(tmp_path, changes, says):

@@ -354,6 +354,10 @@ def _answer(result: Heads) -> list[str]:
     evidence = evidence_line(result)
     if not parts and evidence:
         answer = []
+    if len(result.table("roles")):
+        answer.append(
+            "value: the role's measure, such as the mean weight on the previous token [95% interval]"
+        )
     return [*answer, *filter(None, (evidence, idle_line(result), control_line(result)))]
 
 
@@ -362,11 +366,6 @@ def _guide(result: Heads) -> list[str]:
     if is_of_senses(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
-    if len(result.table("roles")):
-        guide.append(
-            "value: mean of the measure that the role rests on, such as the weight on the previous token; [ ]: 95% "
-            "interval over texts"
-        )
     if result.is_described:
         guide.append(
             "KL explained: the share of what sets attention outside sinks apart from uniform that the line predicts on "

@@ -271,7 +271,7 @@ def expressed_by(result: Relations) -> list[str]:
         others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
         few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
         # The verdict in words, with up to two other heads.
-        sentences = {"none": "too few", "others": f"no, but {few} do"}
+        sentences = {"none": "too few", "others": f"by {few}"}
         if others:
             sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
         told.append(sentences.get(verdict, verdict))
@@ -314,7 +314,9 @@ def _answer_on_words(result: Relations) -> list[str]:
     head = best_heads(result)[0]
     if verdict == "others":
         # The accuracy of the chosen head, beside the best simple rule.
-        return [f"{head} was chosen, but {expressed_by(result)[0]} follows the words surely"]
+        return [
+            f"{head} was chosen, but {expressed_by(result)[0].removeprefix('by ')} follows the words surely"
+        ]
     low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
     rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
     right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
@@ -385,7 +387,7 @@ def _guide(result: Relations) -> list[str]:
     return [
         "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
         "other half scores it",
-        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; no, but L1H7 do: others pass",
+        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; by L1H7: another one passes",
     ]
 
 

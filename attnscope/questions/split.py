@@ -155,7 +155,7 @@ class Split(Result):
         answer = [
             f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
             _compromise(self),
-            "disagreement: distance between the rows of the heads, in nats (0 = the same)",
+            "disagreement: distance between the rows of the heads, nats (0 = the same, ln n at most)",
         ]
         return report_on(
             self,

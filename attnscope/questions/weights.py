@@ -204,7 +204,7 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         names = weights.head_names
         part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
         read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
-        numbers = f"|read × write| is {part} of |read| |write|, by chance {chance}"
+        numbers = f"composition {part} from 0 to 1, of random weights {chance}"
         if excess[place] > 0:
             yield f"{read} reads what {names[place[1]]} writes most: {numbers}"
         else:

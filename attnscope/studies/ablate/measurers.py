@@ -28,7 +28,7 @@ from attnscope.studies.ablate.reading import ReadBatch, Reader, Row, require_rer
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.run import STEP, Measurer, Part, Run, run
+from attnscope.studies.run import STEP, Measurer, Part, Room, Run, run
 from attnscope.studies.workers import Workers
 
 Head = tuple[str, int, int]
@@ -248,17 +248,22 @@ def measure_means(
 def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
     """Yield the index of each text, and the outputs of heads on its first row, (head, token, d) by place."""
     reader = passes.reader
+
+    def read_outputs(rows: Sequence[Row]) -> HeadOutputs:
+        activations = Activations()
+        with torch.no_grad():
+            reader.model.outputs(reader.read(rows).batch, activations, logits=False)
+        return activations.outputs
+
     for text in distinct(passes.texts, Copies()):
         # The first row of the text stands for it; a text without tokens has none.
         batches = reader.batches(Block(0, (text,)))
         row = next(chain.from_iterable(batches), None)
         if row is None:
             continue
-        activations = Activations()
-        read = reader.read([row])
-        with torch.no_grad():
-            reader.model.outputs(read.batch, activations, logits=False)
-        yield text.index, {place: output[0] for place, output in activations.outputs.items()}
+        # One text cannot be halved: where it does not fit, `each` says so.
+        ((_, outputs),) = Room().each([row], read_outputs)
+        yield text.index, {place: output[0] for place, output in outputs.items()}
 
 
 def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
