@@ -10,9 +10,8 @@ def main() -> None:
     """Run the command line; see `attnscope.cli.main`."""
     # Of NumPy's matrix products, which are small here, a second thread costs more than it gives; torch has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if (
-        sys.stderr is None
-    ):  # it is closed: print would write to stdout, and C into the next file that is opened
+    # It is closed: print would write to stdout, and C into the next file that is opened.
+    if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # pathlib takes longer to load
     try:
         wait_for_imports()

@@ -62,9 +62,8 @@ def _interrupt_again() -> None:
 def _interrupt_main_thread() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # all is said, see `die_at_once`
         return
-    if hasattr(
-        signal, "pthread_kill"
-    ):  # a signal ends what the thread waits for; interrupt_main would come after it
+    # A signal ends what the thread waits for; interrupt_main would come after it.
+    if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
     else:
         _thread.interrupt_main()

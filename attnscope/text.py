@@ -309,9 +309,8 @@ def open_stdin() -> BinaryIO:
     """
     if sys.stdin is None:
         raise AttnscopeError("there is no stdin to read from", "give the text itself, or --file")
-    buffer: BinaryIO | None = getattr(
-        sys.stdin, "buffer", None
-    )  # a stdin of a notebook or a test may have none
+    # A stdin of a notebook or a test may have none.
+    buffer: BinaryIO | None = getattr(sys.stdin, "buffer", None)
     return buffer or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
 
 

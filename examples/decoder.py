@@ -154,9 +154,8 @@ class Decoder(nn.Module):
                 there = network.gpt_neox.layers[number]
                 attention = layer.attention
                 parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-                of_heads = [
-                    part.unflatten(0, (self.n_heads, -1)) for part in parts
-                ]  # (head, d_head, d_model)
+                # (head, d_head, d_model).
+                of_heads = [part.unflatten(0, (self.n_heads, -1)) for part in parts]
                 there.attention.query_key_value.weight.copy_(torch.cat(of_heads, 1).flatten(0, 1))
                 state[f"gpt_neox.layers.{number}.attention.dense"] = attention.out_proj
                 state[f"gpt_neox.layers.{number}.input_layernorm"] = layer.attention_norm

@@ -293,9 +293,8 @@ def inside_boxes(model: Any, made: Sequence[Scene], names: str) -> NDArray[np.fl
         record = attnscope.picture_heatmap(model, scene.pixels, question)
         attention, (picture,) = record.maps[0], record.pictures
         query = attention.queries.find(word)[-1]
-        given = attention.weights[:, :, query][..., picture.cells].astype(
-            np.float64
-        )  # (layer, head, row, column)
+        # (layer, head, row, column).
+        given = attention.weights[:, :, query][..., picture.cells].astype(np.float64)
         shares = given / given.sum((-1, -2), keepdims=True)
         covered = cover(scene.things[number % THINGS].box)
         measured.append((shares * covered).sum((-1, -2)) - covered.mean())

@@ -133,9 +133,8 @@ def tiny_settings(config: Any, positions: int = 64) -> dict[str, Any]:
         elif name.endswith("_token_id") and isinstance(value, list):
             settings[name] = [5]
     for name in config.attribute_map.values():
-        if name in _BY_NAME and not isinstance(
-            vars(config).get(name), list | tuple
-        ):  # one for each stage
+        # One for each stage.
+        if name in _BY_NAME and not isinstance(vars(config).get(name), list | tuple):
             settings[name] = positions if _BY_NAME[name] == 64 else _BY_NAME[name]
     given = vars(config)
     if "kv_lora_rank" in given or "q_lora_rank" in given:
@@ -252,9 +251,8 @@ def difference_from_eager(
             inputs |= standing_arguments(twin)
             try:
                 output = twin(**inputs)
-            except (
-                RuntimeError
-            ):  # no working eager attention: compared with the model's own hidden states alone
+            # No working eager attention: compared with the model's own hidden states alone.
+            except RuntimeError:
                 inputs.pop("output_attentions")
                 output = model(**inputs)
             if hidden_states(output) is None:

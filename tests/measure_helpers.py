@@ -73,9 +73,8 @@ class Expected:
         self.names = names
         self.sum = np.zeros((len(names), batch, n_heads))
         self.count = np.zeros_like(self.sum)
-        self.even = np.zeros_like(
-            self.sum
-        )  # `_active` of a head that spreads evenly what it does not rest
+        # `_active` of a head that spreads evenly what it does not rest.
+        self.even = np.zeros_like(self.sum)
 
     def put(self, name: str, text: int, head: int, value: float, count: float = 1.0) -> None:
         i = self.names.index(name)

@@ -56,9 +56,8 @@ def require_no_worse(
             float64; None = the one rounding of a float32.
         err_msg: What to say first where it fails.
     """
-    given = (
-        one.double() if isinstance(one, Tensor) else one for one in (found, plain, exact)
-    )  # NumPy has no bfloat16
+    # NumPy has no bfloat16.
+    given = (one.double() if isinstance(one, Tensor) else one for one in (found, plain, exact))
     ours, theirs, true = (np.asarray(numbers, np.float64) for numbers in given)
     assert ours.shape == theirs.shape == true.shape, err_msg
     size = np.abs(true).max(initial=0.0) if size is None else np.asarray(size, np.float64)

@@ -170,9 +170,8 @@ def test_profiles_tables_and_distances_are_what_the_rows_say(own):
             for offset in range(-n + 1, n):
                 profile[np.clip(offset, -65, 65) + 65] += float(weights.diagonal(offset).sum())
         np.testing.assert_allclose(found["profile"][number], profile / n_queries, atol=1e-5)
-    assert found["even_profile"][0, 65] == pytest.approx(
-        len(texts) / n_queries, abs=1e-5
-    )  # 1 / n of each of n queries
+    # 1 / n of each of n queries.
+    assert found["even_profile"][0, 65] == pytest.approx(len(texts) / n_queries, abs=1e-5)
     tokens = [own.tokenizer.encode(text) for text in texts]
     # Token tables: each row again from the dense weights, as a mean over texts.
     n_rows = 0

@@ -367,6 +367,5 @@ def test_hostile_text_shows_as_itself():
     assert seen.tags.count("img") == 1
     assert set(seen.links) == {"manifest.jsonl", "00000-p/L00.png", "00000-p/heatmap.npz"}
     shown = HOSTILE.replace("\u202e", "<U+202E>").replace("\x1b", "<U+001B>").replace("\0", "<U+0000>")
-    assert (
-        seen.text.count(shown) == 8
-    )  # title, heading, source, text, note; of the failed: source, reason, text
+    # title, heading, source, text, note; of the failed: source, reason, text.
+    assert seen.text.count(shown) == 8

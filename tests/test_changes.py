@@ -81,9 +81,8 @@ def test_merged_words_are_labelled_with_their_text():
 def test_hiding_special_tokens_divides_rows_by_what_is_left(tokens, seed):
     before = map_of(tokens, seed=seed)
     kept = [i for i in range(len(tokens)) if not tokens.special[i]]
-    before.weights[0, 0, kept[0]] = tokens.special / max(
-        1, tokens.special.sum()
-    )  # a row wholly on special tokens
+    # A row wholly on special tokens.
+    before.weights[0, 0, kept[0]] = tokens.special / max(1, tokens.special.sum())
     untouched = before.weights.copy()
     record = record_of(before).hide_special()
     after = record.maps[0]

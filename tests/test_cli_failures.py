@@ -148,9 +148,8 @@ def test_ctrl_c_leaves_whole_files_and_one_line(tmp_path):
         line for line in err.splitlines() if not line.startswith("note: Weights are made by hand;")
     ] == ["error: interrupted"]
     paths = [line for line in out.splitlines() if line.startswith("out/")]
-    assert all(
-        (tmp_path / path).is_file() for path in paths
-    )  # Ctrl-C may come as the last is in its place
+    # Ctrl-C may come as the last is in its place.
+    assert all((tmp_path / path).is_file() for path in paths)
     left = names_in(tmp_path / "out")
     assert left
     assert all(name.endswith((".png", ".svg", ".pdf")) and not name.startswith(".") for name in left)

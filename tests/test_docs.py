@@ -151,9 +151,8 @@ def elsewhere(tmp_path, monkeypatch):
         return STUDIED[repr(name)]
 
     monkeypatch.setattr(heads_study, "heads", study_once)
-    monkeypatch.setattr(
-        attnscope, "load", once
-    )  # first, as it is imported on use: what is put back is the real one
+    # first, as it is imported on use: what is put back is the real one.
+    monkeypatch.setattr(attnscope, "load", once)
     monkeypatch.setattr(models, "load", once)
     yield tmp_path
 

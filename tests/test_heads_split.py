@@ -58,9 +58,8 @@ def test_a_text_has_the_same_sums_whatever_it_is_batched_with(spec, monkeypatch,
     # A measure adds up over queries what it adds up over keys.
     slack = rounding.adding(2 * max(len(model.tokenizer.encode(text).ids) for text in texts))
     for part, true in exact.items():
-        if part.startswith(
-            ("2", "3")
-        ):  # where the largest weight is, of equal ones, is a matter of rounding
+        # Where the largest weight is, of equal ones, is a matter of rounding.
+        if part.startswith(("2", "3")):
             continue
         size = np.abs(true).max((0, 1)) if part[0] in "01" else None
         if part in ("0s", "1s"):  # what is the difference of two sums is as exact as these

@@ -18,9 +18,8 @@ def dead_hub(request, monkeypatch):
             server.listen()  # the system connects whoever comes, and nobody ever accepts
             monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 0.2)
         else:
-            monkeypatch.setattr(
-                "attnscope.models.catalog.PATIENCE_S", 60
-            )  # it is not the clock that ends it
+            # It is not the clock that ends it.
+            monkeypatch.setattr("attnscope.models.catalog.PATIENCE_S", 60)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         sleep = time.sleep

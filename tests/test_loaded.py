@@ -57,9 +57,8 @@ def test_help_loads_nothing_heavy():
 def test_what_is_public_is_there_for_people_and_for_type_checkers():
     stub = ast.parse(Path(attnscope.__file__).with_suffix(".pyi").read_text("utf-8"))
     names = [name for line in stub.body if isinstance(line, ast.ImportFrom) for name in line.names]
-    assert [name.asname for name in names] == [
-        name.name for name in names
-    ]  # else type checkers do not export it
+    # Else type checkers do not export it.
+    assert [name.asname for name in names] == [name.name for name in names]
     assert {name.name for name in names} == {*attnscope.__all__} == {*dir(attnscope)}
     assert all(getattr(attnscope, name) is not None for name in attnscope.__all__)
     exec("from attnscope import *", everything := {})

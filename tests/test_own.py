@@ -213,15 +213,13 @@ def test_padding_on_either_side_does_not_matter(name):
         for row, one in enumerate(encoded):
             places.append(slice(longest - len(one), longest) if left else slice(0, len(one)))
             ids[row, places[-1]], mask[row, places[-1]] = one, True
-        exact = model(
-            name, dtype="float64"
-        )  # where nothing but rounding moves, there is next to none of it
+        # Where nothing but rounding moves, there is next to none of it.
+        exact = model(name, dtype="float64")
         attention, hidden = weights_of(exact, Batch(torch.as_tensor(ids), torch.as_tensor(mask)))
         for row, (one, place) in enumerate(zip(encoded, places, strict=True)):
             alone, hidden_alone = weights_of(exact, batch_of(one))
-            np.testing.assert_allclose(
-                attention[:, row, :, place, place], alone[:, 0], atol=1.2e-7
-            )  # as float32
+            # As float32.
+            np.testing.assert_allclose(attention[:, row, :, place, place], alone[:, 0], atol=1.2e-7)
             assert not attention[:, row, :, place][..., ~mask[row]].any()
             torch.testing.assert_close(hidden[row, place], hidden_alone[0], atol=1e-10, rtol=0)
 

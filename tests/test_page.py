@@ -33,9 +33,8 @@ def test_the_grid_shows_every_head_in_the_figures_colours(opened):
     assert opened.page.locator(".view.grid button[data-spec]").count() == 6
     for layer, head in ((0, 0), (1, 2)):
         shown = pixels(opened, f".view.grid button[data-spec='{layer}.{head}'] canvas")
-        assert (
-            np.abs(shown - blues(W[layer, head])).max() <= 4
-        )  # half a step of the codes, and of 256 colours
+        # Half a step of the codes, and of 256 colours.
+        assert np.abs(shown - blues(W[layer, head])).max() <= 4
 
 
 def test_roles_filter_and_sort(opened):

@@ -60,9 +60,8 @@ def test_nothing_serious(browser, pages, kind):
         assert serious(opened) == [], state
         opened.page.emulate_media(color_scheme="dark")
         opened.frame()
-        assert serious(opened, "color-contrast") == [], (
-            state
-        )  # what else is in the page knows no colours
+        # What else is in the page knows no colours.
+        assert serious(opened, "color-contrast") == [], state
     context.close()
 
 

@@ -71,9 +71,8 @@ def test_weights_are_those_of_eager_attention(name, models):
     words = made.maps[-1].queries
     n_written = len(words) - words.n_given
     assert n_written > 0
-    if (
-        logits is not None
-    ):  # what was written token by token is what one forward pass over all of it says
+    # What was written token by token is what one forward pass over all of it says.
+    if logits is not None:
         never = getattr(reader.base.config, "image_token_id", None)
         if never is not None:
             logits[..., never] = -torch.inf
@@ -151,9 +150,8 @@ def test_captioners_write_without_a_text(models, run, folders):
     for name in ("blip", "trocr"):
         with pytest.warns(UserWarning, match="no text was given"):
             made = attnscope.picture_heatmap(models[name], noise(90, 120), generate=4)
-        assert (
-            made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1
-        )  # the token that it starts with
+        # The token that it starts with.
+        assert made.maps[0].kind == "cross" and made.maps[0].queries.n_given == 1
         assert made.text
         assert "<" not in made.text
         assert made.text in made.run["notes"][-1]

@@ -116,9 +116,8 @@ def test_a_change_of_the_photo_changes_the_tokens_of_the_cell_where_it_lies(
             # What is left of the tower looks at each patch alone, as long as this test lasts: others use the model.
             monkeypatch.setattr(parameter, "data", torch.zeros_like(parameter))
     photo = noise(height, width)
-    before_it = (
-        [noise(160, 160, seed=3)] if name in ["mllama", *FAMILIES] else []
-    )  # those see one photo at a time
+    # Those see one photo at a time.
+    before_it = [noise(160, 160, seed=3)] if name in ["mllama", *FAMILIES] else []
     seen, before = _embeddings(model, [*before_it, photo])
     mine = [
         picture

@@ -24,9 +24,8 @@ from tests.measure_helpers import make_facts
 from tests.test_relations_core import facts_of
 
 N = 97
-FLOAT32 = (
-    64 * torch.finfo(torch.float32).eps
-)  # 97 roundings of numbers up to 1 that are as often up as down
+# 97 roundings of numbers up to 1 that are as often up as down.
+FLOAT32 = 64 * torch.finfo(torch.float32).eps
 
 LOW = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 

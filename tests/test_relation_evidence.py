@@ -61,9 +61,8 @@ def test_a_verdict_needs_examples_texts_and_ten_points():
     assert one.n_scored == 40
     assert one.baseline == 0.5
     assert one.found.all()
-    assert one.p[0, 0] == pytest.approx(
-        binom.sf(39, 40, 0.5)
-    )  # no spread at all: links, not texts, are what counts
+    # No spread at all: links, not texts, are what counts.
+    assert one.p[0, 0] == pytest.approx(binom.sf(39, 40, 0.5))
     assert one.low[0, 0] < 1 == one.high[0, 0]
     (few,) = every_relation(judged(part_of([([1], 1)] * 19)))
     assert few.no_verdict == "fewer than 20 examples"

@@ -184,9 +184,8 @@ def test_numbers_are_those_of_dense_weights(marian):
         if lots.deal(None)[0][0] == 0:
             continue
         for link in text.links:
-            if (
-                link.relation == "aligned"
-            ):  # a start token stands before the target, and none before the text
+            # A start token stands before the target, and none before the text.
+            if link.relation == "aligned":
                 n_links += 1
                 mass += [
                     weights[:, link.source[0] + 1, link.targets[0]]

@@ -62,9 +62,8 @@ def plant(monkeypatch, timed, misses=0.1, *, rival=False):
         n = round(reading.sound.window_seconds / FRAME_S)
         chance = np.random.default_rng(number)
         maps = chance.gamma(0.3, size=(2, 3, len(reading.target), n)) + 1e-9
-        for row, word in enumerate(
-            words
-        ):  # the first token is <|startoftranscript|>: a word's row is before it
+        # The first token is <|startoftranscript|>: a word's row is before it.
+        for row, word in enumerate(words):
             first = round(word["start"] / FRAME_S)
             last = round(word["end"] / FRAME_S)
             if chance.random() > misses:

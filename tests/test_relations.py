@@ -90,13 +90,11 @@ def test_minilm_expresses_dependencies(minilm):
     found = relations(minilm, str(SAMPLES / "dependencies.conllu"))
     expressed = {one.relation for one in every_relation(found) if one.found.any()}
     assert "parent→punct" in expressed
-    assert (
-        Relation(found, "amod→parent").baseline == 1
-    )  # the noun follows at once: no head can do better
+    # The noun follows at once: no head can do better.
+    assert Relation(found, "amod→parent").baseline == 1
     assert Relation(found, "compound→parent").no_verdict == "fewer than 20 examples"
-    assert Relation(found, "advmod→parent").left_out == {
-        "words that the tokens do not tell apart": 1
-    }  # n't
+    # n't.
+    assert Relation(found, "advmod→parent").left_out == {"words that the tokens do not tell apart": 1}
 
 
 def test_the_pronoun_head(minilm):
@@ -109,10 +107,8 @@ def test_the_pronoun_head(minilm):
         for t, to in texts
     ]
     one = Relation(relations(minilm, [spans.parse(line, "a", 1) for line in lines]), "it")  # type: ignore[misc]
-    assert sorted((one.accuracy[3, 1], one.choice[3, 1])) == [
-        0,
-        1,
-    ]  # L3H1 looks at the animal, tired or wide
+    # L3H1 looks at the animal, tired or wide.
+    assert sorted((one.accuracy[3, 1], one.choice[3, 1])) == [0, 1]
     assert not one.found.any()
 
 
@@ -137,9 +133,8 @@ def test_all_numbers_by_plain_loops(own):
                         row[link.source[0]] = -1
                         ties = np.flatnonzero(row == row.max())
                         hits[layer, head] += (link.targets[0] in ties) / len(ties)
-            np.testing.assert_allclose(
-                values, hits / 15, atol=0.08
-            )  # ties of own's equal weights are a rounding's
+            # Ties of own's equal weights are a rounding's.
+            np.testing.assert_allclose(values, hits / 15, atol=0.08)
             if half:
                 np.testing.assert_allclose(one.mass, mass / 15, atol=1e-5)
         offsets = [link.targets[0] - link.source[0] for _, link in by_half[1]]

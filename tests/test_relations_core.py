@@ -18,23 +18,11 @@ CATS = 1
 SLEEP = 2
 WEIGHTS = [
     [1.00, 0.00, 0.00, 0.00, 0.00, 0.00],
-    [
-        0.50,
-        0.00,
-        0.00,
-        0.20,
-        0.30,
-        0.00,
-    ],  # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins
+    # un alone looks at sleep; with ##happy, (0.20 + 0.50) / 2 on cats wins.
+    [0.50, 0.00, 0.00, 0.20, 0.30, 0.00],
     [0.10, 0.10, 0.10, 0.50, 0.10, 0.10],
-    [
-        0.35,
-        0.15,
-        0.15,
-        0.05,
-        0.20,
-        0.10,
-    ],  # 0.15 + 0.15 on unhappy beats 0.20 on sleep, and special tokens are out
+    # 0.15 + 0.15 on unhappy beats 0.20 on sleep, and special tokens are out.
+    [0.35, 0.15, 0.15, 0.05, 0.20, 0.10],
     [0.07, 0.10, 0.08, 0.15, 0.50, 0.10],  # the word itself is out: unhappy has 0.18
     [0.00, 0.00, 0.00, 0.00, 0.00, 1.00],
 ]
@@ -76,12 +64,8 @@ def test_the_rules_counted_by_hand():
         (0, [SLEEP], [CATS], 3),  # wrong; mass 0.15
         (0, [SLEEP], [CATS, UNHAPPY], 4),  # right, as one of the two is; mass 0.15 + 0.18
         (0, [UNHAPPY], [SLEEP], 4),  # wrong; mass 0.20
-        (
-            0,
-            [UNHAPPY, CATS],
-            [SLEEP],
-            5,
-        ),  # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3
+        # right, as nothing else is left; mass (0.30 + 0.10 + 0.20) / 3.
+        (0, [UNHAPPY, CATS], [SLEEP], 5),
     ]
     found = links_of_weights(torch.tensor([[WEIGHTS]]), facts_of([UNITS], links))
     assert found[:, 0, 0].tolist() == [1, 1, 0, 0, 1, 1]

@@ -36,9 +36,8 @@ def test_the_numbers_are_those_of_the_weights(minilm, tired):
     product = np.eye(16)
     for layer in range(6):
         product = (weights[layer].mean(0) + np.eye(16)) / 2 @ product
-        np.testing.assert_allclose(
-            tired.rollout[layer], product, atol=1e-6
-        )  # rows of float32 sum to 1 nearly
+        # Rows of float32 sum to 1 nearly.
+        np.testing.assert_allclose(tired.rollout[layer], product, atol=1e-6)
 
 
 def test_a_decoder_sees_nothing_of_what_comes_later():
@@ -69,9 +68,8 @@ def test_figures_hold_the_shares_beside_the_mean_attention():
         text.get_text() for text in shown.axes.texts
     }
     written = {text.get_text(): text.get_position() for text in page_of(record, "overview").axes.texts}
-    assert (
-        written["L0"][1] == written["L1"][1] < written["mean attention"][1]
-    )  # layers side by side, over the maps
+    # Layers side by side, over the maps.
+    assert written["L0"][1] == written["L1"][1] < written["mean attention"][1]
     assert written["mean attention"][1] < written["rollout"][1]
     assert written["rollout"][0] < written["L0"][0] < written["L1"][0]
 

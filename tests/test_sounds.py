@@ -62,9 +62,8 @@ def test_cross_attention_is_that_of_eager_attention_in_float64(record, whisper_f
 
 def test_frames_are_named_by_their_seconds(record):
     assert record.sound is not None
-    assert (
-        record.sound.seconds_per_frame == 0.02
-    )  # a hop of 160 samples at 16 kHz, halved by one convolution
+    # A hop of 160 samples at 16 kHz, halved by one convolution.
+    assert record.sound.seconds_per_frame == 0.02
     assert record.sound.seconds == 0.61
     assert record.sound.window_seconds == 1.0
     assert record.tokens[:3] == ("0.00s", "0.02s", "0.04s")

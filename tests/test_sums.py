@@ -332,9 +332,8 @@ def test_where_a_head_looks_is_as_exact_in_a_long_text(is_causal):
     n = 1024
     generator = torch.Generator().manual_seed(0)
     key = torch.nn.functional.normalize(torch.randn(1, 2, n, 32, generator=generator), dim=-1)
-    call = AttentionCall(
-        0, "encoder", 18 * key.roll(1, 2), key, key, 1.0, is_causal=is_causal
-    )  # one token back
+    # One token back.
+    call = AttentionCall(0, "encoder", 18 * key.roll(1, 2), key, key, 1.0, is_causal=is_causal)
     facts = TextFacts(
         real=torch.ones(1, n, dtype=torch.bool),
         special=torch.zeros(1, n, dtype=torch.bool),

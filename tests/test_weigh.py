@@ -25,9 +25,8 @@ def test_a_text_weighs_the_same_however_long_it_is(own):
     sizes = np.array([found.corpus["n_tokens"] for found in alone], float)[:, None, None]
     for name in ("entropy_nats", "special", "induction", "relative_entropy"):
         values = np.stack([value(found, name) for found in alone])
-        counts = np.stack(
-            [value(found, name, "count") for found in alone]
-        )  # for how many queries it is defined
+        # For how many queries it is defined.
+        counts = np.stack([value(found, name, "count") for found in alone])
         weights = counts / sizes
         expected = (np.nan_to_num(values) * weights).sum(0) / weights.sum(0)
         np.testing.assert_allclose(value(together, name), expected, atol=1e-6, err_msg=name)

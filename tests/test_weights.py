@@ -192,7 +192,7 @@ def test_what_random_directions_have_is_what_they_have_drawn():
         torch.linalg.matrix_norm(left @ turned @ right).squeeze()
         / torch.linalg.matrix_norm(left)
         / torch.linalg.matrix_norm(right)
-    ).numpy()  # noqa: E501
+    ).numpy()
     squared = drawn**2
     assert squared.mean() == pytest.approx(1 / d, abs=4 * squared.std() / math.sqrt(n))
     assert squared.var() * d**2 == pytest.approx(float(variation_of(*spreads)[0, 0, 0]), rel=0.15)

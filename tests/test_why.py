@@ -153,9 +153,8 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
     handle.remove()
     wrote = seen[0][1][0, 3] @ source.model.layers[0].self_attn.o_proj.weight[:, 12:16].T  # by L0H3
     rms = stream[0][0].pow(2).mean(-1, keepdim=True).add(1e-6).sqrt()
-    key = (layer.input_layernorm.weight * wrote / rms) @ layer.self_attn.k_proj.weight[
-        4:8
-    ].T  # H4 reads group 1
+    # H4 reads group 1.
+    key = (layer.input_layernorm.weight * wrote / rms) @ layer.self_attn.k_proj.weight[4:8].T
     turned = key * cos[0] + torch.cat((-key[:, 2:], key[:, :2]), -1) * sin[0]
     call = seen[1][0]
     by_key = call.scale * (turned[KEY] - turned[:n].mean(0)) @ call.query[0, head, QUERY]
@@ -166,9 +165,8 @@ def test_a_head_s_part_is_what_it_wrote_through_norm_projection_and_turn():
 
 def test_what_cannot_be_taken_apart_is_refused_in_a_line():
     with pytest.raises(AttnscopeError, match="something else adds to the stream of olmo"):
-        attnscope.why(
-            loaded("olmo"), TEXT, 1, 0, QUERY, KEY
-        )  # its norm has no weight by which it could be known
+        # Its norm has no weight by which it could be known.
+        attnscope.why(loaded("olmo"), TEXT, 1, 0, QUERY, KEY)
     with pytest.raises(AttnscopeError, match="made of: its own modules compute attention"):
         attnscope.why(loaded("bloom"), TEXT, 1, 0, QUERY, KEY)
     llama = loaded("llama")

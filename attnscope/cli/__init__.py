@@ -165,9 +165,8 @@ def _run() -> int:
     names = tuple(sys.argv[1:2]) if sys.argv[1:2] and sys.argv[1] in known else NAMES
     try:
         return build_app(names)(standalone_mode=False) or 0
-    except (
-        typer.Abort
-    ) as error:  # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt
+    except typer.Abort as error:
+        # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt.
         raise error.__cause__ or error from None
 
 

@@ -20,9 +20,8 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
         def report(done: "Done") -> None:
             nonlocal started, heard, step
-            if (
-                done.step != step
-            ):  # rate and time left are those of the step, which began after the last report
+            # Rate and time left are those of the step, which began after the last report.
+            if done.step != step:
                 started = heard
                 step = done.step
                 update(restart=True)  # type: ignore[misc]  # never None here

@@ -77,9 +77,8 @@ def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:
 
     # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
     steps = np.zeros((n_diagonals, n_paths, n_tokens), np.int8)
-    before_last = np.full(
-        (n_paths, n_tokens + 1), np.inf
-    )  # one more at the front, before the first token
+    # One more at the front, before the first token.
+    before_last = np.full((n_paths, n_tokens + 1), np.inf)
     last = before_last.copy()
     for diagonal in range(n_diagonals):
         both, down, along = before_last[:, :-1], last[:, :-1], last[:, 1:]

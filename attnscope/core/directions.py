@@ -192,9 +192,8 @@ class _Fit:
         # One Newton step per head: a system of as many unknowns as columns.
         ridged = np.empty_like(current)
         for head, coefficients in enumerate(current):
-            second = ((self._x * h[:, head, None]).T @ self._x).astype(
-                np.float64
-            )  # the ridge is lost in float32
+            # The ridge is lost in float32.
+            second = ((self._x * h[:, head, None]).T @ self._x).astype(np.float64)
             second[np.diag_indices_from(second)] += lam
             ridged[head] = coefficients + np.linalg.solve(
                 second, self._x.T @ g[:, head] - lam * coefficients

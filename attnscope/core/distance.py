@@ -31,9 +31,8 @@ LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)
 ROUNDING = 1e-5
 """The most that a row may lack to 1 by rounding; more is the share of a sink."""
 
-_ELEMENTS_AT_ONCE = (
-    2**18
-)  # of fewer, threads wait for each other longer than they compute; of more, caches overflow
+# Of fewer, threads wait for each other longer than they compute; of more, caches overflow.
+_ELEMENTS_AT_ONCE = 2**18
 
 
 class PairSums(NamedTuple):

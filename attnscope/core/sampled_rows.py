@@ -119,9 +119,8 @@ class Rows:
     index: NDArray[np.int64] = field(default_factory=_nothing)
     entries: NDArray[np.int64] = field(default_factory=_nothing)
     _tables: Any = field(init=False, repr=False)  # lru_cache of `_count`
-    _scaled: tuple[int, Floats] = field(
-        default=(-1, np.empty(0)), init=False, repr=False
-    )  # head, `scaled` of it
+    # head, `scaled` of it.
+    _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Fill in what was left out: one key per entry, one type for all, the whole sample.

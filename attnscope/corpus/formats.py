@@ -200,9 +200,8 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     Raises:
         UnreadableError: A quote is in the wrong place, or two columns have one name.
     """
-    csv.field_size_limit(
-        _LONGEST_FIELD
-    )  # one for the whole process; Python's 131,072 is too small for texts
+    # One for the whole process; Python's 131,072 is too small for texts.
+    csv.field_size_limit(_LONGEST_FIELD)
     # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1

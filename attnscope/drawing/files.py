@@ -93,10 +93,8 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
     # Chunks: size and resolution, then the compressed rows.
     dots_per_metre = round(dpi / 0.0254)
     chunks = (
-        (
-            b"IHDR",
-            struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),
-        ),  # 8 bits each of red, green and blue
+        # 8 bits each of red, green and blue.
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
         (b"tEXt", f"Software\0attnscope {VERSION}".encode("latin-1")),
         (b"pHYs", struct.pack(">IIB", dots_per_metre, dots_per_metre, 1)),
         (b"IDAT", zlib.compress(filtered.tobytes(), 6)),

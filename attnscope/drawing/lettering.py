@@ -39,9 +39,8 @@ class Lettering:
     families: tuple[str, ...]  # in the order in which they are asked for a character
     paths: tuple[str, ...]  # their files
     missing: frozenset[str]  # characters that no installed font holds; they are written as `U+4F60`
-    invisible: frozenset[str] = (
-        frozenset()
-    )  # missing ones that draw nothing, such as joiners; they are left out
+    # Missing ones that draw nothing, such as joiners; they are left out.
+    invisible: frozenset[str] = frozenset()
     paper: Paper = SCREEN
 
     def spell(self, text: str) -> str:

@@ -37,17 +37,15 @@ class Source:
 
     spec: str  # what the user asked for
     name: str  # what to call the model: a catalogue name, a Hub id, a folder's name
-    folder: (
-        Path | None
-    )  # the folder with config.json, weights and tokenizer; None for models made in memory
+    # The folder with config.json, weights and tokenizer; None for models made in memory.
+    folder: Path | None
     repo_id: str = ""
     pinned_sha256: str = ""  # what the weights must hash to, "" = whatever they are
     origin: str = ""  # for people: where the files came from
     file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
     adapter: Path | None = None  # the folder of an adapter that belongs to it
-    pinned_files: tuple[
-        tuple[str, str], ...
-    ] = ()  # what the files beside the weights must hash to, as (name, SHA-256)
+    # What the files beside the weights must hash to, as (name, SHA-256).
+    pinned_files: tuple[tuple[str, str], ...] = ()
 
     @property
     def files_folder(self) -> Path:
@@ -174,9 +172,8 @@ def resolve(
             return _resolve_folder(spec, path.resolve())
         is_file = path.exists()
     if is_file:
-        path = (
-            path.absolute()
-        )  # not resolved: in the Hub's cache it is a link to a file without its name
+        # Not resolved: in the Hub's cache it is a link to a file without its name.
+        path = path.absolute()
         if path.suffix == ".gguf":
             return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
         hint = "give the folder that holds config.json and the weights"

@@ -87,9 +87,8 @@ class ModelInfo:
             for name, value in asdict(self).items()
         }
         facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
-        return {
-            "road" if name == "path" else name: value for name, value in facts.items()
-        }  # as records have it
+        # As records have it.
+        return {"road" if name == "path" else name: value for name, value in facts.items()}
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
         """Return the facts of the model for people, as (name, value)."""

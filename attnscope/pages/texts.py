@@ -121,9 +121,8 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
     record = text.record
     # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
     flat = record.with_pictures_as_one() if record.pictures else record
-    squared = replace(
-        flat.make_square(), pictures=record.pictures
-    )  # of pictures, only special tokens are hidden
+    # Of pictures, only special tokens are hidden.
+    squared = replace(flat.make_square(), pictures=record.pictures)
     packed = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",

@@ -192,9 +192,8 @@ class Keys:
 
 def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
     """Return what keys at positions in both texts, (2, key), are called: their label, or both where they differ."""
-    labels = [
-        [*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES
-    ]  # the last is that of -1
+    # The last is that of -1.
+    labels = [[*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES]
     pairs = [(labels[0][first], labels[1][second]) for first, second in positions.T.tolist()]
     return [printable("/".join(dict.fromkeys(filter(None, pair)))) for pair in pairs]
 

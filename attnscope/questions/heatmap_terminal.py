@@ -81,9 +81,8 @@ def show(
     # Text: maps, then what the query attends to.
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
-    if not drawn or (
-        tables and n_heads > _MOST_QUERY_HEADS
-    ):  # hundreds of lines of maps would hide them
+    # Hundreds of lines of maps would hide them.
+    if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
 

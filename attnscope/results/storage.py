@@ -211,10 +211,8 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
             f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
         )
     if holds:
-        with (
-            contextlib.suppress(OSError),
-            path.open("rb") as file,
-        ):  # what cannot be read is not known to be ours
+        # What cannot be read is not known to be ours.
+        with contextlib.suppress(OSError), path.open("rb") as file:
             begins = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
             if not begins or holds in begins or holds in file.read():

@@ -120,9 +120,8 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix(
-            "; "
-        )  # an error may have no hint
+        # An error may have no hint.
+        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")
         if close:
             hint = f"did you mean the preset {close[0]}?"
         raise AttnscopeError(error.message, hint) from None

@@ -479,9 +479,8 @@ def connect(address: str | None) -> Iterator[Any]:
     Raises:
         AttnscopeError: Ray is not installed, or cannot be reached.
     """
-    os.environ.setdefault(
-        "RAY_USAGE_STATS_ENABLED", "0"
-    )  # nothing is told to anybody that was not asked for
+    # Nothing is told to anybody that was not asked for.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
     except ImportError:

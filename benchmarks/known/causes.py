@@ -101,9 +101,8 @@ def annotate(known: KnownModel, text: Text) -> Any:
     """Return a text with a link from each closing bracket to the one that it closes."""
     from attnscope.annotated import AnnotatedText, Link
 
-    rule = next(
-        rule for truth in known.heads.values() for rule in truth.rules if rule.name == "partner"
-    )  # the texts' own brackets: the same for every head
+    # The texts' own brackets: the same for every head.
+    rule = next(rule for truth in known.heads.values() for rule in truth.rules if rule.name == "partner")
     keys = rule.keys(text)
     words, start = [], 0
     for token in text.tokens[1 : text.n - text.n_last]:

@@ -397,9 +397,8 @@ def known_model(task: Task, weights: dict[str, Floats], told: Measured) -> Known
     )
     chance = np.random.default_rng([11, 5])
     drawn = dict.fromkeys(task.draw(chance).words for _ in range(2 * (N_TEXTS + N_HELD_OUT)))
-    texts = [
-        Text(words, spelled=" ".join(words)) for words in drawn
-    ]  # the first word is one of the decoder's own
+    # The first word is one of the decoder's own.
+    texts = [Text(words, spelled=" ".join(words)) for words in drawn]
     rules: dict[Place, list[Rule]] = {}
     for number, layer, head, _ in told.heads:
         rules.setdefault((layer, head), []).append(task.rules[number][0])

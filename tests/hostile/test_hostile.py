@@ -122,9 +122,8 @@ def test_stopped_at_any_moment_files_are_of_one_run_and_no_process_is_left(
                 run.wait(0 if turn % 2 else moment)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, sent) if sent == signal.SIGINT else os.kill(run.pid, sent)
-            _, said = run.communicate(
-                timeout=LIMIT_S
-            )  # until none of its processes holds its stderr any more
+            # Until none of its processes holds its stderr any more.
+            _, said = run.communicate(timeout=LIMIT_S)
         told = f"turn {turn}, after {moment:.2f} s, {case.arguments}: {run.returncode}: {said}"
         assert run.returncode in (0, 130, -sent), told
         assert "Traceback" not in said, told

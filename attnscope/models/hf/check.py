@@ -156,8 +156,8 @@ def _looks_back(outcome: Outcome, kind: Kind) -> bool:
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
 
-SHORTEST = 37
-"""Tokens of the text of a self-check that is alone, at the least."""
+_SHORTEST_LONG = 37
+"""The fewest tokens of the longer text that is compared at load."""
 
 _WORK_AT_LOAD = 1e10
 """Parameters x tokens up to which a longer text is tried at load: twice 74 tokens through 135 million parameters."""
@@ -177,7 +177,7 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
     most = min(work, math.sqrt(_MAPS_AT_LOAD / (8 * n_heads)))
     # Of the windows that the configuration names, reach past as many as that length allows.
     lengths = {reach: length_beyond(reach) for reach in reaches(model.config)}
-    length = max([SHORTEST, *(n_tokens for n_tokens in lengths.values() if n_tokens <= most)])
+    length = max([_SHORTEST_LONG, *(n_tokens for n_tokens in lengths.values() if n_tokens <= most)])
     survey.reaches[:] = [reach for reach, n_tokens in lengths.items() if n_tokens > length]
     return length
 
@@ -186,15 +186,16 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
     """Compare with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
     Windows that were shown truly are compared once; texts beyond one that was not are always refused.
+    Windows whose comparison does not fit in memory are passed over.
     """
     n_tokens = count_tokens(inputs)
     # Eager attention needs the whole map of a layer: longer comparisons do not fit.
     longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
     lengths = [length_beyond(reach) for reach in survey.reaches if reach < n_tokens]
-    lengths = [length for length in lengths if length <= longest]
-    if lengths and survey.checked:
+    fitting = [length for length in lengths if length <= longest]
+    if fitting and survey.checked:
         with torch.no_grad():
-            _check_long(model, survey, lengths[-1], with_maps=False)
+            _check_long(model, survey, max(fitting), with_maps=False)
     survey.reaches[:] = [reach for reach in survey.reaches if reach >= n_tokens]
 
 
@@ -250,7 +251,8 @@ def compare_on(
     with torch.no_grad():
         ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
         theirs = run_unchanged(model, inputs)
-    # No float64 copy runs without inputs: `through` would run the model itself in its place.
+    # Without inputs no float64 copy runs, so that a difference stays an error: `through` would run the model itself in
+    # the copy's place, which proves nothing.
     example = Example({} if survey.beside else inputs)
     compare(model, survey, example, _result_of(ours), _result_of(theirs))
 
@@ -281,7 +283,7 @@ def compare(
 
     A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
     scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
-    for this. The bound is the error of eager attention against float64. Both need a copy of the model, so only a
+    for this. The bound is _TIMES the error of eager attention against float64. Both need a copy of the model, so only a
     comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
     right, and the note that is returned says that rounding decides.
 
@@ -299,9 +301,11 @@ def compare(
         # If seam and eager agree in float64, the model's own rounding may explain the difference.
         exact = _exact_outcome(model, survey, example, with_maps=with_maps)
         error = max(_differences(example, theirs, exact).values(), default=0.0)
-        if not _TIMES * error > allowed:
+        bound = _TIMES * error
+        # "not >", so that NaN raises too.
+        if not bound > allowed:
             raise
-    require_equal(example, ours, theirs, _TIMES * error)
+    require_equal(example, ours, theirs, bound)
     if error <= _NOTED:
         return []
     wider = "float64" if model.dtype == torch.float32 else "float32"
@@ -324,7 +328,9 @@ def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: flo
 def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, float]:
     """Return the largest differences of what two outcomes share, at real positions; relative ones of hidden states."""
     differences = {}
-    for name in [name for name in ours if name in theirs]:
+    for name in ours:
+        if name not in theirs:
+            continue
         own = ours[name].float()
         other = theirs[name].float()
         if own.shape != other.shape:

@@ -200,10 +200,8 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         ):
             return bands, 2 * config.max_source_positions
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
-            return (
-                12,
-                config.feature_projection_input_dim,
-            )  # w2v-BERT: frames of a spectrogram, two by two
+            # w2v-BERT: frames of a spectrogram, two by two.
+            return 12, config.feature_projection_input_dim
         case "input_features" if bands and inner.model_type in (
             "glmasr_encoder",
             "voxtral_realtime_encoder",

@@ -107,9 +107,8 @@ def load_huggingface(
         hashes = None
         if check is not False and is_plain:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
-            if (
-                source.adapter is not None
-            ):  # its own hash is of its weights; its configuration scales them
+            # Its own hash is of its weights; its configuration scales them.
+            if source.adapter is not None:
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
         raw = RawModel(
             model,
@@ -302,9 +301,8 @@ def _read_model(
                 **options,
                 **weight_options,
             )
-    except (
-        Exception
-    ) as error:  # transformers, safetensors and torch raise what they like on damaged files
+    except Exception as error:
+        # Transformers, safetensors and torch raise what they like on damaged files.
         raise _explain(error, source, config) from error
     # Weights of another shape, or missing ones, would be random: only what is on top, as a classifier, may lack them.
     wrong = sorted(report["mismatched_keys"])

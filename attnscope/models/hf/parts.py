@@ -101,9 +101,8 @@ def vocab_size(model: PreTrainedModel) -> int:
     with contextlib.suppress(NotImplementedError, AttributeError):
         table: Any = model.get_input_embeddings()
         return int(table.weight.shape[0])
-    return getattr(
-        model.config.get_text_config(), "vocab_size", 0x110000
-    )  # CANINE hashes characters: any will do
+    # CANINE hashes characters: any will do.
+    return getattr(model.config.get_text_config(), "vocab_size", 0x110000)
 
 
 def pad_id(model: PreTrainedModel) -> int:

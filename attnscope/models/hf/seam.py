@@ -113,9 +113,8 @@ class _Run:
     """One forward pass of one model in one thread: a rehearsal, or with a probe."""
 
     probe: Probe | None = None  # None = a rehearsal, which keeps what it sees
-    waiting: dict[nn.Module, list[Place]] = field(
-        default_factory=dict
-    )  # calls of each module that are to come
+    # Calls of each module that are to come.
+    waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)
     beside: bool = False
     light_from: int | None = None
     light: list[tuple[Tensor, Light]] = field(default_factory=list)

@@ -50,12 +50,10 @@ class Survey:
     n_kv_heads: Mapping[Kind, int]
     d_model: int
     plan: Plan = field(default_factory=dict)  # on the seam: which call is which
-    order: tuple[
-        Place, ...
-    ] = ()  # the same for all calls of a pass, in their order; known during a check alone
-    extras: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the forward must be given besides the inputs
+    # The same for all calls of a pass, in their order; known during a check alone.
+    order: tuple[Place, ...] = ()
+    # What the forward must be given besides the inputs.
+    extras: Mapping[str, Any] = field(default_factory=dict)
     checked: bool = True  # whether it was compared with eager
     notes: tuple[str, ...] = ()
     # windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted

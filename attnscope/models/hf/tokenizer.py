@@ -40,9 +40,8 @@ class _TokensOfNumbers(Tokenizer):
         # Decode the runs between pictures, and shift their spans to where each run starts in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
-        breaks = [
-            i for i in range(len(ids)) if i in elsewhere
-        ]  # written tokens go on where the prompt ended
+        # Written tokens go on where the prompt ended.
+        breaks = [i for i in range(len(ids)) if i in elsewhere]
         for start, stop in itertools.pairwise([-1, *breaks, len(ids)]):
             run, own_spans = self._decode(ids[start + 1 : stop])
             if own_spans is None:

@@ -137,9 +137,8 @@ class _Catch(TorchFunctionMode):
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
         wanted = dict(bound.arguments)
-        if wanted[
-            "need_weights"
-        ]:  # with weights torch reads the mask alone, without them the flag alone
+        # With weights torch reads the mask alone, without them the flag alone.
+        if wanted["need_weights"]:
             bound.arguments.update(need_weights=False, is_causal=False)
         # The same code runs with our attention in the place of torch's, and is not caught again.
         inner = {

@@ -113,12 +113,10 @@ class Stream:
 
     kind: str
     attentions: tuple[Attention, ...]  # by layer
-    embedding_norm: (
-        Norm | None
-    )  # what stands between embeddings and stream; None = nothing, or it is not known
-    final_norm: (
-        Norm | None
-    )  # what stands between the last layer and the unembedding; None = nothing does
+    # What stands between embeddings and stream; None = nothing, or it is not known.
+    embedding_norm: Norm | None
+    # What stands between the last layer and the unembedding; None = nothing does.
+    final_norm: Norm | None
     unembedding: Tensor | None  # W_U, (vocabulary, d_model); None = the model has no head for words
     is_direct: bool  # whether W_U reads the (normed) stream itself, and no further layer lies between
     is_post_norm: (

@@ -239,9 +239,9 @@ def measure_means(
     # One vector for all heads of all places: cut it by place.
     means = np.nan_to_num(going.done.sums.ratio())
     by_place = {}
-    for place, size in zip(shapes, sizes, strict=True):
-        mean, means = np.split(means, [size])
-        by_place[place] = torch.from_numpy(mean).view(shapes[place])
+    parts = np.split(means, np.cumsum(sizes)[:-1])
+    for (place, place_shape), mean in zip(shapes.items(), parts, strict=True):
+        by_place[place] = torch.from_numpy(mean).view(place_shape)
     return going, by_place
 
 
@@ -366,7 +366,8 @@ class Cutting(RowMeasurer):
                 left_logs = read.log_probabilities(outputs.logits, len(chosen))
                 rows = 1 + np.array(chosen)
                 numbers[rows] = _by_row(read, change, left_logs, whole_logs)
-        # Padding is no hidden state, and what is computed there need not be a number.
+        # Padding is no hidden state, and what is computed there need not be a number. The logarithm of True is 0, that
+        # of False is -inf, which `broken_rows` finds.
         logs: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_numbers.items():
             logs[kind] = {layer: fine.float().log() for layer, fine in by_layer.items()}
@@ -376,7 +377,8 @@ class Cutting(RowMeasurer):
         """Return what takes cuts out of a batch that is repeated once per cut; each repetition lacks one of them."""
         n_rows = len(read.texts)
         patches: dict[Place, list[Patch]] = {}
-        for number, cut in enumerate(self._cuts[index] for index in chosen):
+        for number, index in enumerate(chosen):
+            cut = self._cuts[index]
             rows = slice(number * n_rows, (number + 1) * n_rows)
             # The rows of this repetition lack the heads of this cut alone.
             for kind, layer, head in cut.heads:
@@ -388,7 +390,8 @@ class Cutting(RowMeasurer):
 
     def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
         """Add the changes by cuts, and the loss of the whole model."""
-        whole, cuts = numbers[:, :1], numbers[:, 1:]
+        whole = numbers[:, :1]
+        cuts = numbers[:, 1:]
         # Mean over texts: norms per text, losses and KL per prediction. (text, cut, 3)
         l2 = np.sqrt(cuts[..., 0] / whole[..., 0])
         rise = cuts[..., 1] - whole[..., 1]
@@ -485,10 +488,10 @@ class Slopes(RowMeasurer):
 
     def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
         """Add the sizes of derivatives; texts without predictions have none."""
-        has_any = n_predictions > 0
-        if has_any.any():
-            slopes = np.abs(numbers[has_any])
-            part.sums.add(slopes / n_predictions[has_any, None], 1.0)
+        has_predictions = n_predictions > 0
+        if has_predictions.any():
+            slopes = np.abs(numbers[has_predictions])
+            part.sums.add(slopes / n_predictions[has_predictions, None], 1.0)
 
 
 def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = None) -> Run[TextPart]:

@@ -308,9 +308,8 @@ class _Drawer:
             return
         import torch
 
-        logging.getLogger("matplotlib.font_manager").setLevel(
-            logging.ERROR
-        )  # else it tells of fonts, once a text
+        # Else it tells of fonts, once a text.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         torch.set_num_threads(self.options.running.threads or 1)
         HASHES.update(self.hashes)
         self.model = self.options.loading.load(self.source)

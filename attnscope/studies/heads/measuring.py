@@ -340,9 +340,8 @@ class HeadMeasurer(Measurer[HeadSums]):
             wanted.append(None if queries is None else (queries, len(chunk)))
         reader = RowSamples(wanted)
         sums: dict[Any, dict[int, Measured]] = {}
-        with (
-            torch.no_grad()
-        ):  # not inference_mode: its tensors do not tell when they change, which the measures ask
+        # Not inference_mode: its tensors do not tell when they change, which the measures ask.
+        with torch.no_grad():
             if not self._dense:
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)

@@ -109,9 +109,8 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
     # A corpus is read as it is used.
     if isinstance(texts, Corpus):
         if model is not None:
-            texts.chat = (
-                getattr(model.tokenizer, "write_chat", None) or write_plainly
-            )  # of transformers alone
+            # Of transformers alone.
+            texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly
         return texts
     if isinstance(texts, str):
         refuse_file_name(

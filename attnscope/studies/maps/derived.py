@@ -224,9 +224,8 @@ def heads_to_follow(
 ) -> tuple[tuple[int, int], ...]:
     """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name."""
     named = () if model.writer is None else model.writer.alignment_heads
-    if (
-        picked or named or model.ears is None
-    ):  # what hears nothing is refused as it is given the recording
+    # What hears nothing is refused as it is given the recording.
+    if picked or named or model.ears is None:
         return tuple(picked or named)
     raise AttnscopeError(
         f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",

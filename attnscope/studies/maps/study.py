@@ -350,9 +350,8 @@ def _look(
     kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()
 ) -> R:
     """Return the maps, which are of this kind, and warn of what was read otherwise than it was given."""
-    record = look(
-        model, given, options, words, partial(warnings.warn, stacklevel=5)
-    )  # past `with_plain_torch`
+    # Past `with_plain_torch`.
+    record = look(model, given, options, words, partial(warnings.warn, stacklevel=5))
     assert isinstance(record, kind)
     return record
 

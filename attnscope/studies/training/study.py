@@ -90,9 +90,8 @@ def training(
         except KeyboardInterrupt:
             complete = False
             break
-        except (
-            Exception
-        ) as error:  # whatever a library raises on one checkpoint, the others are not lost for it
+        except Exception as error:
+            # Whatever a library raises on one checkpoint, the others are not lost for it.
             first_error = first_error or error
             skipped.append(_problem(stage.name, one_line(failure(stage.name, error)["error"])))
         gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it

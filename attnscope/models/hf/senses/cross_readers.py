@@ -1,9 +1,9 @@
-"""Models with cross-attention from words, or learned queries, to the patches of a picture.
+"""Read models whose words, or learned queries, attend to the patches of a picture.
 
 Which of their modules is which attention is known by name, family by family: they do not run on text alone, and maps of
 their towers would be too large to try them on a picture at load. What is said of them is compared with what they
-compute by themselves on the first picture that they are given. Some have attention of their own code, which is not
-looked up by name: as they run, what takes its place computes the same at the seam.
+compute by themselves on the first picture that they are given. Some have attention code of their own: `_attend`
+replaces its forward while the model runs.
 
 To add a family, add it to `CROSS_READERS`, with a class of its own where none fits.
 """
@@ -63,9 +63,11 @@ class CrossAttentionReader(VisionLanguageReader):
         n_heads: dict[Kind, int] = {}
         n_kv_heads: dict[Kind, int] = {}
         for kind, pattern in cls.modules:
-            modules, n_layers[kind] = _find_modules(base, pattern)
+            modules, n_found = _find_modules(base, pattern)
+            n_layers[kind] = n_found
             for layer, module in modules.items():
                 plan[module] = [(kind, layer)]
+                # All layers of a kind have the same heads.
                 n_heads[kind], n_kv_heads[kind] = _heads_of(module)
             layers[kind] = tuple(modules)
         return Survey(
@@ -118,13 +120,12 @@ class CrossAttentionReader(VisionLanguageReader):
         keys = key_tokens(len(is_real), names, [photo.source for photo in photos])
         queries = self._queries(inputs, n_given)
         words = queries["decoder"]
+        # Words before the picture are not kept: they do not know of it.
+        first_word = max(self._stand_ins(inputs), default=-1) + 1
         axes: dict[str, AttentionAxes] = {}
         for kind, layers in self.model.survey.layers.items():
             tokens = queries[kind]
-            # Words before the picture are not kept: they do not know of it.
-            first = 0
-            if tokens is words:
-                first = max(self._stand_ins(inputs), default=-1) + 1
+            first = first_word if tokens is words else 0
             if kind == "cross":
                 axes[kind] = AttentionAxes(tokens, keys, layers, first, filling)
             else:
@@ -309,7 +310,7 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
     """Return the reader for a model with cross-attention to pictures; None = no known family."""
     reader = CROSS_READERS.get(base.config.model_type)
-    # BLIP that answers questions has another kind of it.
+    # BLIP for question answering has a text encoder in between, which no reader knows.
     if reader is None or hasattr(base, "text_encoder"):
         return None
     has_all = all(_find_modules(base, pattern)[0] for _, pattern in reader.modules)
@@ -321,19 +322,16 @@ def stands_alone(base: PreTrainedModel) -> bool:
     if base.config.model_type == "vision-encoder-decoder":
         encoder: Any = base.encoder
         return not merges_patches(encoder)
-    return (
-        base.config.model_type == "mllama"
-    )  # its layers without cross-attention are shown on text alone
+    # Mllama's layers without cross-attention are shown on text alone.
+    return base.config.model_type == "mllama"
 
 
 def _find_modules(base: PreTrainedModel, pattern: str) -> tuple[dict[int, nn.Module], int]:
     """Return the innermost modules of a name, by layer, and how many layers there are."""
     modules: dict[int, nn.Module] = {}
     n_layers = 0
-    for (
-        name,
-        module,
-    ) in base.named_modules():  # a module comes before what it holds, as BERT's `crossattention.self`
+    # A module comes before what it holds (BERT's `crossattention.self`): the innermost is kept.
+    for name, module in base.named_modules():
         match = re.fullmatch(pattern, name)
         if match:
             modules[int(match[1])] = module
@@ -397,4 +395,6 @@ def _attend(
     query, key, value = parts
     output, _ = attention_function(module, query, key, value, attention_mask, is_causal=False)
     joined = output.flatten(2)
-    return module.out_proj(joined) if is_trocr else joined, None
+    if is_trocr:
+        joined = module.out_proj(joined)
+    return joined, None
