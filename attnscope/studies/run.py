@@ -63,6 +63,20 @@ class Part:
     left_out: LeftOut = LeftOut()
     halved_to: int | None = None
     unknown: UnknownWords = UnknownWords()
+    _n_rows: dict[int, int] = field(default_factory=dict)
+    _whole: set[int] = field(default_factory=set)
+
+    def complete_text(self, text: int, n_rows: int) -> bool:
+        """Count a measured row of a text, such as a chunk; return whether that was its last, and no row is broken.
+
+        Such texts are whole: `_whole` holds their indexes.
+        """
+        n_measured = self._n_rows.get(text, 0) + 1
+        self._n_rows[text] = n_measured
+        is_whole = n_measured == n_rows and text not in self.broken
+        if is_whole:
+            self._whole.add(text)
+        return is_whole
 
     def merge(self, other: Self) -> Self:
         """Return what was added up over the texts of both; neither is changed."""

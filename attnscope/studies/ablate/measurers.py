@@ -76,21 +76,15 @@ class TextPart(Part):
             self.broken.setdefault(row.text, broken_at)
         rows = self._rows.setdefault(row.text, [])
         rows.append((row, numbers))
-        # A text counts as soon as all of its rows are there.
-        if self._is_whole(row.text):
+        if self.complete_text(row.text, row.n_rows):
             self.n_texts += 1
             self.n_tokens += sum(each.n_tokens for each, _ in rows)
-
-    def _is_whole(self, text: int) -> bool:
-        rows = self._rows[text]
-        first, _ = rows[0]
-        return len(rows) == first.n_rows and text not in self.broken
 
     def whole_texts(self) -> tuple[Floats, Floats]:
         """Return the sums over the rows of each whole text, (text, …), and its predictions, (text,), in their order."""
         sums = []
         n_predictions = []
-        for text in filter(self._is_whole, sorted(self._rows)):
+        for text in sorted(self._whole):
             rows, numbers = zip(*self._rows[text], strict=True)
             sums.append(sum(numbers))
             n_predictions.append(sum(len(row.positions) for row in rows))

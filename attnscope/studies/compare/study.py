@@ -248,7 +248,7 @@ class PairPart(Part):
     """
 
     divergences: dict[Compared, RunningSums] = field(default_factory=dict)
-    _open: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    _sums: dict[int, Any] = field(default_factory=dict)
 
 
 class PairMeasurer(Measurer[PairPart]):
@@ -316,16 +316,13 @@ class PairMeasurer(Measurer[PairPart]):
                 part.broken.setdefault(chunk.text, sums)
             if chunk.text in part.broken:
                 continue
-            # Chunks of a long text add up to one text; the last one to come finishes it.
-            n_done, so_far = part._open.pop(chunk.text, (0, 0.0))
-            so_far = so_far + sums
-            if n_done + 1 < chunk.n_chunks:
-                part._open[chunk.text] = n_done + 1, so_far
-                continue
-            finished.append(so_far)
-            part.n_texts += 1
-            part.n_tokens += chunk.n_queries
-            part.n_chunked += chunk.n_chunks > 1
+            # Chunks of a long text add up to one text.
+            part._sums[chunk.text] = part._sums.get(chunk.text, 0.0) + sums
+            if part.complete_text(chunk.text, chunk.n_chunks):
+                finished.append(part._sums.pop(chunk.text))
+                part.n_texts += 1
+                part.n_tokens += chunk.n_queries
+                part.n_chunked += chunk.n_chunks > 1
         if finished:
             # Sums and counts of the finished texts, (text, head, head) each.
             divergences, counts = np.stack(finished, 1)

@@ -113,7 +113,6 @@ class HeadSums(Part):
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
-    _n_done: dict[int, int] = field(default_factory=dict)
 
 
 def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
@@ -290,9 +289,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         for row in rows:
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
-            # The last chunk completes its text.
-            part._n_done[chunk.text] = part._n_done.get(chunk.text, 0) + 1
-            if part._n_done[chunk.text] == chunk.n_chunks:
+            if part.complete_text(chunk.text, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
                 for tally in part.tallies.values():

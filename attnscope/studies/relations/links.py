@@ -208,27 +208,24 @@ class MeasuredPart(LinkPart):
         self._hits[piece] = hits
         if broken_at is not None:
             self.broken.setdefault(text.index, broken_at)
-        # A text counts as soon as all of its chunks are there.
-        if self._is_whole(text):
+        if self.complete_text(text.index, len(text.pieces)):
             self.n_texts += text.n_texts
             self.n_tokens += text.n_tokens
             self.n_chunked += piece.chunk.n_chunks > 1
-
-    def _is_whole(self, text: LinkText) -> bool:
-        return text.index not in self.broken and self._hits.keys() >= {*text.pieces}
 
     def add_up(self) -> None:
         """Add up the whole texts of the block, in their order; each chunk counts as a text."""
         # Cells and hits of all chunks, in the same order.
         cells: list[Cell] = []
         hits = []
-        for text in filter(self._is_whole, self._texts):
-            for piece in text.pieces:
-                cells += piece.cells
-                hits.append(self._hits[piece])
+        for text in self._texts:
             # Texts without any link that can be measured are studied too.
             if not text.pieces:
                 self.n_texts += text.n_texts
+            if text.index in self._whole:
+                for piece in text.pieces:
+                    cells += piece.cells
+                    hits.append(self._hits[piece])
         if hits:
             self.add_cells(cells, np.concatenate(hits))
 
