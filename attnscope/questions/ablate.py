@@ -11,35 +11,45 @@ from attnscope.errors import UsageError, amount
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, rank_heads
 from attnscope.report.numbers import UNDEFINED, digits, interval, largest_first, small_number
-from attnscope.report.wording import corpus_line, printable, report_on
+from attnscope.report.wording import corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
-
-_INSTEAD = {
-    "zero": "without the head",
-    "mean": "with the mean of its outputs in the head's place",
-    "resample": "with its outputs on other texts in the head's place",
-}
-"""What is put in the place of a head, by the mode of ablation."""
-
-_LATE = (
-    "Δ hidden: L2 norm of the change by that of the hidden state, with its interval over texts; late layers are closer "
-    "to the last hidden states: compare heads of one layer first"
-)
-
-SPREAD = "_spread"
-"""What the column ends with that has the standard deviation over the texts whose outputs take a head's place."""
-
-FEW = 3
-"""Heads that are listed, and need no map."""
-
 
 Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
 """What takes the place of a head's output: nothing, the mean of its outputs over all tokens, or outputs elsewhere."""
 
+_ABLATED = {
+    "zero": "without the head",
+    "mean": "with the mean of its outputs in the head's place",
+    "resample": "with its outputs on other texts in the head's place",
+}
+"""The model whose change is measured, by mode: how the meaning of a column ends."""
 
-def _modes(listed: str) -> tuple[Mode, ...]:
+_REPLACEMENTS = {
+    "zero": "nothing in the head's place",
+    "mean": "its mean output over all tokens",
+    "resample": "its output on 8 other texts, one after the other",
+}
+"""What takes a head's place, by mode, as the report says it."""
+
+_HIDDEN_GUIDE = (
+    "Δ hidden: L2 norm of the change by that of the hidden state, with its interval over texts; late layers are closer "
+    "to the last hidden states: compare heads of one layer first"
+)
+
+SPREAD = "_spread"
+"""The ending of columns of standard deviations over the texts whose outputs take a head's place: zero_loss_spread."""
+
+_NEED_NO_MAP = 3
+"""Up to so many heads are all in the ranking, and a map would add nothing."""
+
+_MOST_NAMED = 15
+"""Heads that are named where all of them are taken out at once."""
+
+
+def _read_modes(listed: str) -> tuple[Mode, ...]:
+    """Return the modes in a list such as "zero,mean", in the order of `MODES`; "none" is no mode."""
     names = read_names(listed, (*MODES, "none"), "ablation")
     if "none" in names and len(names) > 1:
         raise UsageError("an ablation is named beside none", "leave out one of them")
@@ -48,7 +58,7 @@ def _modes(listed: str) -> tuple[Mode, ...]:
 
 @options
 class AblateOptions:
-    """The heads to take out, and the quantities to measure."""
+    """Choose the heads to take out, and the quantities to measure."""
 
     modes: tuple[Mode, ...] = option(
         "What replaces a head's output: zero, mean (of its outputs over all tokens), or resample (its outputs on 8 "
@@ -56,7 +66,7 @@ class AblateOptions:
         "--ablation",
         default=("zero", "mean"),
         choices=MODES,
-        read=_modes,
+        read=_read_modes,
         written="zero,mean",
     )
     importance: bool = option(
@@ -82,7 +92,7 @@ class AblateOptions:
     seed: int = seed_option("masked tokens")
 
     def require(self) -> None:
-        """Refuse an order to do nothing, and a class whose likelihood is not measured."""
+        """Refuse options that ask for nothing, and a class whose likelihood is not measured."""
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
         if self.answer is not None and self.loss == "none":
@@ -92,7 +102,7 @@ class AblateOptions:
 
 
 class Ablation(Result):
-    """The effect of each head of a model on texts, measured by taking it out.
+    """Hold the effect of each head of a model on texts, measured by taking it out.
 
     A column of `heads` is a quantity such as `zero_loss`: the mode of ablation, and what is measured. `whole` has the
     loss of the unchanged model, and `together` the same quantities without all heads at once, if some were picked.
@@ -117,13 +127,17 @@ class Ablation(Result):
     @property
     def main(self) -> str:
         """Return the quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
-        ranked = [f"{mode}_{measured}" for measured in ("loss", "l2") for mode in _INSTEAD]
-        return next((name for name in [*ranked, "importance"] if name in self.table("heads")), "")
+        heads = self.table("heads")
+        for measured in ("loss", "l2"):
+            for mode in MODES:
+                if f"{mode}_{measured}" in heads:
+                    return f"{mode}_{measured}"
+        return "importance" if "importance" in heads else ""
 
     def row(self, table: str, quantity: str) -> Floats | None:
-        """Return a value of `whole` or `together` with its interval, (3,); None = there is no such quantity."""
-        values = self.table(table)
-        rows = values.interval("value")[values["quantity"] == quantity]
+        """Return a value of the table "whole" or "together" with its interval, (3,); None = it has no such quantity."""
+        quantities = self.table(table)
+        rows = quantities.interval("value")[quantities["quantity"] == quantity]
         return rows[0] if len(rows) else None
 
     def require_whole(self) -> None:
@@ -133,14 +147,17 @@ class Ablation(Result):
             raise ValueError("its heads have no effect")
 
     def report(self, **shown: Any) -> Report:
-        """Return the heads without which most changes, then what is known of them all."""
+        """Return the report: the heads without which most changes, then every quantity of all heads."""
         source = corpus_line(self, predictions=True)
         predicted = _predicted_line(self)
+        guide = [_HIDDEN_GUIDE] if any(map(_is_of_hidden_states, self.quantities)) else []
+        if predicted:
+            guide.append(predicted)
         return report_on(
             self,
             [*_answer(self), *_modes_line(self)],
             _blocks(self),
-            _guide(self),
+            guide,
             source=source,
             subtitle=" · ".join(filter(None, [source, predicted])),
             notes=list(_notes(self)),
@@ -150,6 +167,7 @@ class Ablation(Result):
 # What is measured
 
 
+# For each measured quantity its meaning, its label, and the label in a few letters.
 _MEASURED = {
     "l2": (
         "relative change of the last hidden states",
@@ -159,25 +177,27 @@ _MEASURED = {
     "loss": ("how much the loss rises", "rise of the loss", "Δ loss"),
     "kl": ("KL divergence of the predictions", "KL of the predictions", "KL"),
 }
-"""What is measured: its meaning, its label, and the same in a few letters."""
+
+
+def _is_of_hidden_states(quantity: str) -> bool:
+    return quantity.endswith("_l2")
 
 
 def quantity_column(name: str) -> Column:
-    """Return the column of a quantity such as "zero_loss": a mode of ablation, and what is measured."""
-    # Importance and spreads have no mode.
+    """Return the column of a quantity such as "zero_loss", "zero_loss_spread" or "importance"."""
     if name == "importance":
         meaning = "E |dL/dξ|, ξ the factor on a head's output"
         return number(name, meaning, "nats", label="importance E |dL/dξ|", short="|dL/dξ|")
     if name.endswith(SPREAD):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
-    # A mode and what is measured, such as zero and loss.
+    # All others have a mode and what is measured, such as zero and loss.
     mode, _, measured = name.partition("_")
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
     return number(
         name,
-        f"{meaning} {_INSTEAD[mode]}",
+        f"{meaning} {_ABLATED[mode]}",
         unit,
         label=f"{mode} ablation: {label}",
         short=f"{mode}: {short}",
@@ -188,66 +208,68 @@ def quantity_column(name: str) -> Column:
 
 
 def _answer(ablation: Ablation) -> Iterator[str]:
-    """Say without which head most changes, and what all picked heads do together."""
-    heads, main = ablation.table("heads"), ablation.main
+    """Say without which head most changes, and how much all picked heads matter together."""
+    heads = ablation.table("heads")
+    main = ablation.main
     if not main:
         yield "No head was taken out"
         return
     # The head with the largest effect, and a sentence that fits the quantity.
-    first = _largest_first(heads[main])[0]
-    value, low, high = heads.interval(main)[first]
+    row = _largest_first(heads[main])[0]
     column = heads.columns[main]
-    name = printable(ablation.head_names[first])
-    size = " ".join(filter(None, [small_number(value), _ends(low, high), printable(column.unit, 40)]))
+    name = printable(ablation.head_names[row])
+    size = f"{_with_interval(heads.interval(main)[row])} {printable(column.unit, 40)}".rstrip()
     if main.endswith("_loss"):
         loss = ablation.row("whole", "loss")
         of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
         yield f"{name} matters most: without it the loss rises by {size}{of_loss}"
-    elif main.endswith("_l2"):
-        size = small_number(value)
+    elif _is_of_hidden_states(main):
+        size = small_number(heads[main][row])
         yield f"{name} matters most: without it the last hidden states change by {size} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
     # Heads that back each other up do more together than the sum of their single effects.
     together = ablation.row("together", main)
     if together is not None:
-        size = " ".join(filter(None, [small_number(together[0]), _ends(*together[1:])]))
-        yield f"without all {amount(len(heads), 'head')}: {printable(column.title)} {size}"
+        all_heads = amount(len(heads), "head")
+        yield f"without all {all_heads}: {printable(column.title)} {_with_interval(together)}"
 
 
-def _ends(low: float, high: float) -> str:
-    """Return an interval, or nothing where there is none, as of a single text."""
+def _with_interval(estimate: Floats, unit: str = "") -> str:
+    """Return a value with its unit and its interval, from (3,); a single text gives no interval."""
+    value, low, high = estimate
+    size = f"{small_number(value)} {unit}".rstrip()
     ends = interval(low, high, small_number)
-    return "" if ends == UNDEFINED else ends
+    return size if ends == UNDEFINED else f"{size} {ends}"
 
 
 def _blocks(ablation: Ablation) -> Iterator[Block]:
-    heads, names, quantities = ablation.table("heads"), ablation.head_names, ablation.quantities
+    """Show a ranking of the heads, the effect of taking all out at once, and a map of each quantity."""
+    heads = ablation.table("heads")
+    quantities = ablation.quantities
     if not quantities:
         return
     # Each quantity has a column; its spread over texts follows where it was measured.
-    columns = [
-        name for quantity in quantities for name in (quantity, f"{quantity}{SPREAD}") if name in heads
-    ]
+    columns = []
+    for name in quantities:
+        columns.append(name)
+        if f"{name}{SPREAD}" in heads:
+            columns.append(f"{name}{SPREAD}")
     yield rank_heads(ablation, columns, _largest_first(heads[ablation.main]))
-    # The effect of taking all picked heads out at once.
+    # The effect of taking all picked heads out at once, without spreads.
     together = ablation.table("together")
     if len(together):
-        listed = ", ".join(names[:15]) + (f" and {len(names) - 15} more" if len(names) > 15 else "")
-        labels = [heads.columns[name].title for name in together["quantity"].tolist()]
-        shown = [row for row, name in enumerate(together["quantity"].tolist()) if name in quantities]
+        shown = together.select(np.isin(together["quantity"], quantities))
         yield Ranking(
-            what=f"without {listed}",
+            what=f"without {list_some(ablation.head_names, _MOST_NAMED)}",
             noun="quantity",
-            names=labels,
-            table=together,
+            names=[heads.columns[name].title for name in shown["quantity"].tolist()],
+            table=shown,
             columns=["value"],
-            order=shown,
             most=len(shown),
         )
-    # Maps only add to the table where there are more heads than it lists.
     for name in quantities:
-        is_printed = name == ablation.main and len(heads) > FEW
+        is_printed = name == ablation.main and len(heads) > _NEED_NO_MAP
         yield HeadMap(
             heading=f"every head, {heads.columns[name].title}",
             printed="with --all" if is_printed else "never",
@@ -258,7 +280,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
 
 
 def _largest_first(values: Floats) -> list[int]:
-    """Return rows by their values, the largest first; what is undefined comes last."""
+    """Return the rows of values, the largest first; undefined ones, which `largest_first` drops, come last."""
     return largest_first(np.nan_to_num(values, nan=-np.inf))
 
 
@@ -273,42 +295,23 @@ def _predicted_line(ablation: Ablation) -> str:
     loss = ablation.row("whole", "loss")
     if loss is None:
         return f"predicted: {printable(predicted)}"
-    size = " ".join(filter(None, [small_number(loss[0]), "nats", _ends(*loss[1:])]))
+    size = _with_interval(loss, "nats")
     return f"predicted: {printable(predicted)}; loss of the whole model {size}"
 
 
 def _modes_line(ablation: Ablation) -> Iterator[str]:
-    """Say what takes a head's place by the modes that were run, and over what intervals are."""
-    meant = {
-        "zero": "nothing in the head's place",
-        "mean": "its mean output over all tokens",
-        "resample": "its output on 8 other texts, one after the other",
-    }
-    # The modes that were run.
-    modes = [
-        f"{mode}: {what}"
-        for mode, what in meant.items()
-        if mode in (ablation.options.get("modes") or ())
-    ]
-    if modes:
-        yield "; ".join(modes)
-
-
-def _guide(ablation: Ablation) -> Iterator[str]:
-    """Say how to read it."""
-    if any(name.endswith("_l2") for name in ablation.quantities):
-        yield _LATE
-    if predicted := _predicted_line(ablation):
-        yield predicted
+    """Say in one line what takes a head's place, for each mode that was run; nothing if none was."""
+    modes = ablation.options.get("modes") or ()
+    replacements = [f"{mode}: {words}" for mode, words in _REPLACEMENTS.items() if mode in modes]
+    if replacements:
+        yield "; ".join(replacements)
 
 
 def _notes(ablation: Ablation) -> Iterator[str]:
-    """Say what few need to know."""
+    """Say how far two modes agree on the order of heads, and that one text gives no interval."""
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
-        listed = ", ".join(
-            f"{printable(modes)}: {digits(value, 2)}" for modes, value in agreement.items()
-        )
-        yield f"rank correlation of the effects of heads by two ablations: {listed}"
+        correlations = [f"{printable(modes)}: {digits(rho, 2)}" for modes, rho in agreement.items()]
+        yield f"rank correlation of the effects of heads by two ablations: {', '.join(correlations)}"
     if ablation.corpus.get("n_texts") == 1:
         yield "one text gives no interval"

@@ -1,7 +1,9 @@
-"""Attention that was computed elsewhere, by JAX, vLLM, llama.cpp or code of one's own, as a record that draws."""
+"""Make a record of attention that was computed elsewhere, by JAX, vLLM, llama.cpp or code of one's own.
+
+`attnscope.record_from_arrays` is this function.
+"""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +15,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 _SPACES = str.maketrans({"Ġ": "·", "▁": "·"})
+"""The marks of a leading space in vocabularies, and the one that is shown."""
 
 
 def record_from_arrays(
@@ -41,7 +44,7 @@ def record_from_arrays(
         kind: "encoder", "decoder" or "cross"; None = "cross" with keys, "decoder" where no query attends to later
             tokens, else "encoder".
         layers: The number of each layer in its model; None = from 0.
-        heads: Likewise of the heads.
+        heads: The number of each head in its layer; None = from 0.
         special: The places of special tokens, which `hide_special` leaves out.
         text: The text; None = the labels, joined.
         model: What to call the model.
@@ -49,7 +52,8 @@ def record_from_arrays(
     Raises:
         AttnscopeError: The shapes do not fit, a weight is negative, or a row sums to more than 1.
     """
-    array = _weights_of(weights)
+    # (layer, head, query, key)
+    array = _float_weights(weights)
     key_tokens = tokens if keys is None else keys
     if array.shape[2:] != (len(tokens), len(key_tokens)):
         raise AttnscopeError(
@@ -57,44 +61,43 @@ def record_from_arrays(
             "say",
             "give one label for each query, and keys where they are others",
         )
-    # The kind, if that is not said.
     if kind is None:
-        later = np.triu_indices(len(tokens), 1)
-        looks_back = (
-            keys is None and len(tokens) > 1 and not np.nan_to_num(array)[..., later[0], later[1]].any()
-        )
-        kind = "cross" if keys is not None else "decoder" if looks_back else "encoder"
+        kind = _guess_kind(array) if keys is None else "cross"
     if kind not in KINDS:
         raise AttnscopeError(f"there is no {kind!r} attention", f"choose from {', '.join(KINDS)}")
-    layer_numbers, head_numbers = (
-        _numbers("layers", layers, array.shape[0]),
-        _numbers("heads", heads, array.shape[1]),
-    )
-    queries = _tokens_of(text, tokens, special)
+    layer_numbers = _require_numbers("layers", layers, array.shape[0])
+    head_numbers = _require_numbers("heads", heads, array.shape[1])
+    query_side = _label_tokens(text, tokens, special)
+    n_heads = max(head_numbers) + 1
     attention = AttentionMap(
         kind=kind,
         layers=layer_numbers,
         heads=head_numbers,
         weights=array,
-        queries=queries,
-        keys=queries if keys is None else _tokens_of(None, keys, ()),
+        queries=query_side,
+        keys=query_side if keys is None else _label_tokens(None, keys, ()),
         n_layers=max(layer_numbers) + 1,
-        n_heads=max(head_numbers) + 1,
-        n_kv_heads=max(head_numbers) + 1,
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
     )
-    # What made it is not known.
     note = (
         "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
     )
-    run: dict[str, Any] = {
+    # A record has all these fields; what is not known of the model is empty.
+    run = {
         "model": model,
         "source": "arrays",
         "engine": "elsewhere",
         "dtype": str(np.asarray(weights).dtype),
+        "sha256": "",
+        "architecture": "",
+        "device": "",
+        "checked": None,
+        "seed": None,
+        "versions": {"attnscope": VERSION},
+        "notes": [note],
     }
-    run |= dict.fromkeys(("sha256", "architecture", "device"), "")
-    run |= {"checked": None, "seed": None, "versions": {"attnscope": VERSION}, "notes": [note]}
-    record = Heatmap(text=queries.text, maps=(attention,), run=run)
+    record = Heatmap(text=query_side.text, maps=(attention,), run=run)
     try:
         record.require_whole()
     except ValueError as error:
@@ -104,11 +107,11 @@ def record_from_arrays(
     return record
 
 
-def _weights_of(weights: ArrayLike) -> NDArray[np.float32]:
-    """Return weights as an array, (layer, head, query, key).
+def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
+    """Return weights as a float32 array, (layer, head, query, key).
 
     Raises:
-        AttnscopeError: They are none.
+        AttnscopeError: They are no numbers, have other axes, or are NaN in a part of a head.
     """
     hint = "give floating-point numbers, (layer, head, query, key)"
     try:
@@ -117,49 +120,68 @@ def _weights_of(weights: ArrayLike) -> NDArray[np.float32]:
         raise AttnscopeError(f"the weights are no array of numbers: {first_line(error)}", hint) from None
     if array.ndim != 4 or not array.size:
         raise AttnscopeError(f"the weights have shape {array.shape}", hint)
-    # NaN throughout stands for a head that a layer lacks.
-    missing = np.isnan(array)
-    if (missing.any((2, 3)) & ~missing.all((2, 3))).any():
+    # (layer, head)
+    is_nan = np.isnan(array)
+    if (is_nan.any((2, 3)) & ~is_nan.all((2, 3))).any():
         hint = "NaN throughout stands for a head that a layer lacks"
         raise AttnscopeError("the weights of a head are NaN in part", hint)
     return array
 
 
-def _numbers(what: str, named: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Return the numbers of layers or heads, each once, `n` of them."""
-    numbers = tuple(range(n)) if named is None else tuple(map(int, named))
-    if len({*numbers}) != n:
+def _guess_kind(weights: NDArray[np.float32]) -> str:
+    """Return "decoder" for self-attention, (layer, head, query, key), in which no query attends to later tokens."""
+    n_tokens = weights.shape[-1]
+    has_later = np.nan_to_num(np.triu(weights, 1)).any()
+    return "decoder" if n_tokens > 1 and not has_later else "encoder"
+
+
+def _require_numbers(what: str, numbers: Sequence[int] | None, n: int) -> tuple[int, ...]:
+    """Return the numbers of `n` layers or heads, by default those from 0.
+
+    Raises:
+        AttnscopeError: They are not `n` different ones.
+    """
+    known = tuple(map(int, range(n) if numbers is None else numbers))
+    n_named = len({*known})
+    if n_named != n:
         raise AttnscopeError(
-            f"{len({*numbers})} {what} are named, and the weights have {n}", f"give {n} numbers"
+            f"{n_named} {what} are named, and the weights have {n}", f"give {n} numbers"
         )
-    return numbers
+    return known
 
 
-def _tokens_of(text: str | None, tokens: Sequence[str], special: Sequence[int]) -> Tokens:
+def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int]) -> Tokens:
     """Return tokens of which only the labels are known, and where they stand in the text, if it holds them.
 
     Raises:
-        AttnscopeError: They are no labels, or there are no such special tokens.
+        AttnscopeError: The labels are no texts, or there are no such special tokens.
     """
-    if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise AttnscopeError("the tokens are no list of texts", "give the label of each token")
-    labels = tuple(token.translate(_SPACES) or " " for token in tokens)
-    n = len(labels)
-    if any(not 0 <= place < n for place in special):
+    shown = tuple(label.translate(_SPACES) or " " for label in labels)
+    n = len(shown)
+    if len(special) and not 0 <= min(special) <= max(special) < n:
         raise AttnscopeError(
             f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0"
         )
     is_special = np.isin(np.arange(n), list(special))
-    text = " ".join(label.strip("·") for label in labels) if text is None else text
-    # Where each label stands in the text, from left to right.
+    if text is None:
+        text = " ".join(label.strip("·") for label in shown)
+    # First and last + 1 character of each token, searched from left to right: (token, 2).
     offsets = np.full((n, 2), -1, np.int32)
     position = 0
-    for token, label in enumerate(labels):
-        bare = label.removeprefix("##").strip("·")
-        start = -1 if is_special[token] or not bare else text.find(bare, position)
-        if start >= 0:
-            position = start + len(bare)
+    for token in np.flatnonzero(~is_special).tolist():
+        piece = shown[token].removeprefix("##").strip("·")
+        start = text.find(piece, position)
+        if piece and start >= 0:
+            position = start + len(piece)
             offsets[token] = start, position
     return Tokens(
-        text, np.full(n, -1, np.int64), labels, offsets, is_special, None, np.zeros(n, np.int32)
+        text=text,
+        ids=np.full(n, -1, np.int64),
+        labels=shown,
+        offsets=offsets,
+        special=is_special,
+        words=None,
+        segments=np.zeros(n, np.int32),
     )

@@ -1,6 +1,6 @@
-"""An atlas: every head of a model with the texts that show what it does. Its columns, and what is said of them.
+"""Declare an atlas, every head of a model with the texts that show what it does: its columns and its report.
 
-Loads no torch. The page of an atlas (`attnscope.pages.heads`) and its study read the same columns.
+Loads no torch. `studies.atlas` fills these columns in, and `pages.heads` makes a page of cards of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,7 @@ FURTHEST = 64
 """Profiles tell offsets of up to so many tokens apart."""
 
 N_OFFSETS = 2 * FURTHEST + 3
+"""The entries of a profile: further back, -64 to 64, further ahead."""
 
 MOST_KEYS = 16
 """An example keeps at most so many keys of a row."""
@@ -31,10 +32,10 @@ KEPT_MASS = 0.95
 """An example keeps this share of a row, unless that takes more than `MOST_KEYS`."""
 
 CODE = 1 / 255
-"""The weight that a code of 1 stands for. So weights are off by at most 1/510."""
+"""The weight that a code of 1 stands for: weights are kept as whole numbers up to 255, off by at most 1/510."""
 
 LEFT_OUT = " … "
-"""Stands in an excerpt for tokens that are not shown."""
+"""Stands in an excerpt for tokens that are left out."""
 
 OUTSIDE_SINKS = (
     "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
@@ -42,21 +43,25 @@ OUTSIDE_SINKS = (
 )
 """What the attention on a key or pair is divided by in its lift."""
 
-_SHARES = (
+_HOW_LINES_READ = (
     "in brackets: the share of its attention outside sinks that is there; uniform: of a head that "
     "attends to all alike"
 )
 
-_STAND_OUT, _MOST_CELLS = 5, 70
-"""Heads that the terminal names first, and letters of the line of each."""
+_NAMED_FIRST = 5
+"""Heads that the terminal names first."""
+
+_LINE_CELLS = 70
+"""Width of the line of each of them in the terminal; that of a single head is whole."""
 
 
 class Atlas(Result):
-    """A description of every head of a model on a corpus, with the texts that show it.
+    """Hold a description of every head of a model on a corpus, with the texts that show it.
 
-    The table `heads` has what a study of heads measures, and `roles` the evidence for roles. `examples` are texts of a
-    head, `shown` the tokens of them that are shown, with the weights that were kept of each. In an encoder-decoder, the
-    row of a cross-attention's token is the decoder's as it writes that token again; keys are the encoder's.
+    `heads` has what a study of heads measures, and `roles` the evidence for roles. `tokens` lists what a head asks and
+    what it attends to. `examples` are texts of a head; `shown` are their tokens that a card shows, each with the keys
+    and weights that were kept of its row (`kept_key`, `kept_code`). In an encoder-decoder, the query of a token in
+    cross-attention is the decoder's as it writes that token again; keys are the encoder's.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/2"
@@ -146,20 +151,20 @@ class Atlas(Result):
     # Examples
 
     def tokens_of(self, example: int) -> slice:
-        """Return the rows of `shown` of an example."""
-        examples = self.table("shown")["example"]
-        return slice(*np.searchsorted(examples, [example, example + 1]).tolist())
+        """Return which rows of `shown` are the tokens of an example."""
+        # Rows of an example stand together, in the order of examples.
+        first, stop = np.searchsorted(self.table("shown")["example"], [example, example + 1]).tolist()
+        return slice(first, stop)
 
     def weights(self, example: int) -> NDArray[np.float32]:
-        """Return the kept weights of an example, (query, key) of shown tokens; 0 where nothing was kept."""
+        """Return the weights of an example, (query, key) of its shown tokens; 0 where none was kept."""
         shown = self.table("shown").select(self.tokens_of(example))
         n = len(shown)
         weights = np.zeros((n, n), np.float32)
         for query, (first, n_kept) in enumerate(zip(shown["first_kept"], shown["n_kept"], strict=True)):
             kept = slice(first, first + n_kept)
-            weights[query, self.grids["kept_key"][kept]] = self.grids["kept_code"][kept] * np.float32(
-                CODE
-            )
+            codes = self.grids["kept_code"][kept]
+            weights[query, self.grids["kept_key"][kept]] = codes * np.float32(CODE)
         return weights
 
     def labels(self, example: int) -> list[str]:
@@ -173,10 +178,11 @@ class Atlas(Result):
         examples = self.table("examples")
         first = int(examples["first_character"][example])
         characters = self.grids["characters"][first : first + int(examples["n_characters"][example])]
+        # Code points, four bytes each.
         return characters.astype("<u4").tobytes().decode("utf-32-le", "replace")
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and examples whose weights or characters are not there."""
+        """Refuse what `Result` does, and examples whose tokens, weights or characters are not there."""
         super().require_whole()
         shown = self.table("shown")
         if (np.diff(shown["example"]) < 0).any():
@@ -185,28 +191,29 @@ class Atlas(Result):
         examples = self.table("examples")
         n_characters = len(self.grids["characters"])
         _require_within(examples["first_character"], examples["n_characters"], n_characters, "text")
-        sizes = np.bincount(shown["example"], minlength=len(examples))
-        if (examples["focus"] >= np.maximum(sizes, 1)).any():
+        # How many tokens of each example are shown, (example,).
+        n_shown = np.bincount(shown["example"], minlength=len(examples))
+        if (examples["focus"] >= np.maximum(n_shown, 1)).any():
             raise ValueError("an example looks at a token that is not shown")
-        # Of each kept key, the number of tokens of its example.
+        # Where each kept weight of each row lies in `kept_key`, and its key, (kept,).
         n_kept = shown["n_kept"]
-        within_row = np.arange(n_kept.sum()) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
-        keys = self.grids["kept_key"][np.repeat(shown["first_kept"], n_kept) + within_row]
-        if (keys >= np.repeat(sizes[shown["example"]], n_kept)).any():
+        place_in_row = np.arange(n_kept.sum()) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
+        keys = self.grids["kept_key"][np.repeat(shown["first_kept"], n_kept) + place_in_row]
+        if (keys >= np.repeat(n_shown[shown["example"]], n_kept)).any():
             raise ValueError("an example attends to a token that is not shown")
 
     # What is said
 
     def report(self, *, sort: str | None = None, **_: Any) -> Report:
-        """Return the heads that stand out, then what each head does.
+        """Return the report: the first heads with a line each, then all heads.
 
         Args:
-            sort: "layer", "explained" or "entropy"; None = the heads with most to say first.
+            sort: The order of heads, as `order` takes it.
         """
         order = self.order(sort)
         heads = self.table("heads")
-        does = _does(self)
-        columns: list[str | Words] = [Words("what it does", does, wraps=True)]
+        descriptions = _describe_heads(self)
+        columns: list[str | Words] = [Words("what it does", descriptions, wraps=True)]
         # The share that descriptions explain, where it was measured.
         if "kl_explained" in heads:
             columns.append("kl_explained")
@@ -215,18 +222,17 @@ class Atlas(Result):
             self, columns, order, printed="with --all", heading="all heads", most=len(order)
         )
         n_examples = amount(len(self.table("examples")), "example text")
-        first_ones = ", the best explained first" if sort is None else ""
-        answer = f"what each of {amount(len(heads), 'head')} attends to{first_ones}; with {n_examples}"
-        most = 1000 if len(order) == 1 else _MOST_CELLS
-        first = Note(
-            lines=[
-                f"{names[head]:<7}{cut(does[head], most, at_word=True)}" for head in order[:_STAND_OUT]
-            ]
-        )
-        return report_on(self, [answer, _SHARES], [first, ranking] if order else [], notes=_notes(self))
+        order_words = ", the best explained first" if sort is None else ""
+        answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with {n_examples}"
+        cells = 1000 if len(order) == 1 else _LINE_CELLS
+        lines = []
+        for head in order[:_NAMED_FIRST]:
+            lines.append(f"{names[head]:<7}{cut(descriptions[head], cells, at_word=True)}")
+        blocks = [Note(lines=lines), ranking] if order else []
+        return report_on(self, [answer, _HOW_LINES_READ], blocks, notes=_notes(self))
 
     def order(self, sort: str | None) -> Sequence[int]:
-        """Return the rows of heads in an order: those with most to say first, or as `report` takes it."""
+        """Return the rows of heads by "layer", "explained" or "entropy"; None = those with most to say first."""
         heads = self.table("heads")
         if sort is not None or not is_described(self):
             return sort_heads(self, sort)
@@ -235,24 +241,25 @@ class Atlas(Result):
 
 
 def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str) -> None:
-    if len(firsts) and (min(firsts.min(), sizes.min()) < 0 or (firsts + sizes).max() > n):
+    """Refuse stretches, by their first entries and sizes, that reach beyond an array of `n` entries."""
+    is_cut = (firsts < 0) | (sizes < 0) | (firsts + sizes > n)
+    if is_cut.any():
         raise ValueError(f"the {what} of its examples is cut off")
 
 
-def _does(atlas: Atlas) -> list[str]:
+def _describe_heads(atlas: Atlas) -> list[str]:
     """Return what each head does in a line: its description, else its roles."""
     heads = atlas.table("heads")
-    roles = heads["role"].tolist()
-    descriptions = heads["description"].tolist() if "description" in heads else [""] * len(roles)
     lines = []
-    for words, role in zip(descriptions, roles, strict=True):
-        named = role.replace("_", " ").replace("+", ", ")
-        lines.append(printable(words or named, 1000) or "unclassified")
+    for row, roles in enumerate(heads["role"].tolist()):
+        role_names = roles.replace("_", " ").replace("+", ", ")
+        description = str(heads["description"][row]) if "description" in heads else ""
+        lines.append(printable(description or role_names, 1000) or "unclassified")
     return lines
 
 
 def _notes(atlas: Atlas) -> list[str]:
-    """Return how to read cards and the ranking."""
+    """Return how to read the ranking, and the order of the examples."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
         "texts",

@@ -10,7 +10,7 @@ BATCH_SCHEMA = "attnscope.batch/1"
 
 @dataclass(frozen=True)
 class DrawnText:
-    """One text and its files.
+    """Describe a text that was drawn, and its files.
 
     Attributes:
         index: Its number in the corpus, from 0.
@@ -39,7 +39,7 @@ class DrawnText:
     fingerprint: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return one line of the manifest, as plain JSON values; files are named `folder/name`."""
+        """Return the text's line of the manifest, as plain JSON values; files are named `folder/name`."""
         entry = asdict(self)
         folder = entry.pop("folder")
         entry["files"] = {f"{folder}/{name}": size for name, size in self.files.items()}
@@ -48,11 +48,11 @@ class DrawnText:
 
 @dataclass(frozen=True)
 class FailedText:
-    """A text that could not be read or drawn.
+    """Describe a text that could not be read or drawn.
 
     Attributes:
-        source: The file.
-        line: The line, from 1; None = the whole file.
+        source: The file that it came from.
+        line: The line it begins on, from 1; None = the whole file could not be read.
         error: Why, in one line.
         index: The text's number in the corpus, from 0; None where it could not be read.
         text: The text; empty where it could not be read.
@@ -72,14 +72,14 @@ class FailedText:
 
 @dataclass(frozen=True)
 class Batch:
-    """The figures of all texts of a corpus, and the texts that failed.
+    """Hold the texts of a corpus that were drawn, and those that failed.
 
     Attributes:
         model: What the user called the model.
         n_texts: How many texts there are; of a run that was interrupted, how many it had come to.
-        drawn: Those that have their files, in the order of the corpus.
-        failed: Those that do not, and what could not be read.
-        n_fresh: How many were drawn by this run; the others were done before.
+        drawn: The texts that have their files, in the order of the corpus.
+        failed: The texts and files that could not be read or drawn.
+        n_fresh: How many texts this run drew; earlier runs drew the others.
         complete: Whether every text was tried; else the run was interrupted.
     """
 
@@ -92,12 +92,11 @@ class Batch:
 
     def manifest(self) -> str:
         """Return the manifest: one JSON object a line, drawn texts first."""
-        entries = [text.as_json() for text in self.drawn]
-        entries += [asdict(failure) for failure in self.failed]
+        entries = [*map(DrawnText.as_json, self.drawn), *map(asdict, self.failed)]
         return "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
+        """Return the whole batch as plain JSON values."""
         run = self.drawn[0].run if self.drawn else {}
         return {
             "schema": BATCH_SCHEMA,
@@ -105,6 +104,6 @@ class Batch:
             "complete": self.complete,
             "n_texts": self.n_texts,
             "n_fresh": self.n_fresh,
-            "texts": [text.as_json() for text in self.drawn],
-            "failed": [asdict(failure) for failure in self.failed],
+            "texts": list(map(DrawnText.as_json, self.drawn)),
+            "failed": list(map(asdict, self.failed)),
         }

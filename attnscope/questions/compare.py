@@ -1,4 +1,7 @@
-"""How alike are heads: of one model, side by side, on two texts, or of two models? Loads no torch."""
+"""Declare the result of comparing heads: its arrays, and its report of all heads of a model or of two models.
+
+`compare_texts` reports heads side by side on one text, and heads on two texts. Loads no torch.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -9,14 +12,14 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 from attnscope.questions import compare_texts
 from attnscope.questions.distances import (
-    LARGEST,
     MEASURES,
     WITHOUT_SPECIAL,
     distance_line,
+    distance_of,
     three_decimals,
 )
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
-from attnscope.report.numbers import fixed, interval, largest_first
+from attnscope.report.numbers import UNDEFINED, interval, largest_first
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
@@ -26,11 +29,11 @@ _MOST_PAIRS = 100
 """Pairs of heads that --all prints."""
 
 _PARTS = ("", "_low", "_high", "_count")
-"""What there is of each distance."""
+"""Endings of the arrays `distance`: its value, the ends of its interval, and over how many texts it is."""
 
 
 class Comparison(Result):
-    """Distances between heads.
+    """Hold distances between heads.
 
     `options["compared"]` says what was compared:
 
@@ -104,38 +107,43 @@ class Comparison(Result):
 
     @property
     def distance_name(self) -> str:
-        """Return the name of its distance, such as "hellinger_without_special"."""
+        """Return the name of the distance, such as "hellinger_without_special"."""
         return str(self.options["distances"][0])
 
     def distance(self) -> Floats:
-        """Return the distances, (head, head), NaN where two heads were never compared."""
+        """Return the distances, (head, other head), NaN where two heads were never compared."""
         distances: Floats = self.grids[f"distance:{self.distance_name}"]
         return distances
 
     @property
+    def match(self) -> NDArray[np.int64]:
+        """Return the head of the other model that each head is matched with, (head,); -1 = none."""
+        match: NDArray[np.int64] = self.grids[f"match:{self.distance_name}"]
+        return match
+
+    @property
     def other_head_names(self) -> list[str]:
-        """Return what the heads are called that the columns of distances are of."""
+        """Return the names of the heads in the columns of distances: of two models, the other model's."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
 
     def same_heads(self) -> NDArray[np.int64]:
-        """Return the heads that two models have by number: rows of `heads` and of `other_heads`, (pair, 2)."""
+        """Return the heads that both models have under one number: rows of `heads` and `other_heads`, (pair, 2)."""
         _, ours, theirs = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
         return np.stack([ours, theirs], 1)
 
     def moved(self) -> NDArray[np.bool_]:
         """Return which heads are matched with a head of another number, (head,)."""
-        match = self.grids[f"match:{self.distance_name}"]
-        is_moved: NDArray[np.bool_] = (match >= 0) & (
-            np.array(self.other_head_names)[match] != self.head_names
-        )
+        matched_names = np.array(self.other_head_names)[self.match]
+        is_moved: NDArray[np.bool_] = (self.match >= 0) & (matched_names != self.head_names)
         return is_moved
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return the rows of a file: one per pair of heads, or of two texts one per head."""
+        """Return the rows of a file: one per pair of heads, but one per head where two texts are compared."""
         if self.compared == "texts":
             yield from self.table("heads").rows()
             return
-        # Two models: every pair of heads; else each pair once. (pair,) each
+        # Of two models every pair of heads, else each pair once: (pair,) and (pair,).
+        name = self.distance_name
         names = np.array(self.head_names)
         others = np.array(self.other_head_names)
         first, second = np.triu_indices(len(names), 1)
@@ -143,17 +151,13 @@ class Comparison(Result):
             first, second = np.indices((len(names), len(others))).reshape(2, -1)
         columns = {"a": names[first], "b": others[second]}
         for part in _PARTS:
-            columns[f"{self.distance_name}{part}"] = self.grids[f"distance{part}:{self.distance_name}"][
-                first, second
-            ]
+            columns[f"{name}{part}"] = self.grids[f"distance{part}:{name}"][first, second]
         if self.compared == "models":
-            columns[f"{self.distance_name}_matched"] = (
-                self.grids[f"match:{self.distance_name}"][first] == second
-            )
+            columns[f"{name}_matched"] = self.match[first] == second
         yield from Table({}, columns).rows()
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and parts that do not fit what was compared."""
+        """Refuse what `Result` does, an unknown comparison or distance, and arrays that do not fit the heads."""
         super().require_whole()
         if self.compared not in _REPORTS:
             raise ValueError(f"it compares {self.compared[:40]!r}")
@@ -170,7 +174,7 @@ class Comparison(Result):
                 raise ValueError("its distances do not fit its heads")
 
     def report(self) -> Report:
-        """Return the answer, the blocks and the notes."""
+        """Return the report that fits what was compared."""
         report: Report = _REPORTS[self.compared](self)
         return report
 
@@ -179,52 +183,54 @@ class Comparison(Result):
 
 
 def _heads_report(comparison: Comparison) -> Report:
-    """Return which heads are alike, and which are alone."""
-    name = distance_line(comparison.distance_name)
-    scale = f"0 to {LARGEST[comparison.distance_name.removesuffix(WITHOUT_SPECIAL)]}"
+    """Return the report: which heads are most alike, and which are least like any other."""
+    name = comparison.distance_name
     names = comparison.head_names
     distances = comparison.distance()
-    # Every pair of heads, the least distance first: (pair, 2).
+    # Pairs of heads, the least distance first: (pair, 2).
     pairs = np.stack(np.triu_indices(len(names), 1), 1)
-    apart = distances[tuple(pairs.T)]
-    alike = pairs[largest_first(-apart, _MOST_PAIRS)]
+    alike = pairs[largest_first(-distances[tuple(pairs.T)], _MOST_PAIRS)]
     # Each head with the one nearest to it, the largest distance first: (head, 2).
-    others = np.where(np.eye(len(names), dtype=bool) | np.isnan(distances), np.inf, distances)
-    nearest = np.stack([np.arange(len(names)), others.argmin(1)], 1)[np.isfinite(others).any(1)]
-    alone = nearest[largest_first(distances[tuple(nearest.T)])]
+    is_other = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
+    nearest = np.where(is_other, distances, np.inf).argmin(1)
+    with_nearest = np.stack([np.arange(len(names)), nearest], 1)[is_other.any(1)]
+    alone = with_nearest[largest_first(distances[tuple(with_nearest.T)])]
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     if len(alike):
         a, b = alike[0]
-        answer.append(
-            f"most alike are {names[a]} and {names[b]}: distance {_distance(comparison, a, b)} (0 = the same)"
-        )
+        distance = _distance(comparison, a, b)
+        answer.append(f"most alike are {names[a]} and {names[b]}: distance {distance} (0 = the same)")
         a, b = alone[0]
         distance = f"the nearest, {names[b]}, has distance {_distance(comparison, a, b)}"
         answer.append(f"least like any other is {names[a]}: {distance}")
+    scale = f"0 to {distance_of(name).largest}"
     blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, f"most alike, by {name} ({scale})", " and "),
+        _ranked_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
         _ranked_pairs(comparison, alone, "least like any other head", "; nearest "),
     ]
-    # All distances in the order of the clusters.
-    order = comparison.grids[f"order:{comparison.distance_name}"]
-    ordered = [names[head] for head in order]
+    # All distances as a map, in the order of the clusters.
+    order = comparison.grids[f"order:{name}"]
+    ordered_names = [names[head] for head in order]
     if len(alike):
-        note = "heads in the order of their clusters (average linkage); light: alike"
-        title = "distances between heads"
-        blocks.append(
-            _matrix(distances[np.ix_(order, order)], ordered, ordered, title=title, notes=[note])
+        matrix = _matrix(
+            distances[np.ix_(order, order)],
+            ordered_names,
+            ordered_names,
+            title="distances between heads",
+            notes=["heads in the order of their clusters (average linkage); light: alike"],
         )
+        blocks.append(matrix)
     return compare_texts.make_report(comparison, answer, blocks)
 
 
 def _models_report(comparison: Comparison) -> Report:
-    """Return which heads differ most from those of the same number, and how heads are matched."""
+    """Return the report: which heads differ most from those of the same number, and how heads are matched."""
     name = comparison.distance_name
     names = comparison.head_names
     others = comparison.other_head_names
     distances = comparison.distance()
-    match = comparison.grids[f"match:{name}"]
+    match = comparison.match
 
     # The distance of each head to the one of its number, with its interval. (head, 3)
     ours, theirs = comparison.same_heads().T
@@ -235,17 +241,18 @@ def _models_report(comparison: Comparison) -> Report:
     heads = comparison.table("heads").with_column(column, value, low=low, high=high)
     order = largest_first(value)
 
-    # The head that each one is matched with.
+    # The head that each one is matched with, and their distance; empty = none.
+    matched = np.flatnonzero(match >= 0).tolist()
     matches = [""] * len(names)
-    for head in np.flatnonzero(match >= 0).tolist():
-        matches[head] = f"{others[match[head]]} {fixed(distances[head, match[head]], 3)}"
-    n_matched = int((match >= 0).sum())
-    moved = f"{comparison.moved().sum()} of {amount(n_matched, 'head')} match one of another number"
+    for head in matched:
+        matches[head] = f"{others[match[head]]} {three_decimals(distances[head, match[head]])}"
+    moved = f"{comparison.moved().sum()} of {amount(len(matched), 'head')} match one of another number"
     models = f"{model_of(comparison.run)} and {model_of(comparison.options['other_run'])}"
     answer = [f"{models}: {moved}"]
     if order:
+        first = order[0]
         answer.append(
-            f"{names[order[0]]} differs most from the head of its number: {fixed(value[order[0]], 3)}"
+            f"{names[first]} differs most from the head of its number: {three_decimals(value[first])}"
         )
     same = "distance to the head of the same number"
     blocks = [
@@ -282,7 +289,7 @@ def _models_report(comparison: Comparison) -> Report:
 
 
 def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more: Any) -> Grid:
-    """Return the figure of all distances."""
+    """Return the figure of all distances; `more` are further fields of `Grid`."""
     return Grid(
         printed="never",
         figure="matrix",
@@ -295,7 +302,7 @@ def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more:
 
 
 def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str, joint: str) -> Ranking:
-    """Return pairs of heads, (pair, 2), with their distances."""
+    """Return a ranking of pairs of heads, (pair, 2), with their distances; `joint` stands between their names."""
     name = comparison.distance_name
     names = comparison.head_names
     short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
@@ -315,8 +322,8 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
 def _distance(comparison: Comparison, a: int, b: int) -> str:
     """Return a distance with its interval, if there is one."""
     value, low, high = comparison.interval(f"distance:{comparison.distance_name}")[a, b]
-    beside = f" {interval(low, high, three_decimals)}" if np.isfinite([low, high]).all() else ""
-    return fixed(value, 3) + beside
+    ends = interval(low, high, three_decimals)
+    return three_decimals(value) if ends == UNDEFINED else f"{three_decimals(value)} {ends}"
 
 
 _REPORTS = {
@@ -325,4 +332,4 @@ _REPORTS = {
     "picked": compare_texts.picked_report,
     "texts": compare_texts.texts_report,
 }
-"""What is said, by what was compared."""
+"""What makes the report, by what was compared."""

@@ -1,22 +1,26 @@
-"""Report heads side by side on one text, and on two texts that differ in little. Loads no torch."""
+"""Report heads side by side on one text, and heads on two texts that differ in little. Loads no torch.
+
+`questions.compare` chooses the report; `make_report` makes those of all comparisons.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from attnscope.drawing.map_figure import Axis
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line, guide, texts_line, three_decimals
 from attnscope.questions.heatmap_plates import axis_of
 from attnscope.report.blocks import Block, Grid, HeadMap, Report, Special, Words, rank_heads
-from attnscope.report.numbers import fixed, largest_first
+from attnscope.report.numbers import largest_first
 from attnscope.report.panels import AXES, Panel, Panels
-from attnscope.report.wording import printable, report_on
+from attnscope.report.wording import list_some, printable, report_on
 from attnscope.results.table import Floats
 from attnscope.results.tokens import Tokens, tokens_of
 
@@ -25,14 +29,19 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "first", "second"
 _SIDES = {FIRST: "text", SECOND: "other_text"}
-"""The two texts, and what each is called in a corpus."""
+"""The two texts, by the endings of their tables and arrays, and their names in a corpus."""
 
-_SHOWN_MAPS = 3
+_MOST_ROW_SUM = 1.1
+"""What a row of weights sums to at most, however it was rounded."""
+
+_MOST_NAMED = 6
+"""Heads that the report names; of more it says how many."""
+_MAPPED_HEADS = 3
 """Heads whose change is drawn as maps."""
-_SHOWN_ROWS = 6
+_ROW_HEADS = 6
 """Heads whose rows are drawn key by key."""
-_MOST_KEYS = 24
-"""Keys of a row that are drawn, those with the largest weights."""
+_ROW_KEYS = 24
+"""Keys of such a row, those with the largest weights."""
 
 
 def tokens(comparison: Comparison, side: str) -> Tokens:
@@ -41,25 +50,29 @@ def tokens(comparison: Comparison, side: str) -> Tokens:
 
 
 def require_texts(comparison: Comparison) -> None:
-    """Refuse texts that are none, and rows that could not be drawn.
+    """Refuse a comparison on texts whose tokens or weights are damaged.
 
     Raises:
         ValueError: They are.
     """
-    for side in _SIDES if comparison.compared == "texts" else (FIRST,):
+    sides = [*_SIDES] if comparison.compared == "texts" else [FIRST]
+    for side in sides:
         tokens(comparison, side)
-        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > 1.1:
+        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > _MOST_ROW_SUM:
             raise ValueError("its weights sum to more than 1 in a row")
 
 
 def make_report(
-    comparison: Comparison, answer: Iterable[str], blocks: Sequence[Block], *explained: str, **more: Any
+    comparison: Comparison, answer: Iterable[str], blocks: Sequence[Block], *guides: str, **more: Any
 ) -> Report:
-    """Return the report of a comparison; without a `subtitle` among `more`, that of one over texts."""
+    """Return the report of a comparison, with further lines of the guide and further fields.
+
+    Without a `subtitle` among the fields it is one over a corpus, which source and subtitle name.
+    """
     if "subtitle" not in more:
         more["source"] = texts_line(comparison)
         more["subtitle"] = f"{distance_line(comparison.distance_name)} · {more['source']}"
-    return report_on(comparison, answer, blocks, [*guide(comparison), *explained], **more)
+    return report_on(comparison, answer, blocks, [*guide(comparison), *guides], **more)
 
 
 def _quoted(comparison: Comparison, side: str) -> str:
@@ -71,43 +84,47 @@ def _quoted(comparison: Comparison, side: str) -> str:
 
 
 def picked_report(comparison: Comparison) -> Report:
-    """Return how far the picked heads are apart on a text, their mean, and the single head that they would make."""
+    """Return the report on picked heads: how far they are apart, their mean, and the single head they would make."""
     names = comparison.head_names
-    distances = comparison.distance()
-    listed = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    answer = [f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”"]
-    answer.append(_say_distances(comparison))
+    listed = list_some(names, _MOST_NAMED)
+    answer = [
+        f"{listed} side by side on “{printable(comparison.corpus['text'], 160)}”",
+        _say_distances(comparison),
+    ]
 
-    # The heads and what is made of them, side by side.
+    # The maps by title, (query, key): the heads, and what is made of them. Two heads differ from each other, several
+    # from their mean, and so does the single head.
     mean = comparison.grids["mean:first"]
+    single = comparison.grids.get("single:first")
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
-    combined = (
-        {"single head": comparison.grids["single:first"]} if "single:first" in comparison.grids else {}
-    )
-    for values in combined.values():
-        gap = np.abs(_difference(values.astype(np.float64), mean)).sum(-1) / 2
-        moved = float(np.nanmean(gap)) if np.isfinite(gap).any() else 0.0
-        answer.append(
-            f"the single head moves {moved:.0%} of a row's weight away from the mean of the heads"
-        )
-    shown = {**maps, "mean": mean, **combined}
-    # How they differ: two heads from each other, several from their mean.
-    differences = {
-        f"{name} − mean": _difference(values, mean) for name, values in {**maps, **combined}.items()
-    }
+    differences = {}
     if len(names) == 2:
         first, second = names
-        del differences[f"{first} − mean"], differences[f"{second} − mean"]
-        differences = {f"{first} − {second}": _difference(maps[first], maps[second]), **differences}
+        differences[f"{first} − {second}"] = _difference(maps[first], maps[second])
+    else:
+        for name, weights in maps.items():
+            differences[f"{name} − mean"] = _difference(weights, mean)
+    maps["mean"] = mean
+    if single is not None:
+        maps["single head"] = single
+        difference = _difference(single.astype(np.float64), mean)
+        differences["single head − mean"] = difference
+        # The share of a row's weight that is elsewhere: half the sum of absolute differences, (query,).
+        moved = np.abs(difference).sum(-1) / 2
+        mean_moved = float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0
+        answer.append(
+            f"the single head moves {mean_moved:.0%} of a row's weight away from the mean of the heads"
+        )
 
     axis = axis_of(tokens(comparison, FIRST))
-    side_by_side = Panels(f"{listed} side by side", [Panel(*each, axis, axis) for each in shown.items()])
+    side_by_side = Panels(f"{listed} side by side", _panels(maps, axis))
     how_they_differ = Panels(
         f"{listed}: differences",
-        [Panel(*each, axis, axis) for each in differences.items()],
+        _panels(differences, axis),
         difference="difference of attention weights",
     )
     heading = distance_line(comparison.distance_name)
+    distances = comparison.distance()
     blocks = [
         Grid(heading=heading, values=distances, rows=names, columns=names, most=len(names)),
         Special(printed="never", figure="picked", view=side_by_side),
@@ -119,24 +136,33 @@ def picked_report(comparison: Comparison) -> Report:
     )
 
 
+def _panels(maps: Mapping[str, Floats], axis: Axis) -> list[Panel]:
+    """Return a panel of each map, (query, key), of one text, by its title."""
+    return [Panel(title, values, axis, axis) for title, values in maps.items()]
+
+
 def _say_distances(comparison: Comparison) -> str:
-    """Return the distance of two heads; of several, which are nearest and which farthest. Empty if none is known."""
+    """Say the distance of two heads; of several, which are nearest and which farthest. Empty if none is known."""
     names = comparison.head_names
     rows, columns = np.triu_indices(len(names), 1)
+    # The distance of each pair, (pair,).
     apart = comparison.distance()[rows, columns]
     if len(names) == 2:
-        return f"{distance_line(comparison.distance_name)} {fixed(apart[0], 3)}"
+        return f"{distance_line(comparison.distance_name)} {three_decimals(apart[0])}"
     if not np.isfinite(apart).any():
         return ""
-    pairs = [f"{names[a]} and {names[b]}" for a, b in zip(rows, columns, strict=True)]
     near = int(np.nanargmin(apart))
     far = int(np.nanargmax(apart))
-    nearest = f"{pairs[near]} are nearest ({fixed(apart[near], 3)})"
-    return f"{nearest}, {pairs[far]} farthest ({fixed(apart[far], 3)})"
+    nearest = f"{names[rows[near]]} and {names[columns[near]]}"
+    farthest = f"{names[rows[far]]} and {names[columns[far]]}"
+    return (
+        f"{nearest} are nearest ({three_decimals(apart[near])}), "
+        f"{farthest} farthest ({three_decimals(apart[far])})"
+    )
 
 
 def _difference(first: Floats, second: Floats) -> Floats:
-    """Return how two maps differ; NaN where a row of either is empty."""
+    """Return how two maps, (query, key), differ; NaN where a row of either is empty."""
     is_there = first.any(-1, keepdims=True) & second.any(-1, keepdims=True)
     return np.where(is_there, first - second, np.nan)
 
@@ -145,34 +171,36 @@ def _difference(first: Floats, second: Floats) -> Floats:
 
 
 class Keys:
-    """Hold the keys of two texts in the order of the first; a key of the second alone follows its neighbour.
+    """Hold the keys of two texts, those of an aligned pair as one, in the order of the first text.
+
+    A key of the second text alone stands behind the last aligned one before it.
 
     Attributes:
         positions: The token of each key in both texts, (2, key); -1 = the text has none.
-        names: What the keys are called.
+        names: The name of each key.
     """
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
-        # Tokens of the first text, aligned ones first; then those of the second text alone. (2, key)
         aligned = comparison.table("aligned")
         n_first, n_second = (len(comparison.table(f"tokens:{side}")) for side in _SIDES)
-        first = np.concatenate([aligned[FIRST], np.setdiff1d(np.arange(n_first), aligned[FIRST])])
+        # Aligned tokens, then those of the first text alone, then those of the second alone. (2, key)
+        first_alone = np.setdiff1d(np.arange(n_first), aligned[FIRST])
         second_alone = np.setdiff1d(np.arange(n_second), aligned[SECOND])
         positions = np.full((2, n_first + len(second_alone)), -1)
-        positions[0, :n_first] = first
+        positions[0, :n_first] = np.concatenate([aligned[FIRST], first_alone])
         positions[1, : len(aligned)] = aligned[SECOND]
         positions[1, n_first:] = second_alone
-        # A token of the second text alone stands behind the last aligned one before it.
-        before = [
-            aligned[FIRST][aligned[SECOND] < token].max(initial=-1) + 0.5
-            for token in second_alone.tolist()
-        ]
-        self.positions = positions[:, np.argsort([*first, *before], kind="stable")]
+        # Where each key stands in the first text; a half puts it between two tokens. (key,)
+        places = positions[0].astype(np.float64)
+        for key, token in enumerate(second_alone.tolist(), n_first):
+            is_before = aligned[SECOND] < token
+            places[key] = aligned[FIRST][is_before].max(initial=-1) + 0.5
+        self.positions = positions[:, np.argsort(places, kind="stable")]
         self.names = _key_names(comparison, self.positions)
 
     def rows(self, head: int, pair: int) -> Floats:
-        """Return a row of both texts, (2, key), of an aligned query; a key that is not in a text weighs 0 there."""
+        """Return the rows of an aligned query in both texts, (2, key); a key that a text lacks weighs 0 there."""
         rows = []
         for side, positions in zip(_SIDES, self.positions, strict=True):
             query = self._comparison.table("aligned")[side][pair]
@@ -181,35 +209,41 @@ class Keys:
         return np.stack(rows)
 
     def largest_change(self, head: int, pair: int) -> str:
-        """Say which key's weight changes most in a row, and from what to what; of a key that a text lacks, a dash."""
-        before, after = rows = self.rows(head, pair)
-        key = int(np.abs(after - before).argmax())
-        written = [f"{weight:.2f}" for weight in rows[:, key]]
-        for side in np.flatnonzero(self.positions[:, key] < 0):
-            written[side] = "–"
-        return f"{self.names[key]} {written[0]} → {written[1]}"
+        """Return the key whose weight changes most and its weights, "cat 0.52 → 0.11"; – = a text lacks the key."""
+        rows = self.rows(head, pair)
+        key = int(np.abs(rows[1] - rows[0]).argmax())
+        weights = []
+        for side, position in enumerate(self.positions[:, key]):
+            weights.append("–" if position < 0 else f"{rows[side, key]:.2f}")
+        return f"{self.names[key]} {' → '.join(weights)}"
 
 
 def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
-    """Return what keys at positions in both texts, (2, key), are called: their label, or both where they differ."""
-    # The last is that of -1.
-    labels = [[*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES]
-    pairs = [(labels[0][first], labels[1][second]) for first, second in positions.T.tolist()]
-    return [printable("/".join(dict.fromkeys(filter(None, pair)))) for pair in pairs]
+    """Return the label of each key, or both where texts differ, "wide/tired"; positions are (2, key), -1 = none."""
+    # The last label is that of -1.
+    first_labels, second_labels = (
+        [*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES
+    )
+    names = []
+    for first, second in positions.T.tolist():
+        labels = dict.fromkeys([first_labels[first], second_labels[second]])
+        names.append(printable("/".join(filter(None, labels))))
+    return names
 
 
 def texts_report(comparison: Comparison) -> Report:
-    """Return the heads whose rows change most from one text to the other, and at which key."""
+    """Return the report: the heads whose rows change most from one text to the other, and at which key."""
     heads = comparison.table("heads")
     names = comparison.head_names
     aligned = comparison.table("aligned")
-    column, overall = _column_of_change(comparison), f"{comparison.distance_name}_overall"
+    column = _column_of_change(comparison)
+    overall = f"{comparison.distance_name}_overall"
     where = "on shared tokens"
     if column != overall:
         where = f"at “{printable(comparison.options.get('query'), 40)}”"
-    order = ranked(comparison)
+    order = largest_first(heads[column])
 
-    # What changes most in each head.
+    # The query and the key at which each head changes most.
     keys = Keys(comparison)
     labels = comparison.table("tokens:first")["token"]
     queries = [""] * len(names)
@@ -218,46 +252,46 @@ def texts_report(comparison: Comparison) -> Report:
         pair = _most_changed_pair(comparison, head)
         queries[head] = printable(labels[aligned[FIRST][pair]])
         changes[head] = keys.largest_change(head, pair)
-    both_texts = "  →  ".join(_quoted(comparison, side) for side in _SIDES)
+    both_texts = f"{_quoted(comparison, FIRST)}  →  {_quoted(comparison, SECOND)}"
     answer = [both_texts]
-    known = heads[column][order]
+    # The distances, the largest first.
+    apart = heads[column][order]
     if order:
         first = order[0]
         answer = [
-            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(known[0])} (0 to 1)",
+            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(apart[0])} (0 to 1)",
             f"most at “{queries[first]}”: weight on {changes[first]}",
             both_texts,
         ]
     if len(order) > 1:
-        middle, nearly_all = (three_decimals(float(value)) for value in np.quantile(known, (0.5, 0.9)))
+        middle, nearly_all = map(three_decimals, np.quantile(apart, (0.5, 0.9)).tolist())
         answer.append(
             f"{amount(len(order), 'head')} {where}: median {middle}, 90th percentile {nearly_all}"
         )
 
-    # How much heads change, and where.
-    by = distance_line(comparison.distance_name)
-    columns = [*dict.fromkeys([column, overall])]
-    blocks: list[Block] = [
-        rank_heads(
-            comparison,
-            [*columns, Words("query", queries), Words("the key that changes most", changes, wraps=True)],
-            order,
-            heading=f"the heads whose rows change most {where}, by {by}",
-        )
+    # How much heads change, as a ranking and as maps, and where, as figures.
+    figures = {column: "change"}
+    figures.setdefault(overall, "change-overall")
+    columns: list[str | Words] = [
+        *figures,
+        Words("query", queries),
+        Words("the key that changes most", changes, wraps=True),
     ]
-    for each, figure in zip(columns, ("change", "change-overall"), strict=False):
+    by = distance_line(comparison.distance_name)
+    heading = f"the heads whose rows change most {where}, by {by}"
+    blocks: list[Block] = [rank_heads(comparison, columns, order, heading=heading)]
+    for name, figure in figures.items():
         blocks.append(
-            HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=each)
+            HeadMap(printed="never", figure=figure, title="what changes", heads=heads, column=name)
         )
     if order:
         blocks += _map_figures(comparison, order)
-    blocks += [
-        _rows_figure(comparison, keys, pair) for pair in np.flatnonzero(aligned["asked"]).tolist()
-    ]
-    explained = ["overall: the root mean square over the tokens that both texts share"]
+    for pair in np.flatnonzero(aligned["asked"]).tolist():
+        blocks.append(_rows_figure(comparison, keys, pair))
+    guides = ["overall: the root mean square over the tokens that both texts share"]
     if keys.positions.min(initial=0) < 0:
-        explained.append("–: the other text has no token for this one")
-    return make_report(comparison, answer, blocks, *explained, subtitle=both_texts)
+        guides.append("–: the other text has no token for this one")
+    return make_report(comparison, answer, blocks, *guides, subtitle=both_texts)
 
 
 def _column_of_change(comparison: Comparison) -> str:
@@ -266,43 +300,42 @@ def _column_of_change(comparison: Comparison) -> str:
     return f"{comparison.distance_name}_{where}"
 
 
-def ranked(comparison: Comparison) -> list[int]:
-    """Return the heads by how much they change, most first."""
-    change = comparison.table("heads")[_column_of_change(comparison)]
-    return largest_first(change)
-
-
 def _most_changed_pair(comparison: Comparison, head: int) -> int:
-    """Return the aligned token at which a head changes most: among those that the query names, or the equal ones."""
+    """Return the row of `aligned` at which a head changes most: of tokens that the query names, or of equal ones."""
     aligned = comparison.table("aligned")
-    pairs = np.flatnonzero(aligned["asked"] if aligned["asked"].any() else aligned["equal"])
+    is_shown = aligned["asked"] if aligned["asked"].any() else aligned["equal"]
+    pairs = np.flatnonzero(is_shown)
     values = comparison.grids[f"divergence:{comparison.distance_name}"][head, pairs]
     return int(pairs[np.nan_to_num(values, nan=-1.0).argmax()])
 
 
 def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
-    """Draw the heads that change most: their differences on tokens of both texts, and the first of them on each."""
+    """Draw what changes in the first heads of an order, then the very first of them on each text."""
     aligned = comparison.table("aligned")
     names = comparison.head_names
+    # Pairs whose labels stand out: replaced tokens, and those that the query names.
     marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
-    # Differences on aligned tokens; replaced ones have both labels.
-    labels = _key_names(comparison, np.stack([aligned[side] for side in _SIDES]))
+    # Differences of weights between aligned tokens, (pair, pair); replaced ones have both labels.
+    labels = _key_names(comparison, np.stack([aligned[FIRST], aligned[SECOND]]))
     shared = replace(tokens(comparison, FIRST).take(aligned[FIRST]), labels=tuple(labels))
     axis = axis_of(shared, marked.tolist())
-    panels = []
-    for head in order[:_SHOWN_MAPS]:
+    differences = {}
+    for head in order[:_MAPPED_HEADS]:
         first, second = (
             comparison.grids[f"weights:{side}"][head][np.ix_(aligned[side], aligned[side])]
             for side in _SIDES
         )
-        panels.append(Panel(f"{names[head]}: second − first", second - first, axis, axis))
-    notes = [AXES, "tokens that both texts have a place for"]
-    meaning = "attention weight in the second text − in the first"
-    view = Panels("what changes: the heads that change most", panels, notes, meaning)
+        differences[f"{names[head]}: second − first"] = second - first
+    view = Panels(
+        "what changes: the heads that change most",
+        _panels(differences, axis),
+        notes=[AXES, "tokens that both texts have a place for"],
+        difference="attention weight in the second text − in the first",
+    )
     yield Special(printed="never", figure="differences", view=view)
 
-    # The first head on each text.
+    # The first head on each text, (query, key).
     head = order[0]
     panels = []
     for side in _SIDES:
@@ -313,13 +346,13 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
 
 
 def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
-    """Return the keys that one query attends to in both texts, in the heads that change most there."""
-    # Divergences are (head,); heads without one, NaN, sort last and drop out.
+    """Return the figure of what an aligned query attends to in both texts, in the heads that change most there."""
+    # Divergences are (head,); heads without one, NaN, drop out.
     divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
-    order = largest_first(divergences, _SHOWN_ROWS)
+    order = largest_first(divergences, _ROW_HEADS)
     # Two rows per head, first and second text: (2 heads, key); keys keep the order of the text.
     weights = np.concatenate([keys.rows(head, pair) for head in order])
-    shown = sorted(largest_first(weights.max(0), _MOST_KEYS))
+    shown = sorted(largest_first(weights.max(0), _ROW_KEYS))
     titles = []
     for head in order:
         change = three_decimals(math.sqrt(divergences[head]))
@@ -336,6 +369,6 @@ def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
         title=f"what “{printable(label, 40)}” attends to",
         values=weights[:, shown],
         rows=titles,
-        columns=[keys.names[key] for key in shown],
+        columns=np.array(keys.names)[shown].tolist(),
         notes=notes,
     )

@@ -1,9 +1,9 @@
-"""Name the distances between heads, and explain them to readers. The distances are computed in `core`."""
+"""Name the distances between heads, and explain them. `core` computes them; every report of a comparison reads this."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,33 +13,50 @@ from attnscope.report.wording import corpus_line, hidden_tokens, printable
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
 
-MEASURES = ("hellinger", "jensen_shannon")
-DISTANCES = {"hellinger": "Hellinger distance", "jensen_shannon": "Jensen-Shannon distance"}
-MEANINGS = {
-    "hellinger": "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
-    "jensen_shannon": "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
+
+class Distance(NamedTuple):
+    """The name of a distance, its meaning, and its value for rows without a common key."""
+
+    label: str
+    meaning: str
+    largest: str
+
+
+DISTANCES = {
+    "hellinger": Distance(
+        "Hellinger distance",
+        "distance: root of the mean squared Hellinger distance between two rows, 0 to 1",
+        "1",
+    ),
+    "jensen_shannon": Distance(
+        "Jensen-Shannon distance",
+        "distance: root of the mean Jensen-Shannon divergence between two rows, 0 to 0.83 (√ln 2)",
+        "0.83",
+    ),
 }
-LARGEST = {"hellinger": "1", "jensen_shannon": "0.83"}
-"""The distance of rows without a common key."""
+MEASURES = tuple(DISTANCES)
 
 WITHOUT_SPECIAL = "_without_special"
-"""How the name of a distance ends that leaves special tokens out."""
-
+"""How the name of a distance ends that leaves special tokens out, such as "hellinger_without_special"."""
 
 three_decimals = partial(fixed, decimals=3)
 
 
+def distance_of(name: str) -> Distance:
+    """Return a distance by its name, with or without special tokens."""
+    return DISTANCES[name.removesuffix(WITHOUT_SPECIAL)]
+
+
 def distance_line(name: str) -> str:
-    """Return what a distance is called, such as "Hellinger distance, without special tokens"."""
-    measure = name.removesuffix(WITHOUT_SPECIAL)
-    return DISTANCES[measure] + (", without special tokens" if measure != name else "")
+    """Return what people call a distance, such as "Hellinger distance, without special tokens"."""
+    label = distance_of(name).label
+    return f"{label}, without special tokens" if name.endswith(WITHOUT_SPECIAL) else label
 
 
 def guide(comparison: Comparison) -> list[str]:
-    """Return the meaning of the first distance, and the rows that it leaves out."""
-    # The meaning, then the interval, then the tokens that are left out.
+    """Return the meaning of a comparison's distance, what its brackets are, and the tokens that it leaves out."""
     name = comparison.distance_name
-    lines = [MEANINGS[name.removesuffix(WITHOUT_SPECIAL)]]
+    lines = [distance_of(name).meaning]
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():
         lines.append("in brackets: 95% interval over texts")
     if name.endswith(WITHOUT_SPECIAL):
@@ -52,7 +69,7 @@ def guide(comparison: Comparison) -> list[str]:
 
 
 def texts_line(comparison: Comparison) -> str:
-    """Return the text that heads were compared on, or how many and their sources."""
+    """Return the text that heads were compared on, or how many texts and their sources."""
     text = comparison.corpus.get("text")
     if isinstance(text, str):
         return f"“{printable(text, 160)}”"

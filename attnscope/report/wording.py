@@ -45,6 +45,12 @@ def label(name: str) -> str:
     return printable(name.replace("_", " "))
 
 
+def list_some(names: Sequence[str], most: int) -> str:
+    """Return names with commas between; of more than `most` the last ones are counted: "L0H1, L2H3 and 5 more"."""
+    listed = ", ".join(names[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
+
+
 def model_of(run: Mapping[str, Any]) -> str:
     """Return the model's name."""
     return printable(run.get("model", "model"))
