@@ -361,7 +361,7 @@ def runs_as_configured(model_type: str) -> bool:
     try:
         with torch.device("meta"), torch.no_grad():
             model = AutoModel.from_config(transformers.AutoConfig.for_model(model_type)).eval()
-            inputs = {**standing_arguments(model), **examples(model)[1].inputs}
+            inputs = {**standing_arguments(model), **examples(model)[1]}
             model(
                 **{
                     name: value.to("meta") if torch.is_tensor(value) else value
@@ -377,7 +377,7 @@ def _comparisons(shown: HuggingFaceModel, what: str) -> list[tuple[str, Callable
     """By what to call them: the comparisons of a model with eager attention."""
     base = shown.base
     if what != "text":
-        return [(what, lambda: _difference_on(shown, base, examples(base)[1].inputs))]
+        return [(what, lambda: _difference_on(shown, base, examples(base)[1]))]
     seq2seq = bool(base.config.is_encoder_decoder)
     made: list[tuple[str, Callable[[], float]]] = []
     for lengths in ((7, 5), (37, 7), (LONG, LONG - 1)):

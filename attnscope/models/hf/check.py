@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from attnscope.core.attention.seam import Kind, Probe, attend
+from attnscope.core.attention.seam import Probe, attend
 from attnscope.errors import (
     AttnscopeError,
     RoundingError,
@@ -37,15 +37,16 @@ from attnscope.errors import (
     require_rounding,
 )
 from attnscope.models.devices import name_dtype
-from attnscope.models.hf.eager import Maps, checked_weights, run_eager, run_unchanged, tolerance
+from attnscope.models.hf.eager import checked_weights, run_eager, run_unchanged, tolerance
 from attnscope.models.hf.examples import (
     LENGTHS,
     OWN_INPUTS,
-    Example,
+    Inputs,
     count_tokens,
     examples,
     length_beyond,
     reaches,
+    real_tokens,
 )
 from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
 from attnscope.models.hf.seam import Seen, perform, rehearse
@@ -59,9 +60,10 @@ Outcome = dict[str, Tensor]
 """
 
 STATES = ("hidden", "encoded")
+"""Names of hidden states in an outcome; the others are weights."""
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
-"""Of convolutions, say, that run over the end of a text."""
+"""The note on convolutions, say, that run over the end of a text."""
 
 
 def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
@@ -91,48 +93,55 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             return _read_eager(model, padded, alone, _shorten(error), len(seen))
 
 
-def _rehearse(model: PreTrainedModel, padded: Example, alone: Example) -> tuple[Any, Sequence[Seen]]:
+def _rehearse(model: PreTrainedModel, padded: Inputs, alone: Inputs) -> tuple[Any, Sequence[Seen]]:
     """Run a model on one text through the seam; raise Unclear where it attends in a way that the seam refuses."""
     try:
-        return _with_hidden_states(padded, alone, lambda: rehearse(model, alone.inputs))
+        return _with_hidden_states(padded, alone, lambda: rehearse(model, alone))
     except AttnscopeError as error:
         raise Unclear(_shorten(error)) from error
 
 
 def _with_hidden_states(
-    padded: Example, alone: Example, run: Callable[[], tuple[Any, Any]]
+    padded: Inputs, alone: Inputs, run: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """Return what `run` returns, an output first; where that has no hidden states, they are asked for from now on."""
+    """Return what `run` returns, an output first; where that has no hidden states, both inputs ask for them then."""
     result = run()
     if hidden_states(result[0]) is None:
-        for example in (padded, alone):
-            example.inputs["output_hidden_states"] = True
+        for inputs in (padded, alone):
+            inputs["output_hidden_states"] = True
         result = run()
     return result
 
 
 def _check_seam(
-    model: PreTrainedModel, survey: Survey, padded: Example, alone: Example, single: Outcome
+    model: PreTrainedModel, survey: Survey, padded: Inputs, alone: Inputs, single: Outcome
 ) -> list[str]:
-    """Compare what the seam saw with eager; return the notes that came of it."""
-    # One text, then two padded to one length, then one beyond all windows.
+    """Compare with eager what the seam saw, of one text `single`; return the notes that came of it."""
     notes = compare(model, survey, alone, single)
-    if padded.batch_size > 1:
-        both = _outcome(survey, *rehearse(model, padded.inputs))
+    # Two texts padded to one length.
+    if padded is not alone:
+        output, seen = rehearse(model, padded)
+        both = _outcome(survey, output, seen)
         try:
             compare(model, survey, alone, _last_text(both, single), single)
         except AttnscopeError:
             # Convolutions see padding, and experts with limited room are shared with other texts.
             compare(model, survey, padded, both)
-            for kind in survey.layers.keys() - {"cross"}:
-                if _looks_back(single, kind) != _looks_back(both, kind):  # AIMv2's tower of text
-                    raise AttnscopeError(
-                        f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not "
-                        "where one is padded",
-                        "it is not known how it was trained, so neither is shown",
-                    ) from None
+            # The weights of the first text, which has no padding, are (1, head, query, key).
+            is_causal = "decoder" in survey.layers
+            if not model.config.is_encoder_decoder and is_causal != hides_later(
+                [attention.weights[:1] for attention in seen]
+            ):  # AIMv2's tower of text
+                raise AttnscopeError(
+                    f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not "
+                    "where one is padded",
+                    "it is not known how it was trained, so neither is shown",
+                ) from None
             notes.append(PADDING_MATTERS)
-    _check_long(model, survey, _length_at_load(model, survey), with_maps=True)
+    # One text beyond all windows that time and memory allow. The others wait for the first text that reaches past one.
+    n_tokens = _length_at_load(model, survey)
+    survey.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > n_tokens]
+    _check_long(model, survey, n_tokens, with_maps=True)
     return notes
 
 
@@ -144,14 +153,6 @@ def _last_text(both: Outcome, alone: Outcome) -> Outcome:
         n_rows, size = values.shape[1], values.shape[-1]
         last[name] = both[name][-1:, :n_rows, ..., :size]
     return last
-
-
-def _looks_back(outcome: Outcome, kind: Kind) -> bool:
-    """Return whether the first text of a batch, which fills it, looks at earlier tokens alone."""
-    # (text, query, head, key) -> (text, head, query, key)
-    return hides_later(
-        [maps[:1].transpose(1, 2) for name, maps in outcome.items() if name.startswith(kind)]
-    )
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
@@ -170,16 +171,15 @@ _SCORES = 2 * 2**30
 
 
 def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
-    """Return how long a text is compared at load; the windows that it does not reach past stay in `survey.reaches`."""
-    # The longest text that time and memory allow; two float32 maps per head take 8 bytes per weight.
+    """Return how long a text is compared at load: beyond as many windows as time and memory allow."""
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
-    work = _WORK_AT_LOAD / max(1, sum(parameter.numel() for parameter in model.parameters()))
-    most = min(work, math.sqrt(_MAPS_AT_LOAD / (8 * n_heads)))
-    # Of the windows that the configuration names, reach past as many as that length allows.
-    lengths = {reach: length_beyond(reach) for reach in reaches(model.config)}
-    length = max([_SHORTEST_LONG, *(n_tokens for n_tokens in lengths.values() if n_tokens <= most)])
-    survey.reaches[:] = [reach for reach, n_tokens in lengths.items() if n_tokens > length]
-    return length
+    # Two float32 maps per head take 8 bytes per weight.
+    most = min(_WORK_AT_LOAD / max(1, n_parameters), math.sqrt(_MAPS_AT_LOAD / (8 * n_heads)))
+    lengths = map(length_beyond, reaches(model.config))
+    return max(
+        (n_tokens for n_tokens in lengths if _SHORTEST_LONG < n_tokens <= most), default=_SHORTEST_LONG
+    )
 
 
 def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
@@ -202,19 +202,18 @@ def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, An
 def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_maps: bool) -> None:
     """Compare hidden states, and where asked for also weights, with eager on a text of so many tokens."""
     n_tokens = min(n_tokens, max_tokens(model) or n_tokens)
-    _, example = examples(model, n_tokens)
-    reads_text = example.real is not None or example.target_real is not None
-    if not reads_text or n_tokens <= LENGTHS[1]:
+    _, inputs = examples(model, n_tokens)
+    if not count_tokens(inputs) or n_tokens <= LENGTHS[1]:
         return
-    example.inputs.update(survey.extras)
+    inputs |= survey.extras
     try:
-        theirs = _by_eager(model, survey, example, with_maps=with_maps)
+        theirs = _by_eager(model, survey, inputs, with_maps=with_maps)
     except Exception as error:
         if isinstance(error, Unclear) or is_out_of_memory(error):
             raise
         return  # it takes no text of this length, whatever its configuration says
-    ours = _at_seam(model, survey, example.inputs, with_maps=with_maps)
-    compare(model, survey, example, ours, theirs)
+    ours = _at_seam(model, survey, inputs, with_maps=with_maps)
+    compare(model, survey, inputs, ours, theirs)
 
 
 # Other inputs -----------------------------------------------------------------------------------------------------
@@ -227,11 +226,11 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     masks are to be written out.
     """
     padded, _ = examples(model)
-    inputs = {**survey.extras, **padded.inputs}
+    padded |= survey.extras
     try:
         with torch.no_grad():
-            light = _states(perform(model, inputs, survey.plan, attend, light_from=1))
-            written_out = _states(perform(model, inputs, survey.plan, attend))
+            light = _states(perform(model, padded, survey.plan, attend, light_from=1))
+            written_out = _states(perform(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
     except Exception:  # a model may fail in any way on a mask of another shape
         return False
@@ -248,19 +247,15 @@ def compare_on(
     if survey.path != "seam" or not survey.checked:
         return
     inputs = {**standing_arguments(model), **survey.extras, **inputs}
+    outcomes = []
     with torch.no_grad():
         ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
         theirs = run_unchanged(model, inputs)
-    # Without inputs no float64 copy runs, so that a difference stays an error: `through` would run the model itself in
-    # the copy's place, which proves nothing.
-    example = Example({} if survey.beside else inputs)
-    compare(model, survey, example, _result_of(ours), _result_of(theirs))
-
-
-def _result_of(output: Any) -> Outcome:
-    """Return the scores of the vocabulary, or hidden states without a head, (batch, token, ...)."""
-    logits = getattr(output, "logits", None)
-    return _states(output) if logits is None else {"hidden": logits}
+    for output in (ours, theirs):
+        # Scores of the vocabulary, or hidden states without a head: (batch, token, …)
+        logits = getattr(output, "logits", None)
+        outcomes.append(_states(output) if logits is None else {"hidden": logits})
+    compare(model, survey, inputs, *outcomes)
 
 
 # Comparing --------------------------------------------------------------------------------------------------------
@@ -275,7 +270,7 @@ _NOTED = 0.05
 def compare(
     model: PreTrainedModel,
     survey: Survey,
-    example: Example,
+    inputs: Mapping[str, Any],
     ours: Outcome,
     theirs: Outcome | None = None,
 ) -> list[str]:
@@ -292,20 +287,20 @@ def compare(
     """
     with_maps = bool(ours.keys() - STATES)
     if theirs is None:
-        theirs = _by_eager(model, survey, example, with_maps=with_maps)
+        theirs = _by_eager(model, survey, inputs, with_maps=with_maps)
     allowed = tolerance(model, survey.n_calls)
     try:
-        require_equal(example, ours, theirs, allowed)
+        require_equal(inputs, ours, theirs, allowed)
         return []
     except RoundingError:
         # If seam and eager agree in float64, the model's own rounding may explain the difference.
-        exact = _exact_outcome(model, survey, example, with_maps=with_maps)
-        error = max(_differences(example, theirs, exact).values(), default=0.0)
+        exact = _exact_outcome(model, survey, inputs, with_maps=with_maps)
+        error = max(_differences(inputs, theirs, exact).values(), default=0.0)
         bound = _TIMES * error
         # "not >", so that NaN raises too.
         if not bound > allowed:
             raise
-    require_equal(example, ours, theirs, bound)
+    require_equal(inputs, ours, theirs, bound)
     if error <= _NOTED:
         return []
     wider = "float64" if model.dtype == torch.float32 else "float32"
@@ -313,9 +308,9 @@ def compare(
     return [f"{moved}: another device or batch may show others. --dtype {wider} rounds less."]
 
 
-def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: float) -> None:
-    """Raise a RoundingError where two outcomes differ by more than is allowed."""
-    for name, difference in _differences(example, ours, theirs).items():
+def require_equal(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome, allowed: float) -> None:
+    """Raise a RoundingError where two outcomes of these inputs differ by more than is allowed."""
+    for name, difference in _differences(inputs, ours, theirs).items():
         part = "hidden states" if name in STATES else f"weights of {name}"
         require_rounding(
             f"self-check: {part} differ from the model's own",
@@ -325,8 +320,11 @@ def require_equal(example: Example, ours: Outcome, theirs: Outcome, allowed: flo
         )
 
 
-def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, float]:
-    """Return the largest differences of what two outcomes share, at real positions; relative ones of hidden states."""
+def _differences(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome) -> dict[str, float]:
+    """Return the largest difference of each result that two outcomes share, at real tokens; of hidden states relative.
+
+    Hidden states are compared relative to the largest of `theirs`.
+    """
     differences = {}
     for name in ours:
         if name not in theirs:
@@ -338,7 +336,7 @@ def _differences(example: Example, ours: Outcome, theirs: Outcome) -> dict[str, 
                 f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}"
             )
         # Only rows of real tokens count: (batch, token, …) -> (row, …).
-        real = example.real_rows(name)
+        real = real_tokens(inputs, name)
         if real is not None and own.shape[:2] == real.shape:
             own = own[real]
             other = other[real]
@@ -365,20 +363,22 @@ def _largest(values: Tensor) -> float:
 
 
 def _exact_outcome(
-    model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
     """Return the outcome of a float64 copy of a model by eager attention.
 
     Empty if the seam differs from it, if the copy does not run, or if there is no memory for it.
     """
-    inputs = {name: _widen(value) for name, value in example.inputs.items()}
+    if survey.beside:
+        return {}  # `survey.through` would run the model itself in the copy's place, which proves nothing
+    inputs = tree_map(_widen, dict(inputs))
     try:
         # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
             exact = _at_eager(twin, survey, inputs, with_maps=with_maps)
             ours = _at_seam(twin, survey, inputs, with_maps=with_maps)
-        require_equal(example, ours, exact, tolerance(twin, survey.n_calls))
+        require_equal(inputs, ours, exact, tolerance(twin, survey.n_calls))
     except Exception:  # a model may fail in any way in another precision
         return {}
     return exact
@@ -396,6 +396,7 @@ class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _widen(value: Any) -> Any:
+    """Return a tensor of floats in float64, and for the name of a narrower precision float64; others as they are."""
     if isinstance(value, Tensor):
         return value.double() if value.dtype in _NARROW else value
     return torch.float64 if value in _NARROW else value
@@ -426,53 +427,51 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     return outcome
 
 
-def _by_eager(model: PreTrainedModel, survey: Survey, example: Example, *, with_maps: bool) -> Outcome:
-    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
-    try:
-        return _at_eager(model, survey, example.inputs, with_maps=with_maps)
-    except Unclear:
-        raise
-    except Exception:  # a model may fail in any way
-        return _states(run_unchanged(model, example.inputs))
-
-
-def _at_eager(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
-) -> Outcome:
-    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
-    return _states(output) | _name_maps(survey, model.config, maps)
-
-
 def _at_seam(
     model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
-    """Return the outcome of a model through the seam; of longer texts hidden states alone, which need no maps."""
+    """Return the outcome of a model through the seam; without maps, hidden states alone, in less memory."""
     if with_maps:
         return _outcome(survey, *rehearse(model, inputs))
     return _states(perform(model, inputs, {}, attend, beside=True))
 
 
-def _name_maps(survey: Survey, config: Any, maps: Maps) -> Outcome:
-    """Return the maps that eager attention gives out, by kind and layer.
+def _by_eager(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+) -> Outcome:
+    """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
+    try:
+        return _at_eager(model, survey, inputs, with_maps=with_maps)
+    except Unclear:
+        raise
+    except Exception:  # a model may fail in any way
+        return _states(run_unchanged(model, inputs))
+
+
+def _at_eager(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+) -> Outcome:
+    """Return the outcome of a model's own eager attention: hidden states, and the maps that it gives out, if any.
 
     Raises:
         Unclear: There are other layers than those of the survey.
     """
-    named: Outcome = {}
+    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
+    outcome = _states(output)
     for kind, of_kind in maps.items():
         layers = survey.layers[kind]
         n_layers = survey.n_layers[kind]
         if not of_kind and n_layers == len(layers):
             continue  # none are given out: equal hidden states and the number of layers have to do
-        if len(of_kind) == n_layers and layers == listed_layers(config, n_layers):
+        if len(of_kind) == n_layers and layers == listed_layers(model.config, n_layers):
             of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
         if len(of_kind) != len(layers):
             raise Unclear(
                 f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface"
             )
         for layer, weights in zip(layers, of_kind, strict=True):
-            named[f"{kind} layer {layer}"] = weights.transpose(1, 2)
-    return named
+            outcome[f"{kind} layer {layer}"] = weights.transpose(1, 2)
+    return outcome
 
 
 # What a model gives out -------------------------------------------------------------------------------------------
@@ -481,7 +480,7 @@ _ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
 
 
 def _read_eager(
-    model: PreTrainedModel, padded: Example, alone: Example, reason: str, n_seen: int
+    model: PreTrainedModel, padded: Inputs, alone: Inputs, reason: str, n_seen: int
 ) -> Survey:
     """Return the survey of a model whose attention does not all pass the seam: what it gives out itself, checked.
 
@@ -490,7 +489,7 @@ def _read_eager(
     """
     # Run the model unchanged first: one that cannot run at all is refused for that reason.
     try:
-        own, _ = _with_hidden_states(padded, alone, lambda: (run_unchanged(model, alone.inputs), None))
+        own, _ = _with_hidden_states(padded, alone, lambda: (run_unchanged(model, alone), None))
     except Exception as error:
         raise AttnscopeError(
             f"{model.config.model_type} does not run on the input that attnscope makes up for its self-check: "

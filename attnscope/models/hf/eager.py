@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.examples import Example
+from attnscope.models.hf.examples import real_tokens
 from attnscope.models.hf.seam import Seen, use_attention
 from attnscope.models.hf.survey import KINDS, Survey, Unclear
 
@@ -87,26 +87,23 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
 # Models that are shown by what they give out ----------------------------------------------------------------------
 
 
-def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list[Seen]]:
+def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
     """Return the output and the weights of a model's own eager attention; their shapes show their kinds.
 
     Raises:
         Unclear: These are not the softmax weights of all of its attention.
     """
-    output, maps = run_eager(model, example.inputs)
+    output, maps = run_eager(model, inputs)
+    n_texts = len(next(iter(inputs.values())))
     for kind, of_kind in maps.items():
         if not of_kind:
             raise Unclear(f"it gives out no {kind} attention of its own")
-        # Real queries and keys, (batch, token): the shape must be (batch, head, query, key), as long as the texts.
-        queries = example.real_rows(kind)
-        keys = (
-            example.target_real
-            if kind == "decoder" and model.config.is_encoder_decoder
-            else example.real
-        )
+        # Which queries and keys are real, (batch, token): the shape must be (batch, head, query, key).
+        queries = real_tokens(inputs, kind)
+        keys = real_tokens(inputs, "decoder" if kind == "decoder" else "encoder")
         for layer, weights in enumerate(of_kind):
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
-            is_map = len(shape) == 4 and shape[0] == example.batch_size
+            is_map = len(shape) == 4 and shape[0] == n_texts
             if is_map and queries is not None and keys is not None:
                 is_map = shape[2:] == (queries.shape[1], keys.shape[1])
             if not is_map:
@@ -115,8 +112,10 @@ def checked_weights(model: PreTrainedModel, example: Example) -> tuple[Any, list
                 )
             # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
             rows = weights.float().transpose(1, 2)
-            rows = rows if keys is None else rows * keys[:, None, None, :]
-            rows = rows if queries is None else rows[queries]
+            if keys is not None:
+                rows = rows * keys[:, None, None, :]
+            if queries is not None:
+                rows = rows[queries]
             if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
                 raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
     return output, [Seen(weights) for weights in itertools.chain(*maps.values())]

@@ -5,7 +5,6 @@ Windows, chunks and rotary factors that a configuration names are lengths from w
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +33,10 @@ OWN_INPUTS = "make its inputs yourself: attnscope.load(model, inputs=…, labels
 """The hint where inputs cannot be made up."""
 
 _MANY_POSITIONS = 512
+"""Tokens of a picture or sound from which on a single one is run: maps of 1500 x 1500, as Whisper's, are large."""
+
 _GRID = (2, 3)
+"""Rows and columns of patches of a picture that comes cut already."""
 
 _STEPS = 24
 """Steps of what a decision transformer did."""
@@ -42,108 +44,107 @@ _STEPS = 24
 _FRAMES = 96
 """Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
 
-
-@dataclass(frozen=True, eq=False)
-class Example:
-    """Inputs of one forward pass, and which of its positions are real."""
-
-    inputs: dict[str, Any]
-    real: Tensor | None = (
-        None  # (batch, token), bool, of an encoder-decoder: of the encoder; None = all, or not texts
-    )
-    target_real: Tensor | None = None  # as real, of the decoder
-
-    @property
-    def batch_size(self) -> int:
-        """Return how many texts, pictures or sounds it holds."""
-        return len(next(iter(self.inputs.values())))
-
-    def real_rows(self, name: str) -> Tensor | None:
-        """Return which rows are no padding, (batch, token), of hidden states or of a kind of attention; None = all."""
-        is_target = self.target_real is not None and name.startswith(("hidden", "decoder", "cross"))
-        return self.target_real if is_target else self.real
+Inputs = dict[str, Any]
+"""Arguments of one forward pass, by name, the main input first. Where texts are padded, attention masks say so."""
 
 
-def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Example, Example]:
+def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Inputs, Inputs]:
     """Return two random inputs of different length padded together, and the second of them alone.
 
-    Texts and targets are all of `n_tokens` where it is given.
+    Both are the same object where two would be too large. Texts and targets are all of `n_tokens` where it is given.
 
     Raises:
         AttnscopeError: Inputs of the model's kind cannot be made up.
     """
-    config = model.config
     name = input_name(model)
     generator = torch.Generator().manual_seed(0)
-    lengths = LENGTHS if n_tokens is None else (n_tokens, n_tokens)
-    target_lengths = TARGET_LENGTHS if n_tokens is None else lengths
     if name in ("input_ids", "decoder_input_ids") or accepts(model, "input_ids"):
-        padded, alone = _text_examples(model, "", lengths, generator)
+        lengths = LENGTHS if n_tokens is None else (n_tokens, n_tokens)
+        padded, alone = _make_texts(model, "", lengths, generator)
     else:
-        shape = _sample_shape(config, name)
-        both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-        padded, alone = (
-            Example({name: values, **_beside(model, values)}) for values in (both, both[1:])
-        )
-        # Whisper reads half a minute whatever is said in it: maps of 1500 x 1500, once is enough.
-        n_positions = getattr(config, "max_source_positions", 0)
-        patch_size = getattr(config, "patch_size", None)
-        if len(shape) == 3 and isinstance(patch_size, int):
-            n_positions = (shape[-1] // patch_size) * (shape[-2] // patch_size)
-        if n_positions > _MANY_POSITIONS:
-            padded = alone
-    if config.is_encoder_decoder:
+        padded, alone = _make_samples(model, name, generator)
+    if model.config.is_encoder_decoder:
         if not accepts(model, "decoder_input_ids"):
-            message = f"{config.model_type} has a decoder that reads no text, which is not supported"
+            message = (
+                f"{model.config.model_type} has a decoder that reads no text, which is not supported"
+            )
             raise AttnscopeError(message, OWN_INPUTS)
-        # An encoder-decoder also needs a target, of lengths that differ from the text's.
-        target_padded, target_alone = _text_examples(model, "decoder_", target_lengths, generator)
-        if padded.batch_size == 1:
-            target_padded = target_alone
-        padded = _with_target(padded, target_padded)
-        alone = _with_target(alone, target_alone)
-    for example in (padded, alone):
-        example.inputs.update(standing_arguments(model))
+        lengths = TARGET_LENGTHS if n_tokens is None else (n_tokens, n_tokens)
+        target_padded, target_alone = _make_texts(model, "decoder_", lengths, generator)
+        if padded is not alone:
+            padded |= target_padded
+        alone |= target_alone
+    for inputs in (padded, alone):
+        inputs |= standing_arguments(model)
     return padded, alone
 
 
-def _with_target(source: Example, target: Example) -> Example:
-    return Example({**source.inputs, **target.inputs}, source.real, target.real)
+def real_tokens(inputs: Mapping[str, Any], name: str) -> Tensor | None:
+    """Return which tokens of texts are real and no padding, (text, token); None where no text is read.
+
+    Args:
+        inputs: Arguments of a forward pass.
+        name: What has a row for each of these tokens: "hidden" or "encoded" states, or a kind of attention.
+    """
+    is_target = "decoder_input_ids" in inputs and name.startswith(("hidden", "decoder", "cross"))
+    prefix = "decoder_" if is_target else ""
+    ids = inputs.get(f"{prefix}input_ids")
+    if ids is None:
+        return None
+    mask = inputs.get(f"{prefix}attention_mask")
+    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
 
 def _settings(config: Any) -> list[tuple[str, Any]]:
-    """Return the settings of a configuration, by name, those of its language model first."""
+    """Return the settings of a configuration with their names, those of its language model first."""
     return [*vars(config.get_text_config()).items(), *vars(config).items()]
 
 
-def _text_examples(
+def _make_texts(
     model: PreTrainedModel, prefix: str, lengths: tuple[int, int], generator: torch.Generator
-) -> tuple[Example, Example]:
-    # Token numbers without a meaning of their own.
+) -> tuple[Inputs, Inputs]:
+    """Return two random texts of these lengths, the second of them padded, and the second alone."""
+    # Choose among token numbers without a meaning of their own.
     special = {
-        v
-        for name, v in _settings(model.config)
-        if name.endswith(("_token_id", "_token_index")) and isinstance(v, int)
+        value
+        for name, value in _settings(model.config)
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
     }
-    plain = [number for number in range(min(vocab_size(model), 1000)) if number not in special] or [0]
-
-    # Two rows, (2, token), of which the second is padded.
+    n_known = min(vocab_size(model), 1000)
+    plain = torch.tensor(sorted({*range(n_known)} - special) or [0])
+    # Two rows, (text, token).
     choices = torch.randint(len(plain), (2, lengths[0]), generator=generator)
     real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
-    ids = torch.tensor(plain)[choices].masked_fill(~real, pad_id(model)).to(input_device(model))
-    real = real.to(ids.device)
+    ids = plain[choices].masked_fill(~real, pad_id(model)).to(input_device(model))
     alone = ids[1:, : lengths[1]]
-    ids_name = f"{prefix}input_ids"
-    inputs = {ids_name: ids, f"{prefix}attention_mask": real.long(), **causal_types(model, ids)}
-    return Example(inputs, real), Example(
-        {ids_name: alone, **causal_types(model, alone)}, real[1:, : lengths[1]]
-    )
+    return {
+        f"{prefix}input_ids": ids,
+        f"{prefix}attention_mask": real.long().to(ids.device),
+        **causal_types(model, ids),
+    }, {f"{prefix}input_ids": alone, **causal_types(model, alone)}
 
 
 # What is no text --------------------------------------------------------------------------------------------------
 
 
-def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
+def _make_samples(
+    model: PreTrainedModel, name: str, generator: torch.Generator
+) -> tuple[Inputs, Inputs]:
+    """Return two random pictures, videos, recordings or series, and the second alone; both alone if they are large."""
+    config = model.config
+    shape = _sample_shape(config, name)
+    both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
+    alone = {name: both[1:], **_beside(model, both[1:])}
+    n_positions = getattr(config, "max_source_positions", 0)
+    patch_size = getattr(config, "patch_size", None)
+    if len(shape) == 3 and isinstance(patch_size, int):
+        n_positions = (shape[-1] // patch_size) * (shape[-2] // patch_size)
+    if n_positions > _MANY_POSITIONS:
+        return alone, alone
+    return {name: both, **_beside(model, both)}, alone
+
+
+def _beside(model: PreTrainedModel, values: Tensor) -> Inputs:
     """Return the arguments that a model needs beside its main input, (batch, ...), without padding."""
     if accepts(model, "noise"):
         return patch_order(model, values)
@@ -161,19 +162,15 @@ def _beside(model: PreTrainedModel, values: Tensor) -> dict[str, Tensor]:
         }
     if accepts(model, "past_values_padding"):  # TimesFM: no padding, and a frequency of days or finer
         padding = torch.zeros_like(whole)
-        return {"past_values_padding": padding} | (
-            {"freq": padding[:, :1]} if accepts(model, "freq") else {}
-        )
+        arguments = {"past_values_padding": padding}
+        if accepts(model, "freq"):
+            arguments["freq"] = padding[:, :1]
+        return arguments
     return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
     """Return the shape of one picture, video, recording or series, without the batch."""
-    # Sizes may stand in the configuration of the part that hears.
-    inner: Any = (
-        getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
-    )
-    bands: Any = getattr(inner, "num_mel_bins", None) or getattr(inner, "input_feat_per_channel", None)
     match name:
         case "pixel_values" if hasattr(config, "num_patches"):
             return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
@@ -182,39 +179,35 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             size = getattr(inner, "image_size", None) or 32
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
             picture = (getattr(inner, "num_channels", 3), height, width)
-            frames = getattr(inner, "num_frames", None)  # of a video
-            return picture if frames is None else (frames, *picture)
+            n_frames = getattr(inner, "num_frames", None)  # of a video
+            return picture if n_frames is None else (n_frames, *picture)
         case "past_values":
-            channels = (config.num_input_channels,) if hasattr(config, "num_input_channels") else ()
-            return min(config.context_length, _MANY_POSITIONS), *channels
+            n_steps = min(config.context_length, _MANY_POSITIONS)
+            n_channels = getattr(config, "num_input_channels", None)
+            return (n_steps,) if n_channels is None else (n_steps, n_channels)
         case "states":
             return _STEPS, config.state_dim
-        case "input_values":  # of AST a whole spectrogram
-            return (
-                (config.max_length, config.num_mel_bins)
-                if hasattr(config, "frequency_stride")
-                else (4000,)
-            )
-        case "input_features" if hasattr(config, "num_mel_bins") and hasattr(
-            config, "max_source_positions"
-        ):
-            return bands, 2 * config.max_source_positions
+        case "input_values" if hasattr(config, "frequency_stride"):  # of AST a whole spectrogram
+            return config.max_length, config.num_mel_bins
+        case "input_values":
+            return (4000,)
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
             # w2v-BERT: frames of a spectrogram, two by two.
             return 12, config.feature_projection_input_dim
-        case "input_features" if bands and inner.model_type in (
-            "glmasr_encoder",
-            "voxtral_realtime_encoder",
-        ):
-            return bands, 2 * inner.max_position_embeddings
-        case "input_features" if bands:
-            return _FRAMES, bands * getattr(inner, "input_channels", 1) * getattr(
-                inner, "num_stacked_frames", 1
-            )
-    raise AttnscopeError(
-        f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check",
-        OWN_INPUTS,
-    )
+    # A spectrogram, whose sizes may stand in the configuration of the part that hears.
+    part = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
+    n_bands = getattr(part, "num_mel_bins", None) or getattr(part, "input_feat_per_channel", None)
+    if name != "input_features" or not n_bands:
+        raise AttnscopeError(
+            f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check",
+            OWN_INPUTS,
+        )
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):  # Whisper
+        return n_bands, 2 * config.max_source_positions
+    if part.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
+        return n_bands, 2 * part.max_position_embeddings
+    n_stacked = getattr(part, "input_channels", 1) * getattr(part, "num_stacked_frames", 1)
+    return _FRAMES, n_bands * n_stacked
 
 
 # Lengths ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
 from attnscope.models.hf.check import check_beyond, require_equal, survey_attention, takes_light_masks
 from attnscope.models.hf.eager import run_for_weights, tolerance
-from attnscope.models.hf.examples import Example, count_tokens, examples, mixes_lengths
+from attnscope.models.hf.examples import count_tokens, examples, mixes_lengths
 from attnscope.models.hf.heads import (
     CLASS_LOSSES,
     describe_head,
@@ -172,8 +172,8 @@ class HuggingFaceModel(Model):
         """
         if not self.at_seam or (self._memory is not None and self._memory.resumes):
             return self.at_seam
-        example = examples(self.base)[1].inputs
-        batch = Batch(example["input_ids"], target_ids=example.get("decoder_input_ids"))
+        _, inputs = examples(self.base)
+        batch = Batch(inputs["input_ids"], target_ids=inputs.get("decoder_input_ids"))
         with torch.no_grad():
             rerun = self._rerun(batch, self.loss is not None, resumes=True)
             resumes = can_resume(rerun, self.base)
@@ -436,7 +436,7 @@ def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
             long = rerun.again(gate, 0, 2)
             for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
                 if ours is not None and theirs is not None:
-                    require_equal(Example({}), {"hidden": ours}, {"hidden": theirs}, allowed)
+                    require_equal({}, {"hidden": ours}, {"hidden": theirs}, allowed)
     except Exception:  # a model may fail in any way where part of it is set aside
         return False
     return True

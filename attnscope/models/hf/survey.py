@@ -1,7 +1,7 @@
 """Tell the attentions of a model apart, the kind (encoder, decoder, cross) and the layer of each; remember that.
 
-Whose it is shows in what it hides on a small input. The layer shows in how modules are numbered, or by counting. What
-is peculiar becomes a note. Nothing here runs a model.
+The kind shows in what an attention hides on a small input. The layer shows in how modules are numbered, or by counting.
+What is peculiar becomes a note. Nothing here runs a model: `hf.check` does, and compares.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +25,6 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import Kind
 from attnscope.errors import AttnscopeError, amount, parse_json
 from attnscope.models.files import file_sha256
-from attnscope.models.hf.examples import Example
 from attnscope.models.hf.parts import hidden_states, setting
 from attnscope.models.hf.seam import Plan, Seen, implementation_for
 from attnscope.questions.maps import spans
@@ -40,29 +39,41 @@ class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """A model's attention layers: kinds, sizes, where they are computed, and how far they were checked."""
+    """A model's attention layers: kinds, sizes, where they are computed, and how far they were checked.
 
-    path: str  # "seam" or "eager"
-    # kind -> numbers of the layers that have attention, in the order of computation
+    Attributes:
+        path: "seam", or "eager" where only the weights that the model itself gives out can be shown.
+        layers: Kind -> numbers of the layers that have attention, in the order of computation.
+        n_layers: Kind -> how many layers there are, with and without attention.
+        n_heads: Kind -> the most query heads of a layer.
+        n_kv_heads: Kind -> key/value heads of that layer.
+        d_model: Width of the hidden states.
+        plan: On the seam: which call of which module is which attention.
+        order: The same for all attentions of a pass, in their order; known during a check alone.
+        extras: What the forward must be given besides the inputs.
+        checked: Whether it was compared with eager attention.
+        notes: What a user must know of it, one sentence each.
+        reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
+        beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
+        remembered: When, and with what, it was compared; "" = at this load.
+        through: What is called instead of the model, to run it; see `seam.perform`.
+    """
+
+    path: str
     layers: Mapping[Kind, tuple[int, ...]]
-    n_layers: Mapping[Kind, int]  # kind -> how many layers there are, with and without attention
-    n_heads: Mapping[Kind, int]  # kind -> the most query heads of a layer; likewise n_kv_heads
+    n_layers: Mapping[Kind, int]
+    n_heads: Mapping[Kind, int]
     n_kv_heads: Mapping[Kind, int]
     d_model: int
-    plan: Plan = field(default_factory=dict)  # on the seam: which call is which
-    # The same for all calls of a pass, in their order; known during a check alone.
+    plan: Plan = field(default_factory=dict)
     order: tuple[Place, ...] = ()
-    # What the forward must be given besides the inputs.
     extras: Mapping[str, Any] = field(default_factory=dict)
-    checked: bool = True  # whether it was compared with eager
+    checked: bool = True
     notes: tuple[str, ...] = ()
-    # windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted
     reaches: list[int] = field(default_factory=list)
-    beside: bool = False  # whether modules that the plan does not name attend too, as those of a tower for pictures do
-    remembered: str = ""  # when, and with what, it was compared; "" = at this load
-    through: Callable[..., Any] | None = (
-        None  # what is called instead of the model, to run it; see `seam.perform`
-    )
+    beside: bool = False
+    remembered: str = ""
+    through: Callable[..., Any] | None = None
 
     @property
     def n_calls(self) -> int:
@@ -70,8 +81,14 @@ class Survey:
         return sum(map(len, self.layers.values()))
 
 
-def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]) -> Survey:
+def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Sequence[Seen]) -> Survey:
     """Return the survey of the attentions of one pass: calls at the seam, or weights that the model gives out.
+
+    Args:
+        config: The model's configuration.
+        inputs: The arguments of the pass, without padding.
+        output: What the model returned.
+        seen: Its attentions, in the order of computation.
 
     Raises:
         Unclear: They cannot be told apart, or some are missing, or the output holds no hidden states.
@@ -82,7 +99,7 @@ def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]
     if not seen:
         raise Unclear("its attention does not pass transformers' attention interface")
     # Sort the attentions by kind; each kind that the architecture has must be there.
-    kinds = kinds_of(config, example, output, [attention.weights for attention in seen])
+    kinds = kinds_of(config, inputs, output, [attention.weights for attention in seen])
     by_kind: dict[Kind, list[Seen]] = {}
     for kind, attention in zip(kinds, seen, strict=True):
         by_kind.setdefault(kind, []).append(attention)
@@ -98,7 +115,7 @@ def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]
     for kind, attentions in by_kind.items():
         layers[kind], n_layers[kind] = _number_layers(config, kind, attentions)
         n_heads[kind], n_kv_heads[kind] = _count_heads(config, attentions)
-        peculiar += _notes_on_kind(kind, dict(zip(layers[kind], attentions, strict=True)))
+        peculiar += _notes_on_kind(kind, layers[kind], attentions)
 
     # In a pass, each module computes its attentions in this order.
     waiting = {kind: iter(numbers) for kind, numbers in layers.items()}
@@ -108,7 +125,6 @@ def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]
         if attention.module is not None:
             plan.setdefault(attention.module, []).append(place)
 
-    asked = "output_hidden_states"
     return Survey(
         path="seam" if plan else "eager",
         layers=layers,
@@ -118,7 +134,7 @@ def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]
         d_model=states.shape[-1],
         plan=plan,
         order=tuple(order),
-        extras={asked: True} if asked in example.inputs else {},
+        extras={"output_hidden_states": True} if "output_hidden_states" in inputs else {},
         notes=(*_notes_on_gaps(config, layers, n_layers), *peculiar),
     )
 
@@ -126,13 +142,18 @@ def read_survey(config: Any, example: Example, output: Any, seen: Sequence[Seen]
 # Kinds ----------------------------------------------------------------------------------------------------------
 
 
-def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tensor]) -> list[Kind]:
-    """Return whose attention each map is, by its shape, (batch, head, query, key), on an input without padding.
+def kinds_of(
+    config: Any, inputs: Mapping[str, Any], output: Any, weights: Sequence[Tensor]
+) -> list[Kind]:
+    """Return the kind of each attention, by the shape of its weights, (batch, head, query, key).
+
+    `inputs` are without padding.
 
     Raises:
-        Unclear: A map fits none of the sequences.
+        Unclear: Weights fit none of the sequences.
     """
-    n_tokens = None if example.real is None else example.real.shape[1]
+    n_tokens = inputs["input_ids"].shape[1] if "input_ids" in inputs else None
+    # What attends to what -> kind: numbers of (queries, keys).
     kinds: dict[tuple[int, int], Kind] = {}
     if config.is_encoder_decoder:
         # The attentions of an encoder-decoder differ in their lengths.
@@ -142,14 +163,14 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
             raise Unclear(
                 "its output holds no hidden states of the encoder, whose length tells its attentions apart"
             )
-        target = 0 if example.target_real is None else example.target_real.shape[1]
+        target = inputs["decoder_input_ids"].shape[1]
         if source == target or n_tokens not in (None, source):
             raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
         kinds = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
     else:
         kind: Kind = "decoder" if hides_later(weights) else "encoder"
         if n_tokens is None:
-            _require_whole_pictures(example, weights)
+            _require_whole_pictures(inputs, weights)
             return [kind] * len(weights)
         kinds[n_tokens, n_tokens] = kind
     shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
@@ -162,9 +183,9 @@ def kinds_of(config: Any, example: Example, output: Any, weights: Sequence[Tenso
     return [kinds[shape] for shape in shapes]
 
 
-def _require_whole_pictures(example: Example, weights: Sequence[Tensor]) -> None:
+def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
     """Raise Unclear where layers do not each attend among all patches of a picture (Swin, SegFormer)."""
-    pixels = example.inputs.get("pixel_values")
+    pixels = inputs.get("pixel_values")
     if pixels is None or pixels.ndim != 4:
         return
     for maps in weights:
@@ -184,13 +205,14 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
     """
     is_known = False
     for maps in weights:
-        rows = maps.isfinite().all(-1, keepdim=True)
+        # (batch, head, query, 1)
+        holds_numbers = maps.isfinite().all(-1, keepdim=True)
         # (batch, head, query, key): what lies above the diagonal is later.
-        later = maps.triu(1).nan_to_num(0.0) * rows
+        later = maps.triu(1).nan_to_num(0.0) * holds_numbers
         if maps.shape[2] != maps.shape[3] or bool(later.any()):
             return False
         # The last query has no later key, so it says nothing.
-        is_known = is_known or maps.shape[2] == 1 or bool(rows[:, :, :-1].any())
+        is_known = is_known or maps.shape[2] == 1 or bool(holds_numbers[:, :, :-1].any())
     if not is_known:
         raise AttnscopeError(
             "all its attention is NaN or infinite on a short random input, so that nothing can be said of it",
@@ -202,7 +224,10 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
 # Layers ---------------------------------------------------------------------------------------------------------
 
 _ALL_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""Names of the setting that says how many layers a model has."""
+
 _SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
+"""The same for one side of an encoder-decoder, "encoder" or "decoder"."""
 
 
 def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple[tuple[int, ...], int]:
@@ -210,26 +235,33 @@ def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple
 
     Modules name their layer, or all layers attend, or the configuration lists those that do.
     """
-    total = _configured_layers(config, kind)
-    everyone = tuple(range(len(attentions)))
-    # Prefer the numbers that the modules carry, if they ascend and fit the configuration.
-    named = [getattr(attention.module, "layer_idx", None) for attention in attentions]
-    numbers = tuple(number for number in named if isinstance(number, int))
-    is_ascending = len(numbers) == len(named) and list(numbers) == sorted({*numbers}) and numbers[0] >= 0
-    is_possible = numbers == everyone if total is None else max(numbers, default=0) < total
-    if not (is_ascending and is_possible):
-        numbers = everyone if total in (None, len(everyone)) else listed_layers(config, total)
-    if len(numbers) != len(everyone):
-        raise Unclear(f"only {len(everyone)} {kind} attentions of {total} layers are to be seen")
-    return numbers, max(total or 0, numbers[-1] + 1)
+    n_layers = _configured_layers(config, kind)
+    consecutive = tuple(range(len(attentions)))
+    numbers: tuple[Any, ...] = tuple(
+        getattr(attention.module, "layer_idx", None) for attention in attentions
+    )
+    # The numbers that modules carry count if they ascend and fit the configuration.
+    is_possible = (
+        all(isinstance(number, int) for number in numbers)
+        and list(numbers) == sorted({*numbers})
+        and numbers[0] >= 0
+        and (numbers == consecutive if n_layers is None else numbers[-1] < n_layers)
+    )
+    if not is_possible and n_layers in (None, len(attentions)):
+        numbers = consecutive
+    elif not is_possible:
+        numbers = listed_layers(config, n_layers)
+    if len(numbers) != len(attentions):
+        raise Unclear(f"only {len(attentions)} {kind} attentions of {n_layers} layers are to be seen")
+    return numbers, max(n_layers or 0, numbers[-1] + 1)
 
 
 def _configured_layers(config: Any, kind: Kind) -> int | None:
     """Return how many layers a configuration asks for; None where it does not say in a usual way."""
     names: Sequence[str] = _ALL_LAYERS
     if config.is_encoder_decoder:
-        side = "encoder" if kind == "encoder" else "decoder"
         # Either the side has a configuration of its own, or the names of its sizes begin with the side.
+        side = "encoder" if kind == "encoder" else "decoder"
         inner = getattr(config, side, None)
         if hasattr(inner, "to_dict"):
             config = inner
@@ -238,29 +270,32 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
             names = [name.format(side) for name in _SIDE_LAYERS]
     else:
         config = config.get_text_config()
-    counts = (setting(config, name) for name in names)
-    return next((count for count in counts if isinstance(count, int)), None) or None
+    for name in names:
+        n_layers = setting(config, name)
+        if isinstance(n_layers, int):
+            return n_layers or None
+    return None
 
 
-def listed_layers(config: Any, total: int | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid."""
+def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid.
+
+    A list that does not name all `n_layers` says nothing about any.
+    """
     config = config.get_text_config()
-    types = [
-        str(name)
-        for name in setting(config, "layers_block_type") or setting(config, "layer_types") or ()
-    ]
-    if len(types) != total:
-        return ()  # a list that does not name every layer says nothing about any
-    attends = [name == "hybrid" or ("attention" in name and "linear" not in name) for name in types]
-    return tuple(layer for layer, is_attention in enumerate(attends) if is_attention)
+    types = setting(config, "layers_block_type") or setting(config, "layer_types") or ()
+    layers = []
+    for layer, name in enumerate(map(str, types)):
+        if name == "hybrid" or ("attention" in name and "linear" not in name):
+            layers.append(layer)
+    return tuple(layers) if len(types) == n_layers else ()
 
 
 def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
     """Return the most heads of queries of a layer, and those of keys and values: as many where layers differ."""
-    pairs = {
-        (attention.call.n_heads, attention.call.n_kv_heads) for attention in attentions if attention.call
-    }
-    if pairs:
+    calls = [attention.call for attention in attentions if attention.call]
+    if calls:
+        pairs = {(call.n_heads, call.n_kv_heads) for call in calls}
         n_heads, n_kv_heads = max(pairs)
         return n_heads, n_kv_heads if len(pairs) == 1 else n_heads
     # Weights that a model gives out have all heads of queries; only its configuration knows the others.
@@ -276,29 +311,27 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
 # Notes ----------------------------------------------------------------------------------------------------------
 
 
-def _notes_on_kind(kind: Kind, by_layer: Mapping[int, Seen]) -> list[str]:
-    """Return notes on caps, sinks, windows and shared weights of a kind of attention at the seam."""
+def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[Seen]) -> list[str]:
+    """Return notes on caps, sinks, windows and shared weights of the attentions of a kind, one a layer."""
     peculiar: dict[str, list[int]] = {}
-    for layer, attention in by_layer.items():
-        for note in _peculiarities(kind, attention):
+    for layer, attention in zip(layers, attentions, strict=True):
+        call = attention.call
+        notes = []
+        if call is not None and call.softcap is not None:
+            notes.append(f"Scores are capped at +-{call.softcap:g} before the softmax")
+        if call is not None and call.sinks is not None:
+            notes.append("Sinks take part of the weight (rows sum to less than 1)")
+        if attention.window and kind == "decoder":
+            notes.append(f"A sliding window of {attention.window} tokens")
+        elif attention.window:
+            notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
+        for note in notes:
             peculiar.setdefault(note, []).append(layer)
-    notes = [f"{note} in {kind} layers {spans(layers)}." for note, layers in peculiar.items()]
-    modules = {attention.module for attention in by_layer.values()}
-    if len(modules) < len(by_layer) and None not in modules:
-        notes.append(f"{len(by_layer)} {kind} layers share {amount(len(modules), 'set')} of weights.")
+    notes = [f"{note} in {kind} layers {spans(numbers)}." for note, numbers in peculiar.items()]
+    modules = {attention.module for attention in attentions}
+    if len(modules) < len(layers) and None not in modules:
+        notes.append(f"{len(layers)} {kind} layers share {amount(len(modules), 'set')} of weights.")
     return notes
-
-
-def _peculiarities(kind: Kind, attention: Seen) -> Iterator[str]:
-    call = attention.call
-    if call is not None and call.softcap is not None:
-        yield f"Scores are capped at +-{call.softcap:g} before the softmax"
-    if call is not None and call.sinks is not None:
-        yield "Sinks take part of the weight (rows sum to less than 1)"
-    if attention.window and kind == "decoder":
-        yield f"A sliding window of {attention.window} tokens"
-    elif attention.window:
-        yield f"A sliding window of {attention.window - 1} tokens to either side"
 
 
 def _notes_on_gaps(
@@ -335,15 +368,8 @@ _PACKAGES = (
 """Packages that may compute part of a model, if they are installed."""
 
 _FIELDS = (
-    "path",
-    "layers",
-    "n_layers",
-    "n_heads",
-    "n_kv_heads",
-    "d_model",
-    "extras",
-    "notes",
-    "reaches",
+    *("path", "layers", "n_layers", "n_heads", "n_kv_heads"),
+    *("d_model", "extras", "notes", "reaches"),
 )
 """Fields of a survey that are stored, beside its plan."""
 
@@ -371,8 +397,8 @@ class Memory:
 
     def survey(self, compute: Callable[[], Survey]) -> Survey:
         """Return the remembered survey of the model's attention, else the one that `compute` returns."""
+        modules = dict(self._base.named_modules())
         if self._verdict:
-            modules = dict(self._base.named_modules())
             facts = {name: self._verdict[name] for name in _FIELDS}
             facts["layers"] = {kind: tuple(numbers) for kind, numbers in facts["layers"].items()}
             facts["notes"] = tuple(facts["notes"])
@@ -382,12 +408,10 @@ class Memory:
             return Survey(**facts, plan=plan, remembered=self._verdict["when"])
         survey = compute()
         if survey.checked:
-            names = {module: name for name, module in self._base.named_modules()}
+            names = {module: name for name, module in modules.items()}
             today = datetime.datetime.now(datetime.UTC).date().isoformat()
             self._verdict = {name: getattr(survey, name) for name in _FIELDS}
-            self._verdict["plan"] = [
-                (names[module], list(places)) for module, places in survey.plan.items()
-            ]
+            self._verdict["plan"] = [(names[module], places) for module, places in survey.plan.items()]
             self._verdict["when"] = f"{today} with torch {torch.__version__}"
             self._write()
         return survey
@@ -437,16 +461,13 @@ def _cache_folder() -> Path:
 
 def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
     """Return a hash over all that a verdict depends on: files, code, versions, precision and machine."""
-    code: dict[str, str] = {}
+    code = {}
     for folder in _OWN_CODE:
-        code |= {
-            str(path.relative_to(PACKAGE)): file_sha256(path)
-            for path in (PACKAGE / folder).rglob("*.py")
-        }
-    is_cuda = base.device.type == "cuda"
-    chip = (
-        torch.cuda.get_device_name(base.device) if is_cuda else torch.backends.cpu.get_cpu_capability()
-    )
+        for path in (PACKAGE / folder).rglob("*.py"):
+            code[str(path.relative_to(PACKAGE))] = file_sha256(path)
+    chip = torch.backends.cpu.get_cpu_capability()
+    if base.device.type == "cuda":
+        chip = torch.cuda.get_device_name(base.device)
     return _hash(
         {
             "files": dict(hashes),

@@ -123,7 +123,7 @@ def _trace(
         # A copy, for some models write into what a projection gave them.
         return results[module].clone()
 
-    inputs = {**examples(base)[1].inputs, **survey.extras}
+    inputs = {**examples(base)[1], **survey.extras}
     with torch.enable_grad(), hooks(linear_maps([base]), after):
         perform(base, inputs, survey.plan, outputs)
         seen = {place: _dependencies(outputs.calls[place], results) for place in heads}
