@@ -19,17 +19,20 @@ from attnscope.results.storage import plain
 from attnscope.results.table import Table
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Bytes of a number, by its precision."""
+"""Bytes of a number by its precision."""
 
 DEFAULT_TOKENS = 2048
-"""The length of the text for a model without a limit."""
+"""The length of the text where the model has no limit."""
 
 SIZE_OPTIONS = ("d_model", "n_heads", "n_layers", "n_kv_heads", "d_head", "d_ff", "vocab_size")
-"""The sizes that may replace those of a model."""
+"""The sizes of a model that a user may replace."""
 
 
 class Quantity(NamedTuple):
-    """A quantity, what it is, and the formula of sizes and earlier quantities that gives it. One of 0 is not listed."""
+    """Declare a quantity: its name, what it is, and its formula, whose names are facts and earlier quantities.
+
+    `_facts_of` has the facts. A quantity that is 0 is not listed.
+    """
 
     name: str
     what: str
@@ -69,7 +72,7 @@ OTHER_PARAMETERS = (
     Quantity("pooler", "pooler", "pooler · (d_model² + d_model)"),
     Quantity("unembedding", "unembedding", "is_own · vocab_size · d_model"),
 )
-"""Parameters beside attention, where the model was not built and counted."""
+"""Parameters outside attention: they are computed where they were not counted in a model."""
 
 PER_TOKEN = (
     Quantity(
@@ -90,17 +93,18 @@ MEMORY = (
 )
 
 _NAME = re.compile("[A-Za-z_]+")
+"""A name in a formula."""
 
 
 def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
-    """Return the sizes of a preset, of a model by its configuration, or by hand.
+    """Return the sizes of a preset, of a model by its configuration, or those that are given one by one.
 
     Args:
-        spec: A preset, a known name, a folder, a config.json, or a Hub id; None = the sizes by hand.
+        spec: A preset, a known name, a folder, a config.json, or a Hub id; None = all sizes are in `changes`.
         changes: Some of `SIZE_OPTIONS`, which replace the model's.
 
     Raises:
-        UsageError: Neither a model nor d_model, n_heads and n_layers are given.
+        UsageError: There is neither a model nor d_model, n_heads and n_layers.
         AttnscopeError: There is no such model, or its sizes make no sense.
     """
     for name in changes:
@@ -111,7 +115,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
                 "no model is given, nor all of --sizes d_model, n_heads and n_layers",
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
-        # Their three sizes are known to be there, which mypy cannot tell.
+        # mypy does not know that three of them are no None.
         by_hand: dict[str, Any] = changes
         return sizes_by_hand(**by_hand)
     if spec in PRESETS:
@@ -120,7 +124,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        # An error may have no hint.
+        # The error's own hint may be empty.
         hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")
         if close:
             hint = f"did you mean the preset {close[0]}?"
@@ -137,9 +141,9 @@ def cost(
     Only MACs of matrix products count: norms, activations and additions are small.
 
     Args:
-        model: Its sizes, or whatever `find_sizes` takes.
-        n_tokens: For texts of this length; None = the model's longest, or 2048 if there is no limit.
-        dtype: Precision of scores, keys and values: float32, float16, bfloat16 or int8.
+        model: Its sizes, or their `spec` as `find_sizes` takes it.
+        n_tokens: The length of the text, N; None = the model's limit, or 2048 if it has none.
+        dtype: The precision of scores, keys and values: float32, float16, bfloat16 or int8.
         changes: Sizes that replace the model's, such as n_kv_heads=8.
 
     Raises:
@@ -157,21 +161,20 @@ def cost(
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     sheet = _Sheet(_facts_of(sizes, n, dtype))
 
-    # Parameters: group and unit have one name.
+    # Parameters: the group and its unit have the same name.
     sheet.add("parameters", "parameters", ATTENTION_PARAMETERS)
+    what = "all parameters"
     if sizes.counted is None:
         sheet.add("parameters", "parameters", OTHER_PARAMETERS)
-        # Those of one layer are listed, but lie in those of all layers.
+        # One layer's projections are in those of all layers.
         total = sheet.sum("parameters") - sheet.facts["projections_per_layer"]
         how = "the sum"
+        if not sizes.vocab_size:
+            what = "all but the embeddings"
     else:
         total = sizes.counted
         how = "counted in the model, built without weights"
-    is_whole = sizes.counted is not None or bool(sizes.vocab_size)
-    what = "all parameters" if is_whole else "all but the embeddings"
     sheet.put("parameters", "parameters", Quantity("parameters", what, how), "", total)
-    # The share's formula names biases, which are not listed where there are none.
-    sheet.facts.setdefault("projection_biases", 0)
     share = Quantity(
         "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
     )
@@ -179,8 +182,9 @@ def cost(
 
     # MACs, and memory.
     sheet.add("per_token", "MACs", PER_TOKEN)
-    of_both = "one token of the source and one of the target"
-    what = f"all MACs, {of_both if sizes.kind == 'encoder-decoder' else 'per token'}"
+    what = "all MACs, per token"
+    if sizes.kind == "encoder-decoder":
+        what = "all MACs, one token of the source and one of the target"
     sheet.put("per_token", "MACs", Quantity("per_token", what, "the sum"), "", sheet.sum("per_token"))
     sheet.add("memory", "bytes", MEMORY)
 
@@ -190,11 +194,11 @@ def cost(
 
 
 class _Sheet:
-    """Quantities that are computed one after the other.
+    """Compute quantities one after the other, and list them.
 
     Attributes:
-        facts: What formulas may name: sizes, and quantities so far.
-        rows: The rows of the table.
+        facts: The numbers that formulas may name: sizes, and all quantities so far.
+        rows: The rows of the table of quantities.
     """
 
     def __init__(self, facts: dict[str, int]) -> None:
@@ -204,17 +208,18 @@ class _Sheet:
     def add(self, group: str, unit: str, quantities: Sequence[Quantity]) -> None:
         """Compute quantities by their formulas."""
         for quantity in quantities:
+            # Numbers in place of the names, as the table shows it, then as an expression of Python.
             numbers = _NAME.sub(lambda match: f"{self.facts[match[0]]:,}", quantity.formula)
             expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
-            value = eval(expression, {"__builtins__": {}})  # numbers and signs of the formulas above
-            if value:
-                self.put(group, unit, quantity, numbers, value)
+            value = eval(expression, {"__builtins__": {}})
+            self.put(group, unit, quantity, numbers, value)
 
     def put(self, group: str, unit: str, quantity: Quantity, numbers: str, value: float) -> None:
-        """List a quantity, with the numbers that its formula becomes; empty = none are shown."""
+        """Note the value of a quantity, and list it with its formula in numbers (empty = not shown), unless it is 0."""
         self.facts[quantity.name] = value
-        row = {"group": group, "numbers": numbers, "value": value, "unit": unit}
-        self.rows.append(row | quantity._asdict())
+        if value:
+            row = {"group": group, "numbers": numbers, "value": value, "unit": unit}
+            self.rows.append(row | quantity._asdict())
 
     def sum(self, group: str) -> int:
         """Return the sum of a group so far."""
@@ -222,7 +227,7 @@ class _Sheet:
 
 
 def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, int]:
-    """Return the numbers that formulas name; whether something is there is 0 or 1."""
+    """Return the numbers that formulas name: all sizes, and what follows from them; a truth value is 0 or 1."""
     facts = {name: int(value) for name, value in asdict(sizes).items() if isinstance(value, int)}
     has_vocabulary = bool(sizes.vocab_size)
     width_outside = sizes.d_embedding if sizes.kind == "encoder" else sizes.d_model
@@ -240,7 +245,7 @@ def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, int]:
 
 
 def _notes(sizes: Sizes, n: int) -> list[str]:
-    """Return what a reader must know."""
+    """Return the notes on what is counted."""
     notes = list(sizes.notes)
     if sizes.kind != "encoder":
         notes.append(

@@ -1,8 +1,7 @@
 """Record failures that do not end a study: texts on which the model computes NaN or infinity, and later steps.
 
-Such a text is left out, and the result names it and the layer. Only small numbers are looked at, what a layer's
-attention was summed up to, and never a tile: a softmax over a score that is no number has no number in its whole row,
-so that every sum over the row shows it.
+Such a text is left out, and the result names it and the layer. Only sums over a layer's attention are checked, never a
+tile: after the softmax a NaN among the scores is in the whole row, so that every sum over the row is NaN.
 """
 
 from __future__ import annotations
@@ -21,27 +20,24 @@ from attnscope.models.info import ModelInfo
 from attnscope.results.result import Result, is_interrupted, settle_corpus
 
 MOST_NAMED = 10
-"""Texts that are left out and named; of more there is the number."""
+"""How many of the texts that are left out are named; the others are counted."""
 
 Place = tuple[str, int | None]
-"""Kind of attention and layer; without a layer it is the last hidden states, of the whole model or "without L3H1"."""
+"""Where a NaN came up: kind of attention and layer. For the last hidden states the layer is None, and in place of the
+kind stands the change of the model, such as "without L3H1"; empty = it was not changed."""
 
 
 def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
-    """Return which rows hold a NaN or an infinity, and where a model computed the first one.
+    """Return the rows that hold a NaN or an infinity, each with the first kind and layer where it has one.
 
-    `numbers` are kind -> layer -> (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
-
-    Returns:
-        Row -> kind and layer, the first that was computed, for the rows that are broken alone.
+    `numbers` are kind → layer → (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
     """
-    # A decoder's layers are between those across; an encoder's are before all of them.
-    kinds = list(numbers)
-    places = [(kind, layer) for kind in kinds for layer in numbers[kind]]
-    places.sort(key=lambda place: (place[0] != "encoder", place[1], kinds.index(place[0])))
-    # A row belongs to the first place where it is broken.
+    # In the order of computing: the encoder first; then layer by layer, a decoder's own attention and the one across.
+    places: list[tuple[bool, int, int, str]] = []
+    for number, (kind, by_layer) in enumerate(numbers.items()):
+        places += [(kind != "encoder", layer, number, kind) for layer in by_layer]
     broken: dict[int, Place] = {}
-    for kind, layer in places:
+    for _, layer, _, kind in sorted(places):
         array = numbers[kind][layer]
         array = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
         is_whole = np.isfinite(array).reshape(len(array), -1).all(1)
@@ -54,7 +50,9 @@ def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
 class LeftOut:
     """Hold the texts on which a model computes NaN or infinity.
 
-    `first` has the first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
+    Attributes:
+        n: How many they are.
+        first: The first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
     """
 
     n: int = 0
@@ -62,7 +60,7 @@ class LeftOut:
 
     @classmethod
     def of(cls, texts: Iterable[Any], broken: Mapping[int, Place]) -> LeftOut:
-        """Return the texts that are broken; `broken` has the place of each by its index in the corpus."""
+        """Return those of some texts that are broken: `broken` has their indices in the corpus, each with its place."""
         named = [
             (text.index, text.source, text.line, broken[text.index])
             for text in texts
@@ -71,25 +69,20 @@ class LeftOut:
         return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
 
     def merge(self, other: LeftOut) -> LeftOut:
-        """Return the texts of both, which have none in common; in any order the same."""
+        """Return these texts and the other ones; no text is in both."""
         return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """Entries for the problems of a corpus."""
+        """Return them as problems of a corpus."""
         problems = [
             Problem(source, line, f"not studied: {describe_place(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
-        # Those that are not named are counted in one entry.
-        more = self.n - len(problems)
-        if more:
-            problems.append(
-                Problem(
-                    problems[-1].source,
-                    None,
-                    f"{amount(more, 'more text')} not studied: as those before",
-                )
-            )
+        # Count those that are not named, in one problem.
+        n_unnamed = self.n - len(problems)
+        if n_unnamed:
+            reason = f"{amount(n_unnamed, 'more text')} not studied: as those before"
+            problems.append(Problem(problems[-1].source, None, reason))
         return [asdict(problem) for problem in problems]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
@@ -102,12 +95,12 @@ class LeftOut:
 
 
 def refusal(info: ModelInfo, place: Place) -> AttnscopeError:
-    """Return the error of a picture that cannot be drawn, as the model computes NaN or infinity on what it reads."""
+    """Return the error for a model that computes NaN or infinity on the one text that it was to read."""
     return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on this text", hint(info))
 
 
 def describe_place(info: ModelInfo, place: Place) -> str:
-    """Such as `decoder layer 3 computes NaN or infinity in float16`."""
+    """Return a clause such as "decoder layer 3 computes NaN or infinity in float16"."""
     kind, layer = place
     if layer is None:
         states = f"last hidden states {kind}".strip()
@@ -117,7 +110,7 @@ def describe_place(info: ModelInfo, place: Place) -> str:
 
 
 def hint(info: ModelInfo) -> str:
-    """Return what may help."""
+    """Return what a user may do about NaN or infinity."""
     if info.dtype == "float16":
         return "try --dtype float32 or bfloat16, in which larger numbers fit"
     wider = "" if info.dtype == "float64" else ", or --dtype float64"
@@ -131,30 +124,26 @@ R = TypeVar("R", bound=Result)
 
 
 def failure(step: str, error: Exception) -> dict[str, str]:
-    """Return what a record lists among the `failures` of its `run` when a step, such as "--causal", raised an error."""
+    """Return the entry for `failures` in the `run` of a record, after a step such as "--causal" raised an error."""
     if os.environ.get("ATTNSCOPE_TRACEBACK"):
         traceback.print_exception(error)
-    # Our own errors say what failed and what helps; of others only the want of memory is known.
+    # Our own errors come with a hint; of others only the want of memory has one.
     if isinstance(error, AttnscopeError):
-        return {"step": step, "error": error.message, "hint": error.hint}
-    if is_out_of_memory(error):
-        return {
-            "step": step,
-            "error": "not enough memory",
-            "hint": "choose fewer layers and heads, or shorter texts",
-        }
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    return {
-        "step": step,
-        "error": reason,
-        "hint": "with ATTNSCOPE_TRACEBACK=1 in the environment it says where",
-    }
+        reason = error.message
+        advice = error.hint
+    elif is_out_of_memory(error):
+        reason = "not enough memory"
+        advice = "choose fewer layers and heads, or shorter texts"
+    else:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        advice = "with ATTNSCOPE_TRACEBACK=1 in the environment it says where"
+    return {"step": step, "error": reason, "hint": advice}
 
 
 def add_step(record: R, name: str, add: Callable[[R], R]) -> R:
-    """Return the record after a further step with a name; it does not follow a failure or an interruption.
+    """Return the record after a further step, `add`, which is left out after a failure or an interruption.
 
-    A step that fails or is interrupted leaves the record as it was, and the record says so.
+    If the step fails or is interrupted, the record stays as it was, and says so: a failure names the step by `name`.
     """
     if is_interrupted(record.corpus) or record.run.get("failures"):
         return record

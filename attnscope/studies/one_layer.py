@@ -1,4 +1,7 @@
-"""Run a model on a text, and return what reaches one attention of it; or the worked example, which needs no model."""
+"""Run a model on a text, and return the inputs of one of its attentions, or those of the worked example.
+
+The studies `trace`, `split` and `why` start from here.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ class OneLayer:
     Attributes:
         text: The text.
         place: The kind of attention, and the layer.
-        heads: The heads that are looked at.
+        heads: The chosen heads.
         queries: The tokens that attend.
         keys: The tokens that are attended to.
-        inputs: Queries, keys, values and masks, float64; all are numbers.
-        run: What made them, as a record keeps it.
-        batch: What the model reads; None for the worked example.
-        around: The call of the attention as the model makes it, and its output projection; None for the worked example.
+        inputs: Queries, keys and values of all heads, mask and W_O, in float64; none of them is NaN or infinite.
+        run: The `run` of a record: model, weights, versions and notes.
+        batch: The text as the model reads it; None for the worked example.
+        around: The attention as the model calls it, and its output projection; None for the worked example.
     """
 
     text: str
@@ -65,14 +68,14 @@ def read_layer(
 
     Args:
         model: A loaded model, see `attnscope.load`; None = the worked example.
-        text: What to run it on.
-        layer: Which layer.
+        text: The text or prompt to run it on.
+        layer: The number of the layer.
         kind: "encoder", "decoder" or "cross"; None = the model's first.
-        heads: Which heads are looked at; None = all.
+        heads: The numbers of the heads; None = all.
 
     Raises:
-        AttnscopeError: There is no such layer or head, the model does not show its queries and keys, or they are no
-            numbers.
+        AttnscopeError: There is no such layer or head, the model does not show its queries and keys, or some are NaN
+            or infinite.
     """
     if model is None:
         return _read_example(heads)
@@ -98,13 +101,12 @@ def read_layer(
 
 def _read_example(heads: Sequence[int] | None) -> OneLayer:
     """Return the worked example: "The cat sat on mat", d_model 4, 2 heads, no projections."""
-    numbers = range(example.N_HEADS)
-    beyond = [head for head in heads or () if head not in numbers]
-    if beyond:
-        raise AttnscopeError(
-            f"there is no head {beyond[0]}: the worked example has 2", "they are numbered 0 and 1"
-        )
-    chosen = numbers if heads is None else sorted(set(heads))
+    chosen = range(example.N_HEADS) if heads is None else sorted(set(heads))
+    for head in heads or ():
+        if head not in range(example.N_HEADS):
+            raise AttnscopeError(
+                f"there is no head {head}: the worked example has 2", "they are numbered 0 and 1"
+            )
     # Each token is a word.
     text = " ".join(example.TOKENS)
     n_tokens = len(example.TOKENS)
@@ -116,13 +118,14 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
         special=[False] * n_tokens,
         style="plain",
     )
-    # No weights are read: Q, K and V are constants of the example.
+    # Q, K and V are constants of the example.
     scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
     inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
     return OneLayer(text, ("encoder", 0), tuple(chosen), tokens, tokens, inputs, run_of_example())
 
 
 def _inputs_of(around: Surroundings) -> Inputs:
+    """Return the inputs of an attention in float64; a mask that hides nothing is left out."""
     from attnscope.core.attention.seam import allowed
 
     call = around.call
@@ -136,8 +139,8 @@ def _inputs_of(around: Surroundings) -> Inputs:
         n_heads=call.n_heads,
         n_kv_heads=call.n_kv_heads,
         scale=call.scale,
-        may=_whole(may, call),
-        bias=_whole(call.bias, call),
+        may=_expanded(may, call),
+        bias=_expanded(call.bias, call),
         softcap=call.softcap,
         sinks=array_of(call.sinks),
         W_O=array_of(around.w_o),
@@ -150,15 +153,15 @@ def _side_by_side(heads: Tensor) -> Any:
     return array_of(heads[0].transpose(0, 1).flatten(1))
 
 
-def _whole(scores: Tensor | None, call: AttentionCall) -> Any:
-    """Return a mask or a bias as an array (1 or n_heads, query, key)."""
+def _expanded(scores: Tensor | None, call: AttentionCall) -> Any:
+    """Return a mask or a bias with all its queries and keys, as an array (1 or n_heads, query, key); None stays."""
     if scores is None:
         return None
     return np.array(array_of(scores[0].expand(-1, call.query.shape[2], call.key.shape[2])))
 
 
 def array_of(tensor: Tensor | None) -> Any:
-    """Return a tensor as an array of its shape: truth values, or float64."""
+    """Return a tensor as an array: truth values stay, numbers become float64; None stays."""
     if tensor is None:
         return None
     values = tensor.detach().cpu()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
 from attnscope.corpus import Copies, Problem, blocks, distinct
@@ -32,7 +33,7 @@ from attnscope.studies.inputs.texts import (
 from attnscope.studies.workers import Outcome, Workers
 
 STEP = "the study of a later text"
-"""What failed, if the study does not name it."""
+"""What the record of a failure calls the step that failed, if the study does not name it."""
 
 R = TypeVar("R")
 
@@ -44,14 +45,15 @@ R = TypeVar("R")
 class Part:
     """Hold sums over some texts. A study adds fields: numbers, tuples, objects with `merge`, and mappings of these.
 
-    Fields whose names open with an underscore are of one block, while it is measured.
+    A field whose name opens with an underscore holds what one block needs while it is measured, and no sum.
 
     Attributes:
-        n_texts: Whole texts in it.
+        n_texts: How many whole texts were added.
         n_tokens: Their tokens.
         n_chunked: How many of them came in several chunks.
-        broken: Texts of the block at hand on which the model computes NaN or infinity, by index. They count nothing.
-        left_out: The same of all finished blocks.
+        broken: Texts of this block on which the model computes NaN or infinity: index in the corpus → where. Nothing
+            of them is added.
+        left_out: The broken texts of all finished blocks.
         halved_to: To how few tokens batches were halved for want of memory; None = they were not.
         unknown: Words that the tokenizer does not know.
     """
@@ -79,8 +81,7 @@ class Part:
         return is_whole
 
     def merge(self, other: Self) -> Self:
-        """Return what was added up over the texts of both; neither is changed."""
-        # Fields of one block stay those of this part: nobody reads them any more.
+        """Return the sums over the texts of this part and of another; neither is changed."""
         both = copy(self)
         for name, value in other.lasting_fields().items():
             setattr(both, name, _add(getattr(self, name), value))
@@ -88,19 +89,23 @@ class Part:
         return both
 
     def lasting_fields(self) -> dict[str, Any]:
-        """Return the fields that outlast the block."""
+        """Return the fields that outlast a block: those whose names open with no underscore."""
         names = [each.name for each in fields(self) if not each.name.startswith("_")]
         return {name: getattr(self, name) for name in names}
 
 
 def _add(first: Any, second: Any) -> Any:
-    """Return the sum of two values of a field; None adds nothing."""
+    """Return the sum of the values that a field has in two parts; None adds nothing."""
     if first is None:
         return second
     if second is None:
         return first
     if isinstance(first, Mapping):
-        return {**first, **{name: _add(first.get(name), value) for name, value in second.items()}}
+        sums = dict(first)
+        for name, value in second.items():
+            sums[name] = _add(first.get(name), value)
+        return sums
+    # Tuples are joined.
     if isinstance(first, int | tuple):
         return first + second
     return first.merge(second)
@@ -112,11 +117,11 @@ P = TypeVar("P", bound=Part)
 class Measurer(ABC, Generic[P]):
     """Measure blocks for a study. Each worker has a measurer of its own.
 
-    A block has `texts`, in one place; each text has an `index`, a `source` and a `line`.
+    A block is any object with `texts`, each of which has an `index` in the corpus, a `source` and a `line`.
 
     Attributes:
-        room: How much of a batch fits into memory at once.
-        tokenizer: What reads its texts; None = they are no texts, or random tokens.
+        room: Halves batches that do not fit into memory.
+        tokenizer: The tokenizer of its texts; None = it measures no texts, or random tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
@@ -125,22 +130,22 @@ class Measurer(ABC, Generic[P]):
 
     @abstractmethod
     def start(self, block: Any) -> P:
-        """Return the part of no text, for a block."""
+        """Return an empty part, to which the texts of a block will be added."""
 
     @abstractmethod
     def batches(self, block: Any) -> Iterable[Sequence[Any]]:
-        """Cut a block into batches, the longest texts first: what shorter ones need fits into what those have freed."""
+        """Cut a block into batches, the longest texts first: shorter ones fit into the memory that those have freed."""
 
     @abstractmethod
     def measure(self, batch: Any) -> Any:
-        """Run the model on a batch. It adds to nothing, as it starts anew on a half where memory runs out."""
+        """Run the model on a batch. It must change no part: where memory runs out, it is called again on half of it."""
 
     @abstractmethod
     def add(self, part: P, batch: Any, result: Any) -> None:
         """Add what was measured on a batch to a part. Ctrl-C waits until that is done."""
 
     def finish(self, part: P) -> P:
-        """Return the part of a block, without what only later batches of the block needed."""
+        """Return the part of a block that is done, in its final form."""
         return part
 
 
@@ -149,15 +154,15 @@ class Measurer(ABC, Generic[P]):
 
 @dataclass
 class Run(Generic[P]):
-    """Hold the result of going over the texts.
+    """Hold the sums over a corpus, and what happened on the way.
 
     Attributes:
-        done: What was added up.
-        complete: Whether all texts were gone through.
+        done: The sums over all texts that were measured.
+        complete: Whether the loop came to the end of the corpus.
         lost: Blocks that were given up as their workers died, as problems of a corpus.
-        failures: What failed after some blocks, as `failure` tells it.
-        error: The exception that this was; None = nothing failed.
-        notes: What a reader of the result must know of an interruption, and of memory.
+        failures: The failure that ended the loop, as `failure` describes it; empty = there was none.
+        error: The exception of that failure; None = there was none.
+        notes: Sentences on an interruption and on halved batches, for a reader of the result.
         n_copies: How many texts were left out as copies of earlier ones.
     """
 
@@ -174,21 +179,21 @@ class Run(Generic[P]):
         return [*self.lost, *self.done.left_out.problems(info)]
 
     def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-        """Return what made a record: the model, notes and what failed."""
+        """Return the `run` of a record: the model, notes and failures."""
         about = run_of(info, [*notes, *self.notes])
         if self.failures:
             about["failures"] = self.failures
         return about
 
     def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
-        """Return what a record says of the texts."""
-        about = describe_texts(texts)
-        return about | {
+        """Return the `corpus` of a record: the texts, how many were measured, and what became of the others."""
+        described = describe_texts(texts)
+        return described | {
             "n_texts": self.done.n_texts,
             "n_tokens": self.done.n_tokens,
             "n_chunked": self.done.n_chunked,
             "n_copies": self.n_copies,
-            "problems": [*about["problems"], *self.problems(info)],
+            "problems": [*described["problems"], *self.problems(info)],
             "unknown_words": self.done.unknown.note,
             "complete": self.complete,
         }
@@ -201,83 +206,82 @@ def run(
     measurer: Callable[..., Measurer[P]],
     models: Sequence[Model],
     texts: Texts,
-    nothing: P,
+    empty: P,
     *,
     block: int,
-    **how: Any,
+    **options: Any,
 ) -> Run[P]:
-    """Go over a corpus, block by block, as `run_blocks` does. Copies of earlier texts are left out and counted.
+    """Cut a corpus into blocks, and go over them. Copies of earlier texts are left out and counted.
 
     Args:
-        measurer: As in `run_blocks`, and so are `models` and `nothing`.
-        models: See there.
+        measurer: Makes the measurer of the models; with workers it is pickled.
+        models: The models, as a rule one.
         texts: The corpus.
-        nothing: See there.
+        empty: A part without texts.
         block: The most texts of a block.
-        how: `workers`, `report` and `step` of `run_blocks`.
+        options: `workers`, `report` and `step` of `run_blocks`.
     """
     copies = Copies()
-
-    def share(cut: Any) -> float | None:
-        return share_read(texts, cut.texts[-1].index)
-
-    going = run_blocks(
+    result = run_blocks(
         measurer,
         models,
         blocks(distinct(texts, copies), block),
-        nothing,
-        share=share,
-        **how,
+        empty,
+        share=lambda cut: share_read(texts, cut.texts[-1].index),
+        **options,
     )
-    going.n_copies = copies.n
-    return going
+    result.n_copies = copies.n
+    return result
 
 
 def run_blocks(
     measurer: Callable[..., Measurer[P]],
     models: Sequence[Model],
-    cut: Iterable[Any],
-    nothing: P,
+    all_blocks: Iterable[Any],
+    empty: P,
     *,
     workers: Sequence[Workers] | None = None,
     report: Report | None = None,
     step: str = STEP,
     share: Callable[[Any], float | None] = lambda _: None,
 ) -> Run[P]:
-    """Go over blocks, and add up what comes of each in their order.
+    """Measure blocks, and merge their parts in the order of the blocks.
 
-    If the user ends it, or if something fails after some texts, whole blocks count. Before the first whole block, an
-    interruption keeps the texts that are done: they are the longest of the first block, and a note says so.
+    After Ctrl-C, or a failure after some texts, the blocks that are done count. If Ctrl-C comes within the first block,
+    its texts that are done count: they are its longest, and a note says so.
 
     Args:
         measurer: Makes the measurer of the models; with workers it is pickled.
         models: The models, as a rule one.
-        cut: The blocks.
-        nothing: The part of no text.
+        all_blocks: The blocks; they are read one after the other as they are needed.
+        empty: A part without texts.
         workers: How workers load each model; None = this process measures.
-        report: Hears how far it is after each batch; with workers after each block.
-        step: What is at work, for the record of a failure.
-        share: Returns how much of all texts has been read, 0 to 1, when a block was cut; None = unknown.
+        report: Called with the progress after each batch; with workers after each block.
+        step: What the record of a failure calls this step.
+        share: Returns, for a block that was just read, how much of the corpus has been read, 0 to 1; None = unknown.
 
     Raises:
         AttnscopeError: Something fails before any block is done, or no worker could begin.
     """
-    # What comes of the texts, the sums so far, and how much of all texts had been read before each block.
-    going = Run(nothing)
-    order = _InOrder(nothing)
+    result = Run(empty)
+    sums = _InOrder(empty)
+    # How much of the corpus had been read before the first block, and after each block.
     shares_read: list[float | None] = [0.0]
 
     def read_blocks() -> Iterator[Any]:
-        for block in cut:
+        for block in all_blocks:
             shares_read.append(share(block))
             yield block
 
     def tell(number: int, fraction: float, part: P) -> None:
-        """Report that a fraction of a block is done, with a part that is not among the sums yet."""
-        if report is not None:
-            before, after = shares_read[number : number + 2]
-            done = None if after is None else (before or 0.0) * (1 - fraction) + after * fraction
-            report(Progress(order.n_texts + part.n_texts, order.n_tokens + part.n_tokens, done))
+        """Report that a fraction of a block is done; its part is not among the sums yet."""
+        if report is None:
+            return
+        before, after = shares_read[number : number + 2]
+        share_done = None
+        if after is not None:
+            share_done = (before or 0.0) * (1 - fraction) + after * fraction
+        report(Progress(sums.n_texts + part.n_texts, sums.n_tokens + part.n_tokens, share_done))
 
     # Measure the blocks, in this process or by workers, each of which loads the models once.
     try:
@@ -287,75 +291,76 @@ def run_blocks(
             loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
             executor = workers[0].executor_on(models[0].info.device)
             outcomes = executor.map_blocks(_InWorker(loaders, measurer), read_blocks())
-        # Add up what comes of them. Ctrl-C waits until a part is added as a whole.
+        # Add their parts. Ctrl-C waits until a part is added as a whole.
         with closing(outcomes):
             for outcome in outcomes:
                 with delay_interrupts():
-                    order.take(outcome.number, outcome.result)
+                    sums.take(outcome.number, outcome.result)
                 if outcome.lost:
-                    going.lost.append(_describe_lost(outcome.block, outcome.lost))
+                    result.lost.append(_describe_lost(outcome.block, outcome.lost))
                 if workers is not None:
-                    tell(outcome.number, 1.0, nothing)
+                    tell(outcome.number, 1.0, empty)
     # Keep what was done before an interruption or a failure.
     except KeyboardInterrupt as interruption:
-        going.complete = False
-        going.notes += interruption.args
+        result.complete = False
+        result.notes += interruption.args
     except Exception as error:
-        if not order.n_texts:
+        if not sums.n_texts:
             raise
-        going.error = error
-        going.failures.append(failure(step, error))
-        going.complete = False
-    # Blocks that were done out of their order count as well.
-    if order.take_rest() and not going.failures:
-        going.notes.append(
+        result.error = error
+        result.failures.append(failure(step, error))
+        result.complete = False
+    # Blocks count as well that were done before an earlier one.
+    if sums.add_waiting() and not result.failures:
+        result.notes.append(
             "Interrupted: these are whole blocks of texts, but not the first ones of the corpus."
         )
-    going.done = order.done
-    if going.done.halved_to is not None:
-        going.notes.append("Memory did not suffice for whole batches: they were halved.")
-    return going
+    result.done = sums.done
+    if result.done.halved_to is not None:
+        result.notes.append("Memory did not suffice for whole batches: they were halved.")
+    return result
 
 
 def _describe_lost(block: Any, why: str) -> dict[str, Any]:
-    """Return the problem of a block that was given up."""
+    """Return a block that was given up as a problem of the corpus."""
     n_lost = amount(len(block.texts), "text from here on was", "texts from here on were")
     first = block.texts[0]
     return asdict(Problem(first.source, first.line, f"{n_lost} not studied: {why}"))
 
 
 class _InOrder(Generic[P]):
-    """Add up the parts of blocks in the order of the corpus, whichever comes first.
+    """Add up the parts of blocks in the order of the corpus, in whatever order they come.
 
     Attributes:
-        done: The sum.
-        n_texts: Texts of all parts, those that wait for an earlier one included; `n_tokens` likewise.
+        done: The sum of the parts that were added.
+        n_texts: The texts of all parts, also of those that wait for the part of an earlier block.
+        n_tokens: Their tokens.
     """
 
-    def __init__(self, nothing: P) -> None:
-        self.done = nothing
+    def __init__(self, empty: P) -> None:
+        self.done = empty
         self.n_texts = 0
         self.n_tokens = 0
         self._waiting: dict[int, P | None] = {}
         self._next = 0
 
     def take(self, number: int, part: P | None) -> None:
-        """Take the part of a block; None if it was given up."""
+        """Take the part of a block by its number; None = the block was given up."""
         self._waiting[number] = part
         if part is not None:
             self.n_texts += part.n_texts
             self.n_tokens += part.n_tokens
-        # Add the parts that no earlier block holds up.
+        # Add all parts whose earlier ones are there.
         while self._next in self._waiting:
             self._add(self._next)
             self._next += 1
 
-    def take_rest(self) -> bool:
-        """Add the parts that wait for a block which will not come; return whether there are any."""
-        rest = sorted(self._waiting)
-        for number in rest:
+    def add_waiting(self) -> bool:
+        """Add the parts that still wait, as no further one will come; return whether there are any."""
+        numbers = sorted(self._waiting)
+        for number in numbers:
             self._add(number)
-        return bool(rest)
+        return bool(numbers)
 
     def _add(self, number: int) -> None:
         part = self._waiting.pop(number)
@@ -367,28 +372,33 @@ class _InOrder(Generic[P]):
 
 
 def _measure_here(
-    measurer: Measurer[P], cut: Iterable[Any], tell: Callable[[int, float, P], None]
+    measurer: Measurer[P], all_blocks: Iterable[Any], tell: Callable[[int, float, P], None]
 ) -> Generator[Outcome, None, None]:
-    """Measure blocks in this process, one after the other, and tell how far each is after each batch.
+    """Measure blocks in this process, one after the other, and yield the part of each.
 
-    If it is interrupted before any text of an earlier block counts, the texts of this one that are done are kept.
+    If Ctrl-C comes while no earlier block has a text that counts, the texts of this block that are done are kept.
+
+    Args:
+        measurer: The measurer.
+        all_blocks: The blocks.
+        tell: Called after each batch with the number of the block, the fraction of it that is done, and its part.
 
     Raises:
-        KeyboardInterrupt: With a note, if only some texts of a block were kept.
+        KeyboardInterrupt: The user ended it; with a note if only some texts of a block are kept.
     """
     n_texts = 0
-    for number, block in enumerate(cut):
+    for number, block in enumerate(all_blocks):
         part = measurer.start(block)
         try:
             for fraction in _add_batches(measurer, block, part):
                 tell(number, fraction, part)
         except KeyboardInterrupt:
-            # Whole blocks are there, or nothing at all: this one counts nothing.
+            # Earlier blocks are there, or no text is done: this block counts nothing.
             if n_texts or not part.n_texts:
                 raise
             done = _finish(measurer, block, part)
             yield Outcome(number, block, done)
-            # Say so, unless the block was done just before.
+            # Say so, unless Ctrl-C came after the last text.
             n_all = len(block.texts)
             if done.n_texts + done.left_out.n == n_all:
                 raise
@@ -400,24 +410,25 @@ def _measure_here(
 
 
 def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
-    """Add a block to its part, batch by batch; yield which fraction of its tokens is done."""
+    """Measure a block and add it to its part, batch by batch; yield after each the fraction of tokens that is done."""
     batches = list(measurer.batches(block))
+    # Unknown words in the order of the corpus; `text` is the index of an item's text.
     if measurer.tokenizer is not None:
-        items = sorted((item for batch in batches for item in batch), key=lambda item: item.text)
+        items = sorted(chain(*batches), key=lambda item: item.text)
         part.unknown = UnknownWords.of(measurer.tokenizer, [item.tokens for item in items])
     n_tokens = sum(map(padded_size, batches))
     n_done = 0
     for batch in batches:
-        # Where memory does not suffice, `some` is a part of the batch.
-        for some, result in measurer.room.each(batch, measurer.measure):
+        # Where memory does not suffice, the batch comes in several pieces.
+        for piece, result in measurer.room.each(batch, measurer.measure):
             with delay_interrupts():
-                measurer.add(part, some, result)
+                measurer.add(part, piece, result)
         n_done += padded_size(batch)
         yield n_done / max(1, n_tokens)
 
 
 def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
-    """Return the part of a block, with the texts that were left out, and without what only this block needed."""
+    """Return the part of a block that is done: it names the texts left out, and drops what only this block needed."""
     lasting = measurer.finish(part).lasting_fields()
     lasting |= {
         "broken": {},
@@ -429,18 +440,24 @@ def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
 
 @dataclass(eq=False)
 class _InWorker(Generic[P]):
-    """Measure blocks in a worker, which loads the models once. It is pickled before that."""
+    """Measure blocks in a worker, which loads the models once. It is pickled before that.
+
+    Attributes:
+        loaders: Each loads one of the models.
+        make: Makes the measurer of the models.
+        measurer: The measurer, once the models are loaded.
+    """
 
     loaders: Sequence[Callable[[], Model]]
     make: Callable[..., Measurer[P]]
     measurer: Measurer[P] = field(init=False)
 
     def load(self) -> None:
-        """Load the models."""
+        """Load the models, and make their measurer."""
         self.measurer = self.make(*(load() for load in self.loaders))
 
     def __call__(self, block: Any) -> P:
-        """Measure a block."""
+        """Return the part of a block."""
         outcome = next(_measure_here(self.measurer, [block], lambda *_: None))
         part: P = outcome.result
         return part
@@ -450,20 +467,20 @@ class _InWorker(Generic[P]):
 
 
 class Room:
-    """Halve a batch that does not fit into the memory of the device, and later batches of its size.
+    """Halve batches that do not fit into the memory of the device, and later ones of their size at once.
 
     It also halves batches of texts that must not be padded together (`MixedLengthsError`), whatever their size. Results
     agree up to rounding: torch may sum a batch of another shape in another order.
 
     Attributes:
-        tokens: The most tokens that are tried at once from now on, if there are several texts; None = any number.
+        tokens: The most tokens, padding included, of several texts that are tried together; None = no batch failed yet.
     """
 
     def __init__(self) -> None:
         self.tokens: int | None = None
 
     def each(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
-        """Do something with a batch, or with parts of it; yield each part that fitted, and the result.
+        """Call `do` with a batch, or with pieces of it that fit; yield each piece and its result.
 
         Raises:
             AttnscopeError: A single text does not fit.
@@ -486,7 +503,7 @@ class Room:
             yield from self.each(half, do)
 
     def _try(self, batch: Sequence[Any], do: Callable[[Any], R]) -> tuple[R] | None:
-        """Return the result, or None if the batch must be halved."""
+        """Return the result as a tuple, as it may be None itself; None = the batch must be halved."""
         try:
             return (do(batch),)
         except MixedLengthsError:
@@ -503,7 +520,7 @@ class Room:
 
 
 def padded_size(batch: Sequence[Sized]) -> int:
-    """Return how many tokens a batch has, padding included."""
+    """Return how many tokens a batch has, padding included; the length of an item is its number of tokens."""
     return len(batch) * max(map(len, batch), default=0)
 
 

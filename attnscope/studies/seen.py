@@ -1,4 +1,4 @@
-"""Keep a model's attention on a batch: its calls, else dense weights; `row_samples.read_rows` reads rows of either."""
+"""Keep a model's attention on a batch, from which `core.attention.row_samples.read_rows` reads rows of weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.models.model import Batch, Model
 
 Attention = AttentionCall | Tensor
-"""A layer on a batch: its call, or the dense weights of a model without the seam."""
+"""The attention of a layer on a batch: its call, or the dense weights of a model whose attention passes no seam."""
 
 
 def see(
     model: Model, batch: Batch, layers: Sequence[int] | None = None
 ) -> Mapping[Any, Mapping[int, Any]]:
-    """Run a model on a batch; return its attention by kind and layer, without gradients."""
+    """Run a model on a batch without gradients, and return kind → layer → `Attention`; `layers` None = all."""
     probe = Weights(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():
         model.run(batch.to(model.info.device), probe)
@@ -26,5 +26,5 @@ def see(
 
 
 def count_heads(attention: Attention) -> int:
-    """Return how many heads a layer has."""
+    """Return how many query heads a layer has."""
     return attention.shape[1] if isinstance(attention, Tensor) else attention.n_heads

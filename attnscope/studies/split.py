@@ -17,7 +17,7 @@ from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.one_layer import read_layer
 
 _MOST_NUMBERS = 20_000_000
-"""How many weights all heads may have together."""
+"""How many weights all heads may have together, as all are held at once."""
 
 
 @with_plain_torch
@@ -33,13 +33,13 @@ def split(
 
     Args:
         model: A loaded model, see `attnscope.load`; None = the worked example, "The cat sat on mat" with d_model 4.
-        text: What to run it on.
-        layer: Which layer.
-        options: How they are cut.
+        text: The text or prompt to run it on.
+        layer: The number of the layer.
+        options: The numbers of heads, and which heads to leave out; None = the defaults.
         kind: "encoder", "decoder" or "cross"; None = the model's first.
 
     Returns:
-        The record. With the model's own number of heads it has the model's own weights.
+        The record. For the model's own number of heads it holds the model's own weights.
 
     Raises:
         AttnscopeError: The layer's heads cannot be cut otherwise: grouped queries, position biases by head, sinks.
@@ -64,13 +64,20 @@ def split(
         grids["disagreement_nats"].append(cut.disagreement_nats)
         grids["weights"] += [*cut.weights]
 
-        # Its heads.
+        # The facts of its heads.
         for head in range(count):
-            facts = {name: getattr(cut, name)[head] for name in ("entropy_nats", "uniform", "rank")}
-            facts |= {"first_column": head * d_head, "last_column": (head + 1) * d_head - 1}
-            rows["heads"].append({"n_heads": count, "head": head, **facts})
+            row = {
+                "n_heads": count,
+                "head": head,
+                "entropy_nats": cut.entropy_nats[head],
+                "uniform": cut.uniform[head],
+                "rank": cut.rank[head],
+                "first_column": head * d_head,
+                "last_column": (head + 1) * d_head - 1,
+            }
+            rows["heads"].append(row)
 
-        # What changes without some of them: a head's own columns of the output.
+        # By how much the output changes without a head: by what stands in the head's own columns.
         whole = float(np.linalg.norm(cut.joined))
         for head in options.drop:
             if head < count:
@@ -89,7 +96,13 @@ def split(
 
 
 def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
-    """Refuse what cannot be cut otherwise: layers whose heads differ in more than their columns, and odd numbers."""
+    """Refuse layers whose heads differ in more than their columns, and numbers of heads that do not divide the width.
+
+    Args:
+        name: The model.
+        inputs: What reaches the attention.
+        counts: The wanted numbers of heads.
+    """
     if inputs.n_kv_heads != inputs.n_heads:
         raise AttnscopeError(
             f"{name} has {inputs.n_heads} query heads on {inputs.n_kv_heads} key/value heads: its queries are wider "
@@ -107,7 +120,7 @@ def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
         )
     if inputs.may is not None and inputs.may.shape[0] > 1:
         raise AttnscopeError(f"{name} masks its heads each in its own way", "choose another model")
-    # All weights are held at once, (head, query, key).
+    # The weights of all numbers of heads, (head, query, key).
     n_queries, d_model = inputs.Q.shape
     n_numbers = sum(counts) * n_queries * len(inputs.K)
     if n_numbers > _MOST_NUMBERS:

@@ -1,7 +1,7 @@
 """Compute the attention of heads number by number, and compare it with the model's own kernel.
 
-The steps are lines of NumPy in float64 (`core.stepwise`). They start from the model's own queries, keys and values.
-A result that differs from the kernel's beyond rounding is refused. Drawing is left to `questions.trace`.
+The steps are lines of NumPy in float64 (`core.stepwise`), which start from the model's own queries, keys and values.
+If their result differs from the kernel's by more than rounding, it is refused. Drawing is left to `questions.trace`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 _MOST_NUMBERS = 50_000_000
-"""How many numbers a matrix of all queries and keys may have, by heads, before it is refused."""
+"""How many scores, heads x queries x keys, a trace may have."""
 
 
 def study(
     spec: str, text: str | None, layer: int | None, options: TraceOptions, loading: LoadOptions
 ) -> Trace:
-    """Trace heads of a layer on a text, or the worked example if there is no text."""
+    """Load a model and trace heads of a layer on a text, or trace the worked example if there is no text."""
     if text is None:
         if layer or options.target is not None or options.kind is not None:
             raise UsageError(
@@ -87,10 +87,11 @@ def trace(
     queries = layer_run.queries
     keys = layer_run.keys
     chosen = layer_run.heads
+    # The positions of the traced queries.
     traced = list(range(len(queries)))
     if query is not None:
         traced = [position_of(query, queries, "--query")]
-    # A matrix of a long text is too much to read, and may be too much to hold.
+    # The scores of a long text are too much to read, and may be too much for the memory.
     n_numbers = len(traced) * len(keys) * len(chosen)
     if n_numbers > _MOST_NUMBERS:
         raise AttnscopeError(
@@ -99,23 +100,23 @@ def trace(
             "trace one query (--query) or fewer heads (-H)",
         )
 
-    # Compute the steps. The concatenation also has the heads that are not traced.
+    # Compute the steps. The last of them also reads the outputs of the heads that are not traced, H.
     around = layer_run.around or _run_example(layer_run.inputs)
     kernel = _kernel_of(around)
     others = kernel.outputs.copy()
     others[list(chosen)] = 0
     inputs = replace(layer_run.inputs, H=others)
     lines = stepwise.all_lines(inputs, chosen, None if query is None else traced[0])
-    values = stepwise.compute(lines, inputs)
-    # The values of each step by its name: those of heads stacked, (head, …); a single query keeps its axis.
+    # The values of each step by its name, (head, …) where heads have a step each. One query gets its axis back.
     by_step: dict[str, list[Array]] = {}
-    for line, value in zip(lines, values, strict=True):
+    for line, value in zip(lines, stepwise.compute(lines, inputs), strict=True):
         is_of_keys = line.head is not None and HEAD_STEPS[line.name][0] == "keys"
-        whole = value if query is None or is_of_keys else value[None]
-        by_step.setdefault(line.name, []).append(whole)
+        if query is not None and not is_of_keys:
+            value = value[None]
+        by_step.setdefault(line.name, []).append(value)
     grids: dict[str, Any] = {}
-    for name, parts in by_step.items():
-        grids[name] = np.stack(parts) if name in HEAD_STEPS else parts[0]
+    for name, values in by_step.items():
+        grids[name] = np.stack(values) if name in HEAD_STEPS else values[0]
     if np.isnan(grids["weights"]).any():
         raise AttnscopeError(
             "a query of this text may attend to nothing", "trace another one with --query"
@@ -129,13 +130,13 @@ def trace(
         step["axes"] = " ".join(line.axes)
         step["head"] = -1 if line.head is None else line.head
         steps.append(step)
-    known = Trace.TABLES
+    columns = Trace.TABLES
     tables = {
-        "steps": Table.of(known["steps"], steps),
-        "heads": Table.of_arrays(known["heads"], head=list(chosen)),
-        "queries": Table.of_arrays(known["queries"], token=list(queries.labels)),
-        "keys": Table.of_arrays(known["keys"], token=list(keys.labels)),
-        "traced": Table.of_arrays(known["traced"], query=traced),
+        "steps": Table.of(columns["steps"], steps),
+        "heads": Table.of_arrays(columns["heads"], head=list(chosen)),
+        "queries": Table.of_arrays(columns["queries"], token=list(queries.labels)),
+        "keys": Table.of_arrays(columns["keys"], token=list(keys.labels)),
+        "traced": Table.of_arrays(columns["traced"], query=traced),
     }
     for name, value in inputs.names().items():
         if name in INPUTS:
@@ -154,19 +155,19 @@ def trace(
     return Trace(run, {}, options, tables, grids)
 
 
-# What the steps are compared with ---------------------------------------------------------------------------------
+# The kernel that the steps are compared with ------------------------------------------------------------------------
 
 
 def _run_example(inputs: Inputs) -> Surroundings:
-    """Compute the worked example by the kernel, in float32."""
+    """Return the worked example as the attention of a model, computed by the kernel in float32."""
     import torch
 
     from attnscope.core.attention.seam import AttentionCall, attend
     from attnscope.models.inside.projections import Surroundings
 
-    # Each as (1, head, token, column).
-    tensors = [torch.tensor(x, dtype=torch.float32) for x in (inputs.Q, inputs.K, inputs.V)]
-    query, key, value = (x.view(len(x), inputs.n_heads, -1).transpose(0, 1)[None] for x in tensors)
+    # Q, K and V side by side, (3, token, d_model) → (3, 1, head, token, d_head).
+    joined = torch.tensor(np.stack([inputs.Q, inputs.K, inputs.V]), dtype=torch.float32)
+    query, key, value = joined.view(*joined.shape[:2], inputs.n_heads, -1).transpose(1, 2)[:, None]
     call = AttentionCall(0, "encoder", query, key, value, inputs.scale)
     output = attend(call)
     note = (
@@ -177,7 +178,15 @@ def _run_example(inputs: Inputs) -> Surroundings:
 
 @dataclass(frozen=True, eq=False)
 class _Kernel:
-    """Hold a kernel's attention: outputs (head, query, d_value), weights (head, query, key), after W_O."""
+    """Hold an attention as a kernel computes it.
+
+    Attributes:
+        name: The kernel, its precision and device.
+        outputs: The outputs of heads, (head, query, d_value).
+        weights: The weights, (head, query, key).
+        projected: The output after W_O, (query, d_model); None = the model does not show it.
+        eps: The relative rounding of the precision.
+    """
 
     name: str
     outputs: Array
@@ -187,7 +196,7 @@ class _Kernel:
 
 
 def _kernel_of(around: Surroundings) -> _Kernel:
-    """Return the outputs and weights of an attention as its kernel computes them, float64."""
+    """Return an attention as its kernel computes it, with arrays in float64."""
     import torch
 
     from attnscope.core.attention.seam import attention_weights
@@ -212,12 +221,22 @@ def _check(
     heads: tuple[int, ...],
     traced: list[int],
 ) -> dict[str, Any]:
-    """Compare steps with what a kernel computed, and return the differences as a trace keeps them.
+    """Compare steps with what a kernel computed.
+
+    Args:
+        grids: The values of each step by its name.
+        kernel: What the kernel computed.
+        inputs: Where the steps start from.
+        heads: The traced heads.
+        traced: The positions of the traced queries.
+
+    Returns:
+        The `check` of a trace: the kernel, the largest differences, and how much rounding explains.
 
     Raises:
         AttnscopeError: A difference is beyond rounding.
     """
-    # The same heads and queries of the kernel, (head, traced, …).
+    # The same heads and queries of the kernel, (head, query, …).
     rows = np.ix_(heads, traced)
     outputs = _apart(grids["head_output"], kernel.outputs[rows])
     weights = _apart(grids["weights"], kernel.weights[rows])
@@ -254,16 +273,24 @@ def _check(
 
 
 def _rounding_projected(joined: Array, inputs: Inputs, eps: float, rounding: float) -> float:
-    """Return how much rounding may change what W_O gives: through the rounded outputs, and in its own sums."""
+    """Return how much rounding may change the output after W_O: through the rounded outputs, and in its own sums.
+
+    Args:
+        joined: The outputs of all heads side by side, (query, heads * d_value).
+        inputs: They have W_O and its bias.
+        eps: The relative rounding of the kernel.
+        rounding: How much rounding may change the outputs.
+    """
     if inputs.W_O is None:
         return rounding
     bias = 0.0 if inputs.b_O is None else np.abs(inputs.b_O)
     size = np.abs(joined) @ np.abs(inputs.W_O).T + bias
-    # Sums are made in 32 bits at the least, and then rounded to the kernel's precision.
+    # Sums are made in float32 or better, and then rounded to the kernel's precision.
     sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
     through_outputs = rounding * np.abs(inputs.W_O).sum(1).max()
     return float(through_outputs + (eps + sums) * size.max())
 
 
 def _apart(ours: Array, theirs: Array) -> float:
+    """Return the largest difference."""
     return float(np.abs(ours - theirs).max(initial=0.0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -36,10 +37,13 @@ from attnscope.results.table import Table
 from attnscope.studies.inputs.provenance import run_of
 
 N_TEXTS, N_PLACES = 64, 16
-"""Tokens that what places do is a mean over, and how many places."""
+"""What positions alone do is measured on so many texts of so many tokens."""
 
 N_DIRECTIONS, N_TOKENS = 2, 5
-"""Singular directions of a head, and tokens at each end of one."""
+"""Singular directions that are kept of a head, and tokens that are named at each end of one."""
+
+Maps = Mapping[str, tuple[Tensor, Tensor]]
+"""The factors of a layer's maps by name, "OV", "QK" or "KQ": (head, d_model, d_head) and (head, d_head, d_model)."""
 
 
 @with_plain_torch
@@ -68,19 +72,21 @@ def weights(
 
 
 @dataclass(frozen=True, eq=False)
-class _Ends:
-    """Hold the tokens at both ends of a head.
+class _Vocabulary:
+    """Hold the tokens that heads read and write.
 
     Attributes:
-        ids: Their numbers.
-        looked_up: Their embeddings as they enter the stream, (token, d_model), at length 1, centred where norms centre.
-        written: What stands for writing each, (token, d_model), less its mean over tokens.
-        name: What that is.
-        cores: E U over the vocabulary, (d_model, d_model), of what is read and what is written, for each score.
+        ids: Their numbers, (token,).
+        read: Their embeddings as they enter the stream, (token, d_model), scaled to a root mean square of 1, and
+            centred where norms centre.
+        written: The directions in which writing raises each token, (token, d_model), less their mean over tokens.
+        name: Where these directions are from: "unembedding" or "static embeddings".
+        cores: E U summed over the vocabulary, (d_model, d_model), for the scores "copying" and "matching"; see
+            `core.weights.eigenvalue_scores`.
     """
 
     ids: Tensor
-    looked_up: Tensor
+    read: Tensor
     written: Tensor
     name: str
     cores: dict[str, Tensor]
@@ -95,7 +101,8 @@ class _Weights:
         self._seed = options.seed
         self._centres = stream.centres
         self._notes = list(stream.notes)
-        self._ends = self._find_ends()
+        self._vocabulary = self._read_vocabulary()
+        # Random heads by score and d_head.
         self._draws: dict[tuple[str, int], Tensor] = {}
         if stream.is_post_norm:
             self._notes.append(
@@ -107,7 +114,7 @@ class _Weights:
                 "between the last layer and the unembedding lies a layer that is left out: tokens are those whose rows "
                 "of the unembedding are likest to what is written"
             )
-        # Heads are numbered layer by layer. What is not known of one stays NaN.
+        # Heads are numbered layer by layer: the rows of each layer. What is not known of a head stays NaN.
         self._rows: dict[int, slice] = {}
         n_heads = 0
         for attention in stream.attentions:
@@ -117,10 +124,11 @@ class _Weights:
         names += product(SHARES, ("", "_baseline"))
         self._columns = {name + part: np.full(n_heads, np.nan) for name, part in names}
         self._directions: list[dict[str, Any]] = []
-        # Every pair (sender, receiver); earlier layers send. (composition, sender, receiver)
+        # What each head reads of each head of an earlier layer. (composition, sender, receiver)
         self._shares = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
         self._sender_spread = np.full(n_heads, np.nan)
         self._receiver_spread = np.full((len(COMPOSITIONS), n_heads), np.nan)
+        # Of the layers so far: their rows, and what `sender` gives of their heads, (head, d_model, d_head).
         self._sent: list[tuple[slice, Tensor]] = []
 
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
@@ -133,10 +141,10 @@ class _Weights:
             heads += range(attention.n_heads)
             maps = attention.maps(centres=self._centres)
             rows = self._rows[attention.layer]
-            if self._ends is not None:
-                self._add_scores(self._ends, maps, rows)
-                self._add_directions(self._ends, maps, rows.start)
-            self._compose(maps, rows)
+            if self._vocabulary is not None:
+                self._add_scores(self._vocabulary, maps, rows)
+                self._add_directions(self._vocabulary, maps, rows.start)
+            self._add_composition(maps, rows)
             if report is not None:
                 report(number, len(attentions))
         places = self._read_positions()
@@ -150,7 +158,7 @@ class _Weights:
         )
         options = {
             "kind": self._stream.kind,
-            "ends": self._ends.name if self._ends is not None else "",
+            "ends": "" if self._vocabulary is None else self._vocabulary.name,
             "places": places,
             "n_places": N_PLACES,
             "dimension": self._model.info.d_model - self._centres,
@@ -170,12 +178,13 @@ class _Weights:
     # Tokens
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Return static embeddings of some tokens, (token, d)."""
+        """Return the static embeddings of some tokens, (token, width)."""
         rows = self._model.static_embeddings(ids[None])
         assert rows is not None, "a model whose stream is known has them"
         return rows[0]
 
-    def _find_ends(self) -> _Ends | None:
+    def _read_vocabulary(self) -> _Vocabulary | None:
+        """Return the tokens that heads read and write; None with a note where they are not known."""
         # Choose the tokens that have rows in both embeddings and unembedding.
         stream = self._stream
         d_model = self._model.info.d_model
@@ -199,7 +208,7 @@ class _Weights:
         read = read.to(torch.promote_types(read.dtype, torch.float32))
         if stream.embedding_norm is not None:
             read = stream.embedding_norm.apply(read)
-        # The rows that writing a token aligns with: the unembedding, else the embeddings. (token, d_model)
+        # Writing along a token's row raises it: that of the unembedding, else of the embeddings. (token, d_model)
         written = read
         name = "static embeddings"
         if stream.unembedding is not None:
@@ -208,33 +217,30 @@ class _Weights:
             if stream.final_norm is not None:
                 written = stream.final_norm.fold(written)
         written = written - written.mean(0)
-        # Softmax does not see what a query's scores have in common over the vocabulary, nor is it a match.
-        matched = read - read.mean(0, keepdim=True)
+        # Softmax ignores what a query's scores for all tokens have in common, so keys count less their mean.
         cores = {
             "copying": (read.T @ written.to(read)).double(),
-            "matching": (read.T @ matched).double(),
+            "matching": (read.T @ (read - read.mean(0))).double(),
         }
-        # Tokens are looked up by direction alone: centre them, and scale to a root mean square of 1.
-        looked_up = read
+        # Where all norms centre, no head can read the mean over d_model: take it out of all that is read.
         if self._centres:
-            looked_up = read - read.mean(1, keepdim=True)
-            # What no head can read must not score: centre both sides.
+            read = read - read.mean(1, keepdim=True)
             for score, core in cores.items():
-                rows = core - core.mean(0, keepdim=True)
+                rows = core - core.mean(0)
                 cores[score] = rows - rows.mean(1, keepdim=True)
-        length = looked_up.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
-        return _Ends(ids, looked_up / length, written, name, cores)
+        root_mean_square = read.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-30)
+        return _Vocabulary(ids, read / root_mean_square, written, name, cores)
 
     # Heads
 
-    def _add_scores(self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], rows: slice) -> None:
-        """Add the scores of the heads of a layer, and the mean, least and largest of random ones."""
+    def _add_scores(self, vocabulary: _Vocabulary, maps: Maps, rows: slice) -> None:
+        """Add the scores of the heads of a layer, and the mean, least and largest of random heads."""
         for name, which in (("copying", "OV"), ("matching", "QK")):
             if which not in maps:
                 continue
             writes, reads = maps[which]
-            core = ends.cores[name]
-            # Random heads of one width and core are drawn once, and serve all layers.
+            core = vocabulary.cores[name]
+            # Random heads of one d_head are drawn once for all layers, (draw, d_head, d_head).
             width = reads.shape[1]
             if (name, width) not in self._draws:
                 left = random_rows(N_DRAWS, width, len(core), self._seed).to(core)
@@ -245,56 +251,68 @@ class _Weights:
             for part, numbers in zip(SCORE_PARTS, scores, strict=True):
                 self._columns[name + part][rows] = numbers.cpu().double().numpy()
 
-    def _add_directions(
-        self, ends: _Ends, maps: Mapping[str, tuple[Tensor, Tensor]], first: int
-    ) -> None:
+    def _add_directions(self, vocabulary: _Vocabulary, maps: Maps, first: int) -> None:
         """Add the first singular directions of the heads of a layer, with the tokens at both ends of each.
 
         Args:
-            ends: The tokens.
+            vocabulary: The tokens.
             maps: The maps of the layer.
             first: The row of its first head.
         """
-        for name, which, targets in (("writes", "OV", ends.written), ("seeks", "KQ", ends.looked_up)):
+        ids = vocabulary.ids
+        for name, which, targets in (
+            ("writes", "OV", vocabulary.written),
+            ("seeks", "KQ", vocabulary.read),
+        ):
             if which not in maps:
                 continue
-            # (head, n, d_model)
+            # The directions of all heads one below the other, n of each: (head * n, d_model).
             left, right = maps[which]
             n = min(N_DIRECTIONS, right.shape[1])
-            singular = [singular_directions(a, b, n) for a, b in zip(left, right, strict=True)]
-            written, read, shares_of_norm = (torch.cat(parts) for parts in zip(*singular, strict=True))
-            sources = self._tokens(ends.ids, ends.looked_up, read)
-            goals = self._tokens(ends.ids, targets, written)
+            singular = map(partial(singular_directions, n=n), left, right)
+            written, read, shares_of_norm = map(torch.cat, zip(*singular, strict=True))
+            sources = self._tokens_at_ends(ids, vocabulary.read, read)
+            goals = self._tokens_at_ends(ids, targets, written)
             for number, share in enumerate(shares_of_norm.tolist()):
-                # The share stands beside the first end of a direction; its other end is the opposite.
-                for end, known in enumerate((share, np.nan)):
+                # A direction has a row for each of its ends; its share stands in the first row alone.
+                for end, shown_share in enumerate((share, np.nan)):
                     row = {
                         "head": first + number // n,
                         "of": name,
-                        "share": known,
+                        "share": shown_share,
                         "source": sources[end][number],
                         "target": goals[end][number],
                     }
                     self._directions.append(row)
 
-    def _tokens(self, ids: Tensor, embeddings: Tensor, directions: Tensor) -> list[list[str]]:
-        """Return the tokens at both ends of directions, (n, d_model), by the rows of tokens: for each end n texts."""
-        scores = embeddings @ directions.to(embeddings).T  # (token, n)
-        n_tokens = min(N_TOKENS, len(embeddings))
+    def _tokens_at_ends(self, ids: Tensor, vectors: Tensor, directions: Tensor) -> list[list[str]]:
+        """Return the tokens whose vectors point most along each direction, and those that point most against it.
+
+        Args:
+            ids: The numbers of the tokens, (token,).
+            vectors: Their vectors, (token, d_model).
+            directions: The directions, (n, d_model).
+
+        Returns:
+            Two lists of n texts, along and against; a text names N_TOKENS tokens.
+        """
+        products = vectors @ directions.to(vectors).T  # (token, n)
+        n_tokens = min(N_TOKENS, len(vectors))
         ends = []
         for largest in (True, False):
-            rows = scores.topk(n_tokens, 0, largest=largest).indices.T
+            rows = products.topk(n_tokens, 0, largest=largest).indices.T
             numbers = ids[rows.cpu()].tolist()  # (n, n_tokens)
             ends.append([" ".join(map(self._spell, each)) for each in numbers])
         return ends
 
     def _spell(self, number: int) -> str:
-        """Return a token with a mark where a space begins it, as several differ in nothing else."""
+        """Return the text of a token, "·" for a space at its beginning: some tokens differ in nothing else."""
         token = str(self._model.tokenizer.spell(number))
         return "·" + token[1:] if token.startswith(" ") else token
 
-    def _compose(self, maps: Mapping[str, tuple[Tensor, Tensor]], rows: slice) -> None:
-        """Add what the heads of a layer read of those of earlier layers, and keep what they send to later ones."""
+    def _add_composition(self, maps: Maps, rows: slice) -> None:
+        """Add what the heads of a layer read of those of earlier layers, and keep what they write for later ones."""
+        # In the order of COMPOSITIONS: by queries, keys and values.
         for number, which in enumerate(("KQ", "QK", "OV")):
             if which in maps:
                 received = receiver(*maps[which])
@@ -312,10 +330,10 @@ class _Weights:
     # Positions
 
     def _read_positions(self) -> str:
-        """Add what positions alone do to each head: the model is run so that every layer reads the embeddings.
+        """Measure and add what positions alone do to each head, by a run in which every layer reads the embeddings.
 
         Returns:
-            Where positions are: "in the stream" of embeddings, or "in the scores"; "" = not known.
+            Where the model has its positions: "in the stream" of embeddings, or "in the scores"; "" = not known.
         """
         blocks = {layer: block for (_, layer), block in self._model.blocks().items()}
         if set(blocks) != set(self._rows):
@@ -334,47 +352,48 @@ class _Weights:
                 self._columns[name][self._rows[call.layer]] = numbers.cpu().double().numpy()
             return attend(call)
 
-        # Tokens from all over the vocabulary, each a text with the same token at every place. (text, place)
-        numbers = self._model.tokenizer.ordinary_ids() if self._ends is None else self._ends.ids.tolist()
+        # Texts that repeat one token, from all over the vocabulary. (text, place)
+        numbers = self._model.tokenizer.ordinary_ids()
+        if self._vocabulary is not None:
+            numbers = self._vocabulary.ids.tolist()
         numbers = numbers or list(range(8, 16))
         ids = torch.tensor([numbers[i * len(numbers) // N_TEXTS] for i in range(N_TEXTS)])
         n_places = min(N_PLACES, self._model.info.max_tokens or N_PLACES)
         with hooks(blocks.values(), enter, before=True):
             self._model.run(Batch(ids[:, None].expand(-1, n_places).contiguous()), observe)
-        # Tokens that are alike at every place carry no position.
+        # Embeddings that are alike at every place carry no position.
         first = embeddings[0]
         is_alike = (first - first[:, :1]).abs().amax() <= 1e-5 * first.abs().amax()
         return "in the scores" if bool(is_alike) else "in the stream"
 
 
 def _by_position(call: AttentionCall) -> dict[str, Tensor]:
-    """Return what the mean token attends to by position, each (head,), and the same of uniform attention."""
+    """Return what heads do by position, and what uniform attention does, each (head,), by column of the table.
+
+    `call` is of texts that repeat one token: (text, head, place, d_head).
+    """
     query = call.query.float()
     key = call.key.float()
     repeated = key.repeat_interleave(call.n_heads // call.n_kv_heads, 1)
     n_texts = len(query)
-    # A token's score for itself, (token, head, place), above that for other tokens.
+    # The mean score of a token for itself at its own place, (head, place), and for the tokens of other texts there:
+    # the mean over all pairs of texts is the product of means.
     own = (query * repeated).sum(-1).mean(0)
     mean = (query.mean(0) * repeated.mean(0)).sum(-1)
     others = (n_texts * mean - own) / max(1, n_texts - 1)
     columns = {"same_nats": call.scale * (own - others).mean(-1)}
-    # Average queries and keys over tokens, and attend with the means. (1, head, place, d_head)
+    # Average queries and keys over texts, and attend with the means. (1, head, place, d_head)
     one_text = select_part(call, slice(1))
     mean_query = query.mean(0, keepdim=True)
     mean_call = replace(
         one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float()
     )
     uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
-    # The mean weight on the tokens of SHARES, of queries that have all four apart.
+    # Average the weights on the keys of SHARES over queries for which these are four different keys.
     queries = torch.arange(2, max(2, query.shape[2] - 1))
-    keys = {
-        "previous": queries - 1,
-        "same": queries,
-        "next": queries + 1,
-        "first": queries * 0,
-    }
-    for part, each in (("", mean_call), ("_baseline", uniform)):
+    keys = (queries - 1, queries, queries + 1, queries * 0)
+    for ending, each in (("", mean_call), ("_baseline", uniform)):
         pattern = attention_weights(each)[0].cpu().double()  # (head, query, key)
-        for name in SHARES:
-            columns[name + part] = pattern[:, queries, keys[name]].mean(1)
+        for name, key_positions in zip(SHARES, keys, strict=True):
+            columns[name + ending] = pattern[:, queries, key_positions].mean(1)
     return columns

@@ -19,7 +19,7 @@ from attnscope.studies.inputs.reading import Prompt, position_of
 from attnscope.studies.one_layer import OneLayer, read_layer
 
 ROUNDING = 16
-"""Of the last digit of the terms: how far their sum may be off. Measured on 30 families: at most 4."""
+"""How far the sum may be off, in relative roundings of the size of its terms. Measured on 30 families: at most 4."""
 
 
 @with_plain_torch
@@ -47,7 +47,7 @@ def why(
         text: The text or prompt to run it on.
         layer: The head's layer.
         head: Its number.
-        query: The token that attends: a token, a word, or its number.
+        query: The token that attends: a token, a word, or its position.
         key: The token that is attended to; None = the one with the most attention, apart from special tokens and, in a
             decoder, the first one.
         kind: "encoder", "decoder" or "cross"; None = the model's first.
@@ -79,14 +79,14 @@ def why(
             hint,
         )
 
-    # The same score as a sum over pairs of parts. What it is less its mean is a weighted sum over keys.
+    # The same as a sum over pairs of parts: the score less its mean is a sum over keys with these weights.
     key_weights = -(row.may / row.may.sum())
     key_weights[key_position] += 1.0
     parts, pairs = _parts_and_pairs(model, layer_run, query_position, key_weights)
     bias = None if row.bias is None else float(row.bias @ key_weights)
     # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
-    hidden = np.flatnonzero(~row.may)
+    hidden = np.flatnonzero(~row.may)  # positions of masked keys
     score = {
         "kind": layer_run.place[0],
         "layer": layer,
@@ -119,15 +119,15 @@ def why(
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """Hold one query's scores of one head, as the model itself computes them; each (key,), float64.
+    """Hold the scores of one query of one head, as the model itself computes them; arrays are (key,), float64.
 
     Attributes:
-        scores: Before softmax and cap, with the bias.
-        weights: After softmax.
-        may: Which keys it may attend to.
-        bias: What is added to the products; None = nothing is.
-        size: The length of the query times that of the longest key, scaled.
-        eps: The last digit of the precision that they are computed in.
+        scores: The scores before the soft cap and softmax, with the bias.
+        weights: The weights after softmax.
+        may: Which keys the query may attend to.
+        bias: What the model adds to the products of query and keys; None = nothing.
+        size: The largest that a score could be: the length of the query times that of the longest key, scaled.
+        eps: The relative rounding of the model's precision.
     """
 
     scores: Floats
@@ -139,7 +139,7 @@ class _Row:
 
 
 def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
-    """Return one query's scores; refuse a bias that is added after a cap."""
+    """Return the scores of a query, by its position; refuse a model that adds a bias after a soft cap."""
     inputs = layer_run.inputs
     (head,) = layer_run.heads
     if inputs.softcap is not None and inputs.bias is not None:
@@ -155,7 +155,7 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
     query_vector = call.query[0, 0, query].double().cpu().numpy()  # (d_head,)
     key_vectors = call.key[0, 0].double().cpu().numpy()  # (key, d_head)
     scores = inputs.scale * (key_vectors @ query_vector)
-    # A mask or a bias is of each head, or one for all heads: (1 or n_heads, query, key).
+    # There is a mask, or a bias, for each head, or one for all heads: (1 or n_heads, query, key).
     may = np.ones(len(scores), np.bool_)
     if inputs.may is not None:
         may = inputs.may[head % len(inputs.may), query]
@@ -169,7 +169,7 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
 
 
 def _strongest_key(row: _Row, keys: Tokens, kind: str) -> int:
-    """Return the position of the key with the most attention that is no sink, if there is one."""
+    """Return the position of the key with the most attention, without sinks unless all keys are sinks."""
     others = row.may & ~keys.sinks(kind)
     candidates = others if others.any() else row.may
     return int(np.where(candidates, row.weights, -1.0).argmax())
@@ -178,13 +178,16 @@ def _strongest_key(row: _Row, keys: Tokens, kind: str) -> int:
 def _parts_and_pairs(
     model: Model, layer_run: OneLayer, query: int, key_weights: Floats
 ) -> tuple[tuple[Part, ...], Floats]:
-    """Return the parts in the model's order, and what each pair of them adds to a weighted sum of scores, (part, part).
+    """Return the parts in the model's order, and what each pair of them adds to a weighted sum of scores over keys.
 
     Args:
         model: The model.
-        layer_run: The attention, of one head.
-        query: The query's position.
-        key_weights: The weights of the scores, (key,).
+        layer_run: The attention, with one chosen head.
+        query: The position of the query.
+        key_weights: The weights of that sum, (key,).
+
+    Returns:
+        The parts; and the pairs, (part that the query reads, part that the keys read).
     """
     assert layer_run.batch is not None  # a model was run
     inputs = layer_run.inputs
@@ -194,25 +197,25 @@ def _parts_and_pairs(
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
     query_weights = np.zeros(len(layer_run.queries))
     query_weights[query] = 1.0
-    # Trace the query, and the weighted sum of keys, back to the parts. (d_head,) each
-    of_query = score_run.vectors(score_run.call.query, head, query_weights)
-    of_keys = score_run.vectors(score_run.call.key, kv_head, key_weights)
-    # A part may reach one side alone; it adds 0 on the other.
-    parts = tuple(sorted({*of_query, *of_keys}, key=_in_order))
-    nothing = np.zeros(inputs.d_head)
-    at_query = np.stack([of_query.get(part, nothing) for part in parts])  # (part, d_head)
-    at_keys = np.stack([of_keys.get(part, nothing) for part in parts])
-    return parts, inputs.scale * at_query @ at_keys.T
+    # What each part adds to the query, and to the weighted sum of keys: part → (d_head,).
+    in_query = score_run.vectors(score_run.call.query, head, query_weights)
+    in_keys = score_run.vectors(score_run.call.key, kv_head, key_weights)
+    # A part that adds to one of them alone adds 0 to the other. (part, d_head)
+    parts = tuple(sorted({*in_query, *in_keys}, key=_order_of))
+    zeros = np.zeros(inputs.d_head)
+    query_rows = np.stack([in_query.get(part, zeros) for part in parts])
+    key_rows = np.stack([in_keys.get(part, zeros) for part in parts])
+    return parts, inputs.scale * query_rows @ key_rows.T
 
 
-def _in_order(part: Part) -> tuple[int, int, int, int, str]:
+def _order_of(part: Part) -> tuple[bool, int, int, int, str]:
     """Return a sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
     kinds = ("embedding", "head", "MLP", "bias")
-    last = part.kind == "bias"
-    return int(last), part.layer, kinds.index(part.kind), part.head, part.name
+    return part.kind == "bias", part.layer, kinds.index(part.kind), part.head, part.name
 
 
 def _table_of(parts: tuple[Part, ...], pairs: Floats) -> Table:
+    """Return the table of parts, with the sums of their pairs."""
     return Table.of_arrays(
         Why.TABLES["parts"],
         part=[part.name for part in parts],

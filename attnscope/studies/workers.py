@@ -1,8 +1,8 @@
-"""Share a study's work: run a function over blocks in processes of this machine, or on a Ray cluster (extra [ray]).
+"""Run a function over blocks in processes of this machine, or on a Ray cluster (extra [ray]).
 
-`Workers` says who shares it, and how each of them loads the very same model. An executor starts one process per worker
-and hands it one block after the other. A block whose worker dies is run again, at most twice, and then given up.
-Whoever asks adds up what comes of the blocks (`studies.run`): an executor knows no model and no measure.
+`Workers` says how many processes share a study, and how each loads the very same model. An executor starts one process
+per worker and hands it one block after the other. A block whose worker dies is run again, at most twice, and then
+given up. An executor knows no model and no measure: `studies.run` adds up the results of blocks.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ from attnscope.studies.inputs.provenance import versions
 if TYPE_CHECKING:
     from attnscope.models import Model
 
-Where = Literal["local", "ray"]
+ExecutorName = Literal["local", "ray"]
 
 _Worker: TypeAlias = "_Process | _Actor"
 
 MOST_COUNT = 4096
-"""More workers or threads than that are a slip of the pen."""
+"""More workers or threads than that are taken for a typing mistake."""
 
 RUNS = 3
 """How many workers may die over a block before it is given up."""
 
 _PATIENCE_S = 5
-"""Seconds that an address of Ray may take to answer."""
+"""Seconds that a Ray cluster may take to answer."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Who shares a study's work.
+    """Say how many workers share a study, where they run, and how each loads the model.
 
     Attributes:
-        spec: The model, as `attnscope.load` takes it by name: each worker loads it.
-        n: How many workers there are; None = as many as there is room for on Ray's machines.
+        spec: The model by its name, as `attnscope.load` takes it: each worker loads it.
+        n: How many workers there are; None = as many as the Ray cluster has room for.
         threads: How many threads each computes with. Results are those of one process with as many threads.
-        executor: "local", processes of this machine; "ray", those of a Ray cluster.
-        address: Of the cluster; None = as Ray finds it, else one that is started on this machine.
+        executor: "local" = processes of this machine; "ray" = processes of a Ray cluster.
+        address: The address of the Ray cluster; None = the one that Ray finds, else a cluster started on this machine.
         loading: How the model is loaded.
     """
 
     spec: str
     n: int | None = None
     threads: int = 1
-    executor: Where = "local"
+    executor: ExecutorName = "local"
     address: str | None = None
     loading: LoadOptions = LoadOptions()
 
     def __post_init__(self) -> None:
-        require_choice("executor", self.executor, get_args(Where))
+        require_choice("executor", self.executor, get_args(ExecutorName))
         if self.address is not None and self.executor != "ray":
             raise UsageError("address is that of a Ray cluster", 'pass executor="ray" too')
         if self.executor == "local" and self.n is None:
@@ -83,32 +83,22 @@ class Workers:
                 raise UsageError(f"--{name} is {number:,}", f"it must be from 1 to {MOST_COUNT:,}")
 
     def executor_on(self, device: str) -> Executor:
-        """Return where blocks are run; on Ray, each worker of a CUDA device claims one."""
-        if self.executor == "ray":
-            return RayCluster(
-                self.n,
-                self.threads,
-                self.address,
-                on_gpu=device.startswith("cuda"),
-            )
-        return Processes(self.n or 1, self.threads)
+        """Return the executor for a model on a device; on Ray, each worker of a CUDA device claims a GPU."""
+        if self.executor == "local":
+            return Processes(self.n or 1, self.threads)
+        on_gpu = device.startswith("cuda")
+        return RayCluster(self.n, self.threads, self.address, on_gpu)
 
     def loader(self, model: Model) -> Callable[[], Model]:
-        """Return what lets workers load this very model; it can be pickled."""
-        loading = replace(self.loading, device=model.info.device)
+        """Return a function by which a worker loads this very model; it can be pickled."""
+        # Workers of Ray run in other folders.
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
-            spec = str(Path(spec).absolute())  # Ray's workers stand elsewhere
+            spec = str(Path(spec).absolute())
+        workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
         # On this machine, files that were hashed need not be hashed again.
         known_hashes = dict(HASHES) if self.executor == "local" else {}
-        there = replace(self, spec=spec, loading=loading)
-        return partial(
-            _load_same,
-            there,
-            model.info.sha256,
-            dict(versions()),
-            known_hashes,
-        )
+        return partial(_load_same, workers, model.info.sha256, dict(versions()), known_hashes)
 
 
 def _load_same(
@@ -117,17 +107,17 @@ def _load_same(
     """Load a model in a worker.
 
     Args:
-        workers: How it is loaded; a folder is the same folder on every machine.
-        sha256: What its weights must hash to.
-        wanted_versions: The versions of all that numbers may depend on.
-        known_hashes: Those of its files; see `models.files.HASHES`.
+        workers: The name of the model, and how it is loaded; a folder is the same folder on every machine.
+        sha256: The hash that its weights must have.
+        wanted_versions: The version that each library must have.
+        known_hashes: Hashes of its files that are known already; see `models.files.HASHES`.
 
     Raises:
-        AttnscopeError: It is not there, or another one.
+        AttnscopeError: There is no such model on this machine, or it or a library differs.
     """
     import torch
 
-    # Numbers depend on the threads, on versions and on the weights: all are those of the process that asks.
+    # Numbers depend on threads, versions and weights: all are the same as in the process that started the worker.
     torch.set_num_threads(workers.threads)
     for name, number in versions():
         if number != wanted_versions.get(name):
@@ -155,18 +145,19 @@ class Function(Protocol):
         """Load what all blocks need, such as a model; called once, before the first block."""
 
     def __call__(self, block: Any, /) -> Any:
-        """Return what comes of a block."""
+        """Return the result of a block."""
 
 
 @dataclass
 class Outcome:
-    """Hold a block, and what came of it.
+    """Hold a block and its result.
 
     Attributes:
-        number: Its place among the blocks, from 0.
+        number: The number of the block, from 0.
+        block: The block.
         result: What the function returned; None if the block was given up.
-        lost: Why it was given up; empty if it was not.
-        n_deaths: How many workers have died over it.
+        lost: Why the block was given up; empty = it was not.
+        n_deaths: How many workers have died over it before.
     """
 
     number: int
@@ -181,10 +172,10 @@ class Executor(ABC):
 
     @abstractmethod
     def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
-        """Give the most workers there may be, and a function that starts one."""
+        """Yield how many workers there may be, and a function that starts one."""
 
     def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
-        """Run a function over blocks, and yield what came of each as soon as it is there, in any order.
+        """Run a function over blocks, and yield each with its result as soon as it is done, in any order.
 
         Blocks are read as workers need them. Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt.
         All workers end when the iterator is closed.
@@ -197,50 +188,55 @@ class Executor(ABC):
         waiting: list[Outcome] = []
         started: list[_Worker] = []
         idle: list[_Worker] = []
-        # What each future is of: a worker, and its block; None while it loads what all blocks need.
-        running: dict[Future[Any], tuple[_Worker, Outcome | None]] = {}
+        # The workers that load what all blocks need, and those at work on a block, by the future of it.
+        loading: dict[Future[Any], _Worker] = {}
+        busy: dict[Future[Any], tuple[_Worker, Outcome]] = {}
         n_failed_starts = 0
         with self._open(function) as (n_workers, start):
             try:
                 while True:
                     # Read as many blocks as there may be workers without one.
-                    n_busy = sum(task is not None for _, task in running.values())
-                    n_loading = len(running) - n_busy
-                    waiting += islice(unread, max(0, n_workers - n_busy - len(waiting)))
-                    if not waiting and not n_busy:
+                    waiting += islice(unread, max(0, n_workers - len(busy) - len(waiting)))
+                    if not waiting and not busy:
                         return
-                    # Give them to idle workers. For each that is left a worker starts, unless as many are starting.
+                    # Give them to idle workers. For each block that is left a worker is to be loading.
                     while waiting and idle:
                         task = waiting.pop(0)
                         worker = idle.pop()
-                        running[worker.run(task.block)] = worker, task
-                    for _ in range(len(waiting) - n_loading):
-                        started.append(start())
-                        running[started[-1].run(None)] = started[-1], None
-                    # Take what is done. The block of a dead worker comes first again, on another one.
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        worker, finished = running.pop(future)
-                        result, death = _take(worker, future)
-                        if not death:
-                            idle.append(worker)
-                        if finished is None:
+                        busy[worker.run(task.block)] = worker, task
+                    for _ in range(len(waiting) - len(loading)):
+                        worker = start()
+                        started.append(worker)
+                        loading[worker.run(None)] = worker
+                    for future in wait([*loading, *busy], return_when=FIRST_COMPLETED).done:
+                        # A worker has loaded, or has died of it.
+                        if future in loading:
+                            worker = loading.pop(future)
+                            _, death = _take(worker, future)
                             n_failed_starts = n_failed_starts + 1 if death else 0
                             if n_failed_starts == RUNS:
                                 hint = "choose fewer --workers, so that more memory is left for each"
                                 raise AttnscopeError(f"no worker could load the model: {death}", hint)
-                        elif death and finished.n_deaths + 1 < RUNS:
-                            finished.n_deaths += 1
-                            waiting.insert(0, finished)
-                        else:
-                            finished.result = result
-                            finished.lost = death
-                            yield finished
+                            if not death:
+                                idle.append(worker)
+                            continue
+                        # A block is done, or its worker has died: then another worker gets it, before all others.
+                        worker, task = busy.pop(future)
+                        task.result, task.lost = _take(worker, future)
+                        if not task.lost:
+                            idle.append(worker)
+                        elif task.n_deaths + 1 < RUNS:
+                            task.n_deaths += 1
+                            waiting.insert(0, task)
+                            continue
+                        yield task
             except KeyboardInterrupt:
-                # Keep the results that are ready.
-                for future, (_, ready) in running.items():
-                    if ready is not None and future.done() and not future.exception():
-                        ready.result = future.result()
-                        yield ready
+                # Yield the blocks that are done.
+                for future, (_, task) in busy.items():
+                    if future.done() and not future.exception():
+                        task.result = future.result()
+                        task.lost = ""
+                        yield task
                 raise
             finally:
                 for worker in started:
@@ -248,7 +244,7 @@ class Executor(ABC):
 
 
 def _take(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
-    """Return the result of a future, or why its worker died, which is then ended.
+    """Return the result of a future, and why its worker died; empty = it lives. A dead worker is ended.
 
     Raises:
         Exception: The function raised it.
@@ -261,19 +257,19 @@ def _take(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
 
 
 def _environment(n_threads: int) -> dict[str, str]:
-    """Return how many threads libraries may use in a worker: they read it as they are loaded."""
+    """Return the variables by which libraries learn, as they are loaded, how many threads they may use."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(n_threads))
 
 
 class _Server:
-    """Run a function in the process of a worker."""
+    """Hold the function in the process of a worker, and run it on blocks."""
 
     def __init__(self, pickled: bytes) -> None:
         tame_matplotlib()
         self._function: Function = pickle.loads(pickled)
 
     def run(self, block: Any) -> Any:
-        """Run the function on a block; None = load what blocks need."""
+        """Return the result of a block; None in its place = load what all blocks need."""
         return self._function.load() if block is None else self._function(block)
 
 
@@ -299,17 +295,13 @@ class _Process:
     def __init__(self, n_threads: int, pickled: bytes) -> None:
         self._n_threads = n_threads
         context = multiprocessing.get_context("spawn")
-        with _safe_start(n_threads):  # a process of its own keeps its locks
-            self._pool = ProcessPoolExecutor(
-                1,
-                context,
-                _begin_process,
-                (pickled,),
-            )
+        # The locks of a pool start a process too, which looks after them.
+        with _safe_start(n_threads):
+            self._pool = ProcessPoolExecutor(1, context, _begin_process, (pickled,))
         self._processes: list[Any] = []
 
     def run(self, block: Any) -> Future[Any]:
-        """Have it run the function on a block, or load; the first time the process starts."""
+        """Return the future of a block, or of loading (None); the process starts at the first call."""
         with _safe_start(self._n_threads):
             try:
                 future = self._pool.submit(_run, block)
@@ -325,7 +317,7 @@ class _Process:
         return future
 
     def reason_of_death(self, error: Exception) -> str:
-        """Return why the process died: its exit status tells. Any other error is raised."""
+        """Return why the process died, by its exit status. An error that the function raised is raised again."""
         if isinstance(error, MemoryError):
             return "its process ran out of memory"
         if not isinstance(error, BrokenProcessPool):
@@ -340,7 +332,7 @@ class _Process:
         return "its process died"
 
     def end(self) -> None:
-        """Kill the process: nobody waits for what is under way."""
+        """Kill the process, whatever it is doing."""
         for process in self._processes:
             process.kill()
         self._pool.shutdown(cancel_futures=True)
@@ -348,11 +340,11 @@ class _Process:
 
 @contextmanager
 def _safe_start(n_threads: int) -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach, and that import no numpy.py from where the user stands.
+    """Within it, a process starts that Ctrl-C does not reach, and that imports nothing from the working folder.
 
-    Nor do they import the script that runs here, which multiprocessing does otherwise: it may do its work again.
+    By default multiprocessing would import the user's script in it, which may do its work again.
     """
-    # While a process starts, an empty module stands in for the script that runs here.
+    # An empty module stands in for that script.
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -363,14 +355,14 @@ def _safe_start(n_threads: int) -> Iterator[None]:
 
 
 _server: _Server | None = None
-"""What runs blocks in this worker."""
+"""Runs blocks, if this process is a worker."""
 
 
 def _begin_process(pickled: bytes) -> None:
-    """Begin a worker."""
+    """Set up this process as a worker; `pickled` is the function."""
     global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # what libraries print is none of the command's output
+    os.dup2(2, 1)  # what libraries print goes to stderr: stdout is for the command's result
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _server = _Server(pickled)
 
@@ -384,7 +376,7 @@ def _end_with_parent() -> None:
 
 
 def _run(block: Any) -> Any:
-    """Run a block in this worker; see `_Server`."""
+    """Return the result of a block in this worker; see `_Server.run`."""
     assert _server is not None
     return _server.run(block)
 
@@ -399,10 +391,10 @@ class RayCluster(Executor):
     If this process is connected to a cluster already, that one is used, and stays connected.
 
     Attributes:
-        n_workers: How many blocks run at a time; None = as many as the cluster has room for.
-        n_threads: How many threads each computes with, and processors it claims.
-        address: The address of the cluster; None = as Ray finds it, else one that is started on this machine.
-        on_gpu: Whether each claims a GPU.
+        n_workers: How many workers there are; None = as many as the cluster has room for.
+        n_threads: How many threads each computes with; it claims as many processors.
+        address: The address of the cluster; None = the one that Ray finds, else a cluster started on this machine.
+        on_gpu: Whether each worker claims a GPU.
     """
 
     n_workers: int | None
@@ -419,15 +411,15 @@ class RayCluster(Executor):
                 num_gpus=int(self.on_gpu),
                 runtime_env={"env_vars": _environment(self.n_threads)},
             )(_Server)
-            # As an object of the cluster it comes to each machine once.
+            # As an object of the cluster, the function is sent to each machine once.
             pickled = ray.put(pickle.dumps(function))
             yield n_workers, lambda: _Actor(ray, actor.remote(pickled))
 
     def _count_workers(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers there will be: those asked for, or as many as the cluster has room for.
+        """Return how many workers there will be, by the number of processors ("CPU") and GPUs of the cluster.
 
         Raises:
-            AttnscopeError: It has room for fewer, or for none.
+            AttnscopeError: The cluster has room for fewer than are wanted, or for none.
         """
         # Each worker claims as many processors as it has threads, and perhaps a GPU.
         room = int(resources.get("CPU", 0)) // self.n_threads
@@ -444,26 +436,25 @@ class RayCluster(Executor):
 
 
 class _Actor:
-    """A process of the cluster, from here."""
+    """Stand for a process of the cluster in this process."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
     def run(self, block: Any) -> Future[Any]:
-        """Have it run the function on a block, or load."""
+        """Return the future of a block, or of loading (None)."""
         running: Future[Any] = self._actor.run.remote(block).future()
         return running
 
     def reason_of_death(self, error: Exception) -> str:
-        """Return why the process or its machine died, as Ray says it."""
-        # What the function raised comes wrapped; other errors of Ray say that the process or its machine died.
+        """Return why the process or its machine died, as Ray says it. An error of the function is raised again."""
+        # Ray wraps what the function raised in a RayTaskError, whose `cause` it is.
         cause = getattr(error, "cause", error)
         if isinstance(cause, MemoryError):
             return "its process ran out of memory"
-        if isinstance(error, self._ray.exceptions.RayTaskError) or not isinstance(
-            error, self._ray.exceptions.RayError
-        ):
+        known = self._ray.exceptions
+        if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
             raise cause
         return f"its process died: {first_line(error)}"
 
@@ -474,12 +465,12 @@ class _Actor:
 
 @contextmanager
 def connect(address: str | None) -> Iterator[Any]:
-    """Connect to a cluster, or start one, unless this process is connected to one; give the module ray.
+    """Connect to a cluster, or start one, unless this process is connected already; yield the module `ray`.
 
     Raises:
         AttnscopeError: Ray is not installed, or cannot be reached.
     """
-    # Nothing is told to anybody that was not asked for.
+    # Ray sends statistics of its use unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
@@ -491,12 +482,12 @@ def connect(address: str | None) -> Iterator[Any]:
         return
     # Connect to the cluster at an address where somebody answers, or start one.
     _require_reachable(address)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns of how it is set up
+    logging.getLogger("ray").setLevel(logging.ERROR)  # no warnings of how the cluster is set up
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     try:
         with safe_path():
             ray.init(address=address, logging_level=logging.ERROR, **quiet)
-    except Exception as error:  # Ray raises what its many parts raise
+    except Exception as error:  # Ray's parts raise errors of many kinds
         raise AttnscopeError(
             f"Ray cannot be used: {first_line(error)}",
             "see that `ray status` finds it, with the same versions",
