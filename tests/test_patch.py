@@ -24,7 +24,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
 from attnscope.questions.patch import BY, Patching
 from attnscope.studies.patch.pairs import batches_of, read_pairs
-from attnscope.studies.patch.runs import Change, PairRuns
+from attnscope.studies.patch.runs import Change, PairRuns, units_of
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
 from tests.conftest import write_tiny, write_tokenizer
 from tests.record_helpers import require_lossless
@@ -251,7 +251,7 @@ def test_attribution_is_the_slope_of_the_exact_effect(by):
             here = own.values(by, place, heads)
             return here + step * (there - here)
 
-    for unit in runs.units(by)[::5]:
+    for unit in list(units_of(own.calls, by).values())[::5]:
         moved = runs.effects([Change(unit, by)], Between())[0] / step
         slope = estimates[unit.place][:, unit.number].sum(1)
         np.testing.assert_allclose(slope, moved, rtol=1e-3, atol=1e-5)

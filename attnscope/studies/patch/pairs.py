@@ -1,4 +1,7 @@
-"""Read pairs for a model: tokens of one length, the position of the answer, and its tokens or classes."""
+"""Read pairs for a model, and cut them into batches: the tokens, the position of the answer, and its number.
+
+`study` patches the batches, and `studies.maps.derived` reads a single target.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,19 +10,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.corpus.formats import Problem
 from attnscope.corpus.pairs import Pair
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
-from attnscope.models.model import Batch, Model
+from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of
 
 BATCH_TOKENS = 512
-"""Tokens in a batch of pairs, of either side."""
+"""How many tokens the clean texts of a batch have at most; the corrupt ones have as many."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,9 @@ class ReadPair:
     """Hold a pair as a model reads it; both texts have the same number of tokens.
 
     Attributes:
+        pair: The pair as it was given.
+        clean: The tokens of the clean text.
+        corrupt: The tokens of the corrupt text.
         position: The token whose logits hold the answers; 0 where a text has one row of logits.
         right: Numbers of the right answers: tokens, or classes.
         wrong: Numbers of the wrong answers.
@@ -67,7 +72,7 @@ def read_pairs(
     for pair in pairs:
         try:
             read_pair = reader.read(pair)
-            # Texts that differ in case or blanks alone may have the same tokens.
+            # Two pairs whose texts differ in case or blanks alone may have the same tokens.
             first = first_with.setdefault(read_pair.ids, pair)
             if first is not pair:
                 raise AttnscopeError(f"it has the tokens of pair {first.line}, which counts once")
@@ -89,15 +94,15 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
     Raises:
         AttnscopeError: The model predicts no such thing, or there is no such target.
     """
-    # Classes belong to the whole text; words to its last token, or its mask.
     reader = _Reader(model)
     if model.loss == "token_class":
         raise AttnscopeError(
             f"{model.info.name} gives each token a class", "name a model with one class per text"
         )
+    # Classes belong to the whole text; words to its last token, or its mask.
     if model.labels:
-        numbers = map(str, range(len(model.labels)))
-        if target not in model.labels and target in numbers:
+        numbers = list(map(str, range(len(model.labels))))
+        if target in numbers and target not in model.labels:
             return 0, int(target)
         return 0, model.label_number(target)
     try:
@@ -108,6 +113,13 @@ def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[i
 
 
 class _Reader:
+    """Read pairs for one model.
+
+    Args:
+        model: A model with a head.
+        answer: A class that is right against all others; None = the pairs name their answers.
+    """
+
     def __init__(self, model: Model, answer: str | None = None) -> None:
         if model.loss not in ("causal", "masked", "class", "token_class"):
             raise AttnscopeError(
@@ -143,16 +155,19 @@ class _Reader:
                 raise AttnscopeError("the answer is not at the same token of both texts")
         right = self._answers(pair, "right", clean, position)
         wrong = self._answers(pair, "wrong", clean, position)
-        if both := set(right) & set(wrong):
-            raise AttnscopeError(f"{spell_answer(self._model, both.pop())!r} is both right and wrong")
+        for number in right:
+            if number in wrong:
+                answer = spell_answer(self._model, number)
+                raise AttnscopeError(f"{answer!r} is both right and wrong")
         return ReadPair(pair, clean, corrupt, position, right, wrong)
 
     def _require_known(self, ids: list[int]) -> None:
+        """Refuse tokens that the model has no embedding for."""
         batch = torch.tensor([ids], device=self._model.info.device)
         self._model.static_embeddings(batch)
 
     def predicting(self, tokens: Tokens) -> int:
-        """Return the last token of a text, or its mask."""
+        """Return the position at which the model predicts words: the last token of a text, or its mask."""
         if self._model.loss == "causal":
             return int(np.flatnonzero(~tokens.special)[-1])
         masks = np.flatnonzero(tokens.ids == self._tokenizer.mask_id)
@@ -170,9 +185,10 @@ class _Reader:
         """Return the numbers of the right or of the wrong answers, each once."""
         # A class that is right in all pairs is right against all others.
         if self._answer is not None:
+            if side == "right":
+                return (self._answer,)
             classes = range(len(self._model.labels))
-            is_right = side == "right"
-            return tuple(number for number in classes if (number == self._answer) == is_right)
+            return tuple(number for number in classes if number != self._answer)
         answers = pair.right if side == "right" else pair.wrong
         if not answers:
             raise AttnscopeError(f"it has no field {side!r}")
@@ -184,14 +200,21 @@ class _Reader:
         return tuple(dict.fromkeys(numbers))
 
     def token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
-        """Return the token that continues the clean text, or that stands for its mask."""
+        """Return the number of the token that an answer is; refuse one of several tokens.
+
+        Args:
+            answer: What continues the text, or fills its mask; a number is that of the token.
+            text: The text.
+            tokens: Its tokens.
+            position: The token that predicts the answer: the last one, or the mask.
+        """
         if isinstance(answer, int):
             return answer
         # Split the text where the answer goes: at its end, or at the mask. `others` are the tokens around it.
         others = tokens.ids.tolist()
         before = text
         after = ""
-        start = position + 1
+        answer_position = position + 1
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
             if first < 0:
@@ -200,14 +223,14 @@ class _Reader:
                 )
             before = text[:first]
             after = text[last:]
-            start = position
+            answer_position = position
             del others[position]
         # Accept the first spelling that adds exactly one ordinary token, and changes no other.
         for spelling in _spellings(answer, before):
             ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
-            if len(ids) <= start:
+            if len(ids) <= answer_position:
                 continue
-            number = int(ids.pop(start))
+            number = int(ids.pop(answer_position))
             is_ordinary = not self._ordinary or number in self._ordinary
             if ids == others and is_ordinary:
                 return number
@@ -215,14 +238,14 @@ class _Reader:
 
 
 def _spellings(answer: str, before: str) -> tuple[str, ...]:
-    """Return an answer as it may be written after a text: a word gets a space, digits go on after digits."""
-    # A word goes on without a space only after a space, and a number also after a digit.
+    """Return an answer with and without a space in front, the likelier spelling after a text first."""
+    # A word has a space before it, unless the text ends with one; digits go on after digits.
     spaced = f" {answer}"
     last = before[-1:]
     first = answer[0]
     is_word = last.strip() and first.isalnum()
-    goes_on = last.isdigit() and first.isdigit()
-    if is_word and not goes_on:
+    is_number = last.isdigit() and first.isdigit()
+    if is_word and not is_number:
         return spaced, answer
     return answer, spaced
 
@@ -232,29 +255,40 @@ def spell_answer(model: Model, number: int) -> str:
     return model.labels[number] if model.labels else str(model.tokenizer.spell(number))
 
 
-@dataclass(frozen=True, eq=False)
 class PairBatch:
-    """Hold pairs of one length, unpadded.
+    """Hold pairs of one length and answer position as a model takes them, unpadded.
+
+    Args:
+        model: The model.
+        numbers: The numbers of the pairs among all pairs.
+        pairs: These pairs.
 
     Attributes:
-        numbers: Their numbers among all pairs.
+        numbers: The numbers of the pairs, (pair,).
         clean: The clean texts.
-        corrupt: The corrupt ones.
+        corrupt: The corrupt texts.
         last: At how many of the last tokens logits are needed; None = at all.
-        row: Which row of those logits holds the answers.
-        asked: Numbers of the answers of all pairs, in order, (answer,).
-        right: Which of them are right answers, (pair, answer).
-        wrong: Which are wrong ones.
+        asked: The numbers of the answers of all pairs, once each, ascending, (answer,).
     """
 
-    numbers: NDArray[np.int64]
-    clean: Batch
-    corrupt: Batch
-    last: int | None
-    row: int
-    asked: Tensor
-    right: Tensor
-    wrong: Tensor
+    def __init__(self, model: Model, numbers: Sequence[int], pairs: Sequence[ReadPair]) -> None:
+        device = model.info.device
+        self.numbers = np.array(numbers)
+        self.clean = batch_of([pair.clean for pair in pairs]).to(device)
+        self.corrupt = batch_of([pair.corrupt for pair in pairs]).to(device)
+        # Logits are needed from the token on that holds the answers; models that do not continue a text give all.
+        self.last: int | None = None
+        self._row = pairs[0].position
+        if model.loss == "causal":
+            self.last = self.clean.ids.shape[1] - self._row
+            self._row = 0
+        # Which of all answers are right for each pair, and which are wrong, (pair, answer).
+        answers = sorted({*chain.from_iterable(pair.right + pair.wrong for pair in pairs)})
+        right = np.stack([np.isin(answers, pair.right) for pair in pairs])
+        wrong = np.stack([np.isin(answers, pair.wrong) for pair in pairs])
+        self.asked = torch.tensor(answers, device=device)
+        self._right = torch.from_numpy(right).to(device)
+        self._wrong = torch.from_numpy(wrong).to(device)
 
     @property
     def first_difference(self) -> int:
@@ -268,60 +302,33 @@ class PairBatch:
         The score of several answers is the logarithm of the sum of exp.
 
         Args:
-            logits: (time · pair, token, vocabulary); `last` says which tokens. Or of the answers in `asked` alone.
+            logits: (time · pair, token, vocabulary), the pairs one or several times; `last` says which tokens. Instead
+                of the vocabulary it may have the answers in `asked` alone.
         """
         # (time * pair, vocabulary) -> (time, pair, answer)
-        at_answer = logits[:, self.row]
+        at_answer = logits[:, self._row]
         if at_answer.shape[1] != len(self.asked):
             at_answer = at_answer[:, self.asked]
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        at_answer = at_answer.to(wide).view(-1, *self.right.shape)
+        precision = torch.promote_types(logits.dtype, torch.float32)
+        at_answer = at_answer.to(precision).view(-1, *self._right.shape)
         # Answers of other pairs count nothing.
-        right = at_answer.masked_fill(~self.right, -torch.inf)
-        wrong = at_answer.masked_fill(~self.wrong, -torch.inf)
+        right = at_answer.masked_fill(~self._right, -torch.inf)
+        wrong = at_answer.masked_fill(~self._wrong, -torch.inf)
         return right.logsumexp(-1) - wrong.logsumexp(-1)
 
 
 def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -> list[PairBatch]:
-    """Return pairs in batches of one length, so that nothing is padded and logits are needed at one token."""
-    # Pairs of one length and answer position share a batch; the answers that come last are first.
+    """Return the pairs of some numbers in batches of one length and answer position, so that nothing is padded."""
+    # Of pairs of one length, those whose answers come last are first.
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         pair = read[number]
         shape = (len(pair.clean), -pair.position)
         by_shape.setdefault(shape, []).append(number)
-    pair_batches = []
-    for shape, alike in sorted(by_shape.items()):
-        step = max(1, BATCH_TOKENS // shape[0])
-        for start in range(0, len(alike), step):
-            chosen = alike[start : start + step]
-            pair_batches.append(_batch_of(model, read, chosen))
-    return pair_batches
-
-
-def _batch_of(model: Model, read: Sequence[ReadPair], numbers: list[int]) -> PairBatch:
-    """Return pairs of one length and answer position as a batch."""
-    device = model.info.device
-    pairs = [read[number] for number in numbers]
-    first = pairs[0]
-    # Logits are needed from the token on that holds the answers; models that do not continue a text give all.
-    last = None
-    row = first.position
-    if model.loss == "causal":
-        last = len(first.clean) - row
-        row = 0
-    # The answers that any pair asks for, once each.
-    answers = sorted({*chain.from_iterable(pair.right + pair.wrong for pair in pairs)})
-    # Which of them are right, and which are wrong, (pair, answer).
-    right = np.stack([np.isin(answers, pair.right) for pair in pairs])
-    wrong = np.stack([np.isin(answers, pair.wrong) for pair in pairs])
-    return PairBatch(
-        numbers=np.array(numbers),
-        clean=batch_of([pair.clean for pair in pairs]).to(device),
-        corrupt=batch_of([pair.corrupt for pair in pairs]).to(device),
-        last=last,
-        row=row,
-        asked=torch.tensor(answers, device=device),
-        right=torch.from_numpy(right).to(device),
-        wrong=torch.from_numpy(wrong).to(device),
-    )
+    batches = []
+    for (n_tokens, _), alike in sorted(by_shape.items()):
+        n_pairs = max(1, BATCH_TOKENS // n_tokens)
+        for start in range(0, len(alike), n_pairs):
+            chosen = alike[start : start + n_pairs]
+            batches.append(PairBatch(model, chosen, [read[number] for number in chosen]))
+    return batches

@@ -1,6 +1,10 @@
-"""Run a batch of pairs with values of its other side: sets of changes, each from its first layer on."""
+"""Run a batch of pairs with values of heads taken from the other run, each time from the first changed layer on.
 
-from collections.abc import Callable, Sequence
+`study` says what is changed, and makes tables of the effects.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import Probe, attend
+from attnscope.core.attention.seam import AttentionCall, Probe, attend
 from attnscope.core.interventions import Activations, By, Leaves, Patch, Patched, attribute
 from attnscope.models.inside.tape import run_instead
 from attnscope.models.model import PASS_TOKENS, Model, Outputs
@@ -19,12 +23,12 @@ from attnscope.studies.patch.pairs import PairBatch
 
 @dataclass(frozen=True)
 class Unit:
-    """Hold the heads that are patched together: one head, or all that read one key/value head.
+    """Hold the heads that are patched together: one head, or for keys and values all that read one key/value head.
 
     Attributes:
         place: Kind of attention and layer.
         number: The number of the head, or of the key/value head.
-        group: How many query heads it has.
+        group: How many query heads are patched together.
     """
 
     place: Place
@@ -33,7 +37,7 @@ class Unit:
 
     @property
     def heads(self) -> range:
-        """Return the query heads."""
+        """Return the numbers of the query heads."""
         first = self.number * self.group
         return range(first, first + self.group)
 
@@ -43,8 +47,19 @@ class Unit:
         return "+".join(f"L{self.place[1]}H{head}" for head in self.heads)
 
 
+def units_of(calls: Mapping[Place, AttentionCall], by: By) -> dict[tuple[Place, int], Unit]:
+    """Return the unit of each head in a run, by its place and number, in the order of layers and heads."""
+    units = {}
+    for place, call in calls.items():
+        n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
+        group = call.n_heads // n_units
+        for head in range(call.n_heads):
+            units[place, head] = Unit(place, head // group, group)
+    return units
+
+
 class Change(NamedTuple):
-    """Values of another run for a unit, at some tokens."""
+    """A unit that gets values of another run, and the tokens at which it gets them."""
 
     unit: Unit
     by: By
@@ -52,7 +67,7 @@ class Change(NamedTuple):
 
 
 class PairRuns:
-    """Hold the two runs of a batch of pairs.
+    """Hold the two runs of a batch of pairs, and repeat the changed one with patches.
 
     Args:
         model: A model with answers.
@@ -60,33 +75,36 @@ class PairRuns:
         direction: "denoise": the corrupt run is changed; "noise": the clean one.
 
     Attributes:
-        source: What heads computed in the run that values come from.
+        batch: The pairs.
+        source: What heads computed in the other run, from which values come.
         clean: The logit differences of the clean run, (pair,), float64, on the CPU.
         corrupt: Those of the corrupt run.
     """
 
     def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
+        self.batch = batch
         self._model = model
-        self._batch = batch
-        self._sign = 1 if direction == "denoise" else -1
-        # Run the other side once, and keep what its heads compute.
-        changed = batch.corrupt
+        self._sign = 1
+        self._changed = batch.corrupt
         other = batch.clean
         if direction == "noise":
-            changed, other = other, changed
-        self._changed = changed
+            self._sign = -1
+            self._changed, other = other, self._changed
+        # What heads compute in the changed run, and the head whose logits are narrowed: both are filled in later.
         self._own = Activations()
-        self._heads: list[nn.Linear] = []
+        self._narrowed: list[nn.Linear] = []
+        # Run the other side once, and keep what its heads compute.
         self.source = Activations()
         outputs = model.outputs(other, self.source, last=batch.last)
-        unchanged = self._difference(outputs.logits)[0]
+        other_difference = self._difference(outputs)[0]
         # Run the changed side once; later runs resume from its layers.
-        self._rerun = model.rerun(changed, last=batch.last)
-        self._base = self._difference(self._rerun.whole.logits)[0]
+        self._rerun = model.rerun(self._changed, last=batch.last)
+        self._base = self._difference(self._rerun.whole)[0]
         self._shorten()
-        self.clean, self.corrupt = unchanged, self._base
+        self.clean = other_difference
+        self.corrupt = self._base
         if direction == "noise":
-            self.clean, self.corrupt = self._base, unchanged
+            self.clean, self.corrupt = self.corrupt, self.clean
 
     def _shorten(self) -> None:
         """Compute no more in later runs than the answers need, if a run without changes gives the same so.
@@ -98,46 +116,38 @@ class PairRuns:
         if logits is None or not self._model.resumes:
             return
         if self._model.info.kinds == ("decoder",):
-            self._rerun.start = self._batch.first_difference
+            self._rerun.start = self.batch.first_difference
         if type(head) is nn.Linear:
-            self._heads = [head]
+            self._narrowed = [head]
+        # Logits may differ by rounding, which grows with the largest one and the root of the depth; 64 is ours.
         n_layers = max(self._model.info.n_layers)
         epsilon = torch.finfo(logits.dtype).eps
         allowed = 64 * epsilon * n_layers**0.5 * logits.abs().max().cpu()
-        try:
-            difference = self._difference(self._again(attend).logits)[0]
-            change = (difference - self._base).abs()
-            is_same = bool((change <= allowed).all())
-        except Exception:  # a model may fail in any way where part of it is set aside
-            is_same = False
-        if is_same:
-            self._base = (
-                difference  # rounded as later runs are, so that what does nothing has an effect of 0
-            )
-        else:
-            self._rerun.start = 0
-            self._heads = []
+        # A model may fail in any way where part of it is set aside.
+        with suppress(Exception):
+            base = self._difference(self._again(attend))[0]
+            if ((base - self._base).abs() <= allowed).all():
+                # Rounded as later runs are, so that a change of nothing has an effect of 0.
+                self._base = base
+                return
+        self._rerun.start = 0
+        self._narrowed = []
 
     def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
         """Run the changed side again, as `Rerun.again` does; logits may be those of the answers alone."""
-        asked = self._batch.asked
+        asked = self.batch.asked
 
         def answer(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
             bias = None if head.bias is None else head.bias[asked]
             return F.linear(hidden, head.weight[asked], bias)
 
-        with run_instead(self._heads, answer):
+        with run_instead(self._narrowed, answer):
             return self._rerun.again(probe, first, times)
 
-    def units(self, by: By) -> list[Unit]:
-        """Return the units that can be patched, in the order of layers and heads."""
-        units = []
-        for place, call in self.source.calls.items():
-            # Query heads of a group have their keys and values together.
-            n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
-            group = call.n_heads // n_units
-            units += [Unit(place, number, group) for number in range(n_units)]
-        return units
+    def _difference(self, outputs: Outputs) -> Tensor:
+        """Return the logit differences right - wrong of a run, (time, pair), float64, on the CPU."""
+        assert outputs.logits is not None  # the model has answers
+        return self.batch.difference(outputs.logits).cpu().double()
 
     def effects(self, changes: Sequence[Change], source: Activations | None = None) -> Tensor:
         """Return by how much each change alone restores or destroys the answer, (change, pair), float64, on the CPU.
@@ -159,7 +169,7 @@ class PairRuns:
                 patch = Patch(by, heads, values, texts, tokens)
                 patches.setdefault(unit.place, []).append(patch)
             outputs = self._again(Patched(patches), first, len(numbers))
-            differences[numbers] = self._difference(outputs.logits)
+            differences[numbers] = self._difference(outputs)
         return self._sign * (differences - self._base)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
@@ -181,35 +191,25 @@ class PairRuns:
         patches[sender.place].append(Patch("z", heads, values))
         reached = Activations(Patched(patches))
         outputs = self._again(reached, self._rerun.block([sender.place]))
-        difference = self._difference(outputs.logits)[0]
-        return reached, self._sign * (difference - self._base)
+        return reached, self._sign * (self._difference(outputs)[0] - self._base)
 
     def attribution(self, by: By) -> dict[Place, Tensor]:
-        """Return the effects to first order at each token: (pair, head, token) by place.
+        """Return the effects of heads to first order at each token, (pair, head, token), by kind and layer.
 
         For keys and values heads are key/value heads. It takes one forward and one backward pass of the changed run.
         """
         # One backward pass gives the slope of the logit difference at each head and token.
         leaves = Leaves(by)
         with torch.enable_grad():
-            outputs = self._model.outputs(self._changed, leaves, last=self._batch.last)
+            outputs = self._model.outputs(self._changed, leaves, last=self.batch.last)
             assert outputs.logits is not None  # the model has answers
-            target = self._batch.difference(outputs.logits).sum()
+            total = self.batch.difference(outputs.logits).sum()
             tensors = leaves.tensors
-            slopes = torch.autograd.grad(
-                target,
-                list(tensors.values()),
-                materialize_grads=True,
-            )
+            slopes = torch.autograd.grad(total, list(tensors.values()), materialize_grads=True)
         # First order: the slope times the change of the values. (pair, head, token)
         estimates = {}
         for (place, base), slope in zip(tensors.items(), slopes, strict=True):
-            heads = range(base.shape[1])
-            source = self.source.values(by, place, heads)
+            source = self.source.values(by, place, range(base.shape[1]))
             change = attribute(slope, base.detach(), source)
             estimates[place] = self._sign * change.cpu().double()
         return estimates
-
-    def _difference(self, logits: Tensor | None) -> Tensor:
-        assert logits is not None  # the model has answers
-        return self._batch.difference(logits).cpu().double()

@@ -1,9 +1,12 @@
-"""Find the heads that carry a behaviour, by patching them on pairs of texts. Forward passes are left to `runs`."""
+"""Find the heads that carry a behaviour, by patching them on pairs of texts: `attnscope patch` and `attnscope.patch`.
+
+`pairs` reads the texts, and `runs` makes the forward passes.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from attnscope.core.intervals import benjamini_hochberg
-from attnscope.core.interventions import By
+from attnscope.core.interventions import Activations, By
 from attnscope.core.pairs import pair_means, shares_of_total, weakest_total
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus.formats import Problem
@@ -25,14 +28,15 @@ from attnscope.questions.patch import ATTRIBUTION, LOGITS, Patching, PatchOption
 from attnscope.results.table import Floats, Table
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import Progress, Report, UnknownWords
-from attnscope.studies.patch.pairs import PairBatch, ReadPair, batches_of, read_pairs, spell_answer
-from attnscope.studies.patch.runs import Change, PairRuns, Unit
+from attnscope.studies.patch.pairs import ReadPair, batches_of, read_pairs, spell_answer
+from attnscope.studies.patch.runs import Change, PairRuns, Unit, units_of
 
 READS: tuple[By, ...] = ("query", "key", "value")
-"""By what a head may read what earlier ones wrote."""
+"""The values that a head computes from what earlier heads wrote."""
 
 Measured = dict[str, NDArray[Any]]
-"""What was measured of some pairs, by name, each (pair, …); `number` has their numbers among all pairs, ascending."""
+"""Arrays of some pairs by name, each (pair, …): `number`, the number of each pair among all, ascending; `clean` and
+`corrupt`, the logit differences; `estimated`, `effects` and `positions`, what units change, (pair, unit, …)."""
 
 
 @with_plain_torch
@@ -75,14 +79,18 @@ def patch(
 
 
 class HeadPath(NamedTuple):
-    """A path from a head to what reads it; None = to the logits, through no other head."""
+    """A path from a head to what reads it: values of later heads, or None = the logits, through no other head."""
 
     sender: Unit
-    read: Change | None = None
+    receiver: Change | None = None
 
 
 class _Study:
-    """Run one study, batch by batch. Effects are (pair, unit), NaN where nothing was measured."""
+    """Run one study, batch by batch.
+
+    It works on the units that the options choose, each a head or several that are patched together. `tried` are those
+    that are patched: with `attribution` few of them, else all.
+    """
 
     def __init__(self, model: Model, pairs: Pairs, options: PatchOptions, report: Report | None) -> None:
         self._model = model
@@ -97,7 +105,7 @@ class _Study:
                 f"no pair can be patched: {self._problems[0]}",
                 "a pair has two texts of as many tokens, and answers of one token",
             )
-        self._chosen = options.choice.within(model.info)
+        chosen = options.choice.within(model.info)
         if options.attribution is not None:
             require_gradients(model)
         lengths = sorted({len(pair.clean) for pair in self._read})
@@ -107,10 +115,22 @@ class _Study:
                 "give pairs of one length, or leave out --positions",
             )
         self._n_tokens = lengths[0]
-        # Which heads there are shows in the first run.
+        # A run of the first pair shows which heads there are.
+        seen = Activations()
+        (first,) = batches_of(model, self._read, [0])
+        with torch.no_grad():
+            model.outputs(first.clean, seen, last=first.last)
+        heads = set(chosen.picked or product(chosen.layers, chosen.heads))
         self._units: list[Unit] = []
-        self._reads: list[Change] = []
-        self._tried: list[int] = []
+        for (place, head), unit in units_of(seen.calls, options.by).items():
+            _, layer = place
+            if (layer, head) in heads and unit not in self._units:
+                self._units.append(unit)
+        if not self._units:
+            raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
+        self._tried = list(range(0 if options.attribution else len(self._units)))
+        # The units of all heads, as these read what earlier heads wrote.
+        self._readers = {by: units_of(seen.calls, by) for by in READS}
 
     def run(self) -> Patching:
         """Run all that the options ask for."""
@@ -118,28 +138,28 @@ class _Study:
         options = self._options
         numbers = list(range(len(self._read)))
         measured, complete = self._each_batch("patching", numbers, self._measure)
+        measured = self._leave_out_broken(measured)
         if complete and options.attribution:
             self._tried = _largest(measured["estimated"], options.attribution)
             numbers = measured["number"].tolist()
             exact, complete = self._each_batch("exact", numbers, self._measure_effects)
+            exact = self._leave_out_broken(exact)
             is_exact = np.isin(measured["number"], exact["number"])
             measured = _select(measured, is_exact) | exact
-        for name, unknown in (("effects", np.nan), ("positions", 0.0)):
-            if name in measured:
-                measured[name] = self._of_all_units(measured[name], unknown)
+        # Effects are unknown where nothing was tried.
+        untried = np.delete(np.arange(len(self._units)), self._tried)
+        measured["effects"][:, untried] = np.nan
 
         # A pair and its mirror image are one observation: their values are averaged.
         numbers = measured["number"].tolist()
         pairs = [self._read[number] for number in numbers]
-        of_pair = observations_of(pairs)
+        observations = observations_of(pairs)
         averages: Measured = {}
         for name, values in measured.items():
-            averages[name] = average(values, of_pair)
+            averages[name] = average(values, observations)
         total = averages["clean"] - averages["corrupt"]
-        # Heads that share a key/value head have one effect.
-        rows: list[int] = []
-        for row, unit in enumerate(self._units):
-            rows += [row] * unit.group
+        # Heads that share a key/value head have one effect: (unit, …) -> (head, …).
+        rows = np.repeat(np.arange(len(self._units)), [unit.group for unit in self._units])
         tables = {
             "heads": self._heads(averages, total, rows),
             "whole": _whole(averages, total),
@@ -148,9 +168,9 @@ class _Study:
         if complete and options.paths:
             paths = self._paths(_largest(measured["effects"], options.paths))
             measure = partial(_measure_paths, paths)
-            by_path, is_whole = self._each_batch("paths", numbers, measure)
-            if is_whole:
-                effects = average(by_path["effects"], of_pair)
+            by_path, complete = self._each_batch("paths", numbers, measure)
+            if complete:
+                effects = average(by_path["effects"], observations)
                 tables["paths"] = _table_of_paths(paths, effects, total)
         by_pair = measured["effects"].T[rows]
         arrays: Measured = {"by_pair": by_pair.astype(np.float32)}
@@ -178,7 +198,7 @@ class _Study:
         self,
         step: str,
         numbers: list[int],
-        measure: Callable[[PairRuns, PairBatch], Measured],
+        measure: Callable[[PairRuns], Measured],
     ) -> tuple[Measured, bool]:
         """Measure pairs batch by batch; return what was measured, and False if it was interrupted after the first."""
         parts: list[Measured] = []
@@ -188,7 +208,7 @@ class _Study:
         for batch in batches_of(self._model, self._read, numbers):
             try:
                 with torch.no_grad():
-                    part = measure(PairRuns(self._model, batch, self._options.direction), batch)
+                    part = measure(PairRuns(self._model, batch, self._options.direction))
                 parts.append({"number": batch.numbers, **part})
                 n_done += len(batch.numbers)
                 n_tokens += 2 * batch.clean.ids.numel()
@@ -203,13 +223,10 @@ class _Study:
         joined: Measured = {}
         for name in parts[0]:
             joined[name] = np.concatenate([part[name] for part in parts])
-        order = np.argsort(joined["number"])
-        return self._leave_out_broken(_select(joined, order)), complete
+        return _select(joined, np.argsort(joined["number"])), complete
 
-    def _measure(self, runs: PairRuns, batch: PairBatch) -> Measured:
-        """Measure every head on a batch; with `attribution` estimate all, and leave it at that if some are exact."""
-        if not self._units:
-            self._choose_units(runs)
+    def _measure(self, runs: PairRuns) -> Measured:
+        """Return all that is measured of a batch; with `attribution` also the estimates of all units."""
         measured: Measured = {
             "clean": runs.clean.numpy(),
             "corrupt": runs.corrupt.numpy(),
@@ -221,47 +238,38 @@ class _Study:
                 of_unit = by_token[unit.place][:, unit.number]  # (pair, token)
                 estimates.append(of_unit.sum(1))
             measured["estimated"] = torch.stack(estimates, 1).numpy()
-        return measured | self._measure_effects(runs, batch)
+        return measured | self._measure_effects(runs)
 
-    def _measure_effects(self, runs: PairRuns, batch: PairBatch) -> Measured:
-        """Measure the heads that are tried on a batch, (pair, head), and with `positions` each position alone."""
+    def _measure_effects(self, runs: PairRuns) -> Measured:
+        """Return the effects of all units on a batch, (pair, unit), and with `positions` of each position alone.
+
+        They are 0 for units that are not tried.
+        """
+        n_units = len(self._units)
         units = [self._units[column] for column in self._tried]
-        by = self._options.by
-        changes = [Change(unit, by) for unit in units]
-        effects = runs.effects(changes).T.numpy()
+        # At all tokens, and with `positions` at each one. What a decoder computes before the first that differs is the
+        # same in both runs.
+        first = runs.batch.first_difference if "decoder" in self._model.info.kinds else 0
+        spans = [slice(None)]
+        if self._options.positions:
+            spans += [slice(token, token + 1) for token in range(first, self._n_tokens)]
+        changes = []
+        for unit, span in product(units, spans):
+            changes.append(Change(unit, self._options.by, span))
+        # (change, pair) -> (pair, unit, span)
+        by_change = runs.effects(changes).T.numpy()
+        n_pairs = len(by_change)
+        by_span = by_change.reshape(n_pairs, len(units), len(spans))
+        effects = np.zeros((n_pairs, n_units))
+        effects[:, self._tried] = by_span[..., 0]
         if not self._options.positions:
             return {"effects": effects}
-        # What a decoder computes before the first token that differs is the same in both runs.
-        first = batch.first_difference if "decoder" in self._model.info.kinds else 0
-        tokens = range(first, self._n_tokens)
-        changes = []
-        for unit, token in product(units, tokens):
-            changes.append(Change(unit, by, slice(token, token + 1)))
-        # (change, pair) -> (pair, head, position)
-        by_change = runs.effects(changes).T.numpy()
-        n_pairs, n_units = effects.shape
         positions = np.zeros((n_pairs, n_units, self._n_tokens))
-        positions[..., first:] = by_change.reshape(n_pairs, n_units, -1)
+        positions[:, self._tried, first:] = by_span[..., 1:]
         return {"effects": effects, "positions": positions}
 
-    def _choose_units(self, runs: PairRuns) -> None:
-        """Choose the heads that the options name, with those that are patched together with them."""
-        chosen = self._chosen
-        wanted = {*(chosen.picked or product(chosen.layers, chosen.heads))}
-        for unit in runs.units(self._options.by):
-            if wanted.intersection(product(unit.place[1:], unit.heads)):
-                self._units.append(unit)
-        for by in READS:
-            self._reads += [Change(unit, by) for unit in runs.units(by)]
-        if not self._units:
-            raise AttnscopeError(
-                f"{self._model.info.name} has no such heads", "choose other layers or heads"
-            )
-        if not self._options.attribution:
-            self._tried = list(range(len(self._units)))
-
     def _leave_out_broken(self, measured: Measured) -> Measured:
-        """Return the pairs on which all that was measured is a number; the others are problems."""
+        """Return the pairs on which all that was measured is a number; add the others to the problems."""
         is_sound = np.ones(len(measured["number"]), np.bool_)
         for values in measured.values():
             rows = values.reshape(len(values), -1)
@@ -275,55 +283,49 @@ class _Study:
             )
         return _select(measured, is_sound)
 
-    def _of_all_units(self, values: Floats, unknown: float) -> Floats:
-        """Return values of the heads that were tried, (pair, head, …), for all, (pair, unit, …)."""
-        n_pairs, _, *others = values.shape
-        # (pair, unit, …)
-        every = np.full((n_pairs, len(self._units), *others), unknown)
-        every[:, self._tried] = values
-        return every
-
     def _paths(self, columns: Sequence[int]) -> list[HeadPath]:
-        """Return the paths from heads: to the logits, and to the queries, keys and values of those in later layers."""
+        """Return the paths from some units: to the logits, and to queries, keys and values of those in later layers."""
         paths: list[HeadPath] = []
         senders = [self._units[column] for column in columns]
         for sender in senders:
             kind, layer = sender.place
             paths.append(HeadPath(sender))
-            for unit, read in product(senders, self._reads):
-                # Several heads may read one key/value head.
-                path = HeadPath(sender, read)
-                is_later = unit.place[0] == kind and unit.place[1] > layer
-                is_read = read.unit.place == unit.place and unit.number in read.unit.heads
-                if is_later and is_read and path not in paths:
+            for later, by in product(senders, READS):
+                if later.place[0] != kind or later.place[1] <= layer:
+                    continue
+                # Several heads may read one key/value head: the path counts once.
+                reader = self._readers[by][later.place, later.number]
+                path = HeadPath(sender, Change(reader, by))
+                if path not in paths:
                     paths.append(path)
         return paths
 
     # From effects to tables
 
-    def _heads(self, averages: Measured, total: Floats, rows: list[int]) -> Table:
-        """Return the effect of each head; those that are patched together have the same."""
-        # (unit,), then a row for each head of a unit.
+    def _heads(self, averages: Measured, total: Floats, rows: NDArray[np.int64]) -> Table:
+        """Return the table of heads, each with the values of its unit; `rows` has the unit of each head, (head,)."""
         columns = head_columns(self._options.by, self._options.direction)
+        # (unit,), then a row for each head of a unit.
         values = _effects_and_shares(averages["effects"], total)
         values["effect_q"] = values.pop("q")
         if "estimated" in averages:
             columns.append(ATTRIBUTION)
             values |= _columns("attribution", *pair_means(averages["estimated"]))
-        units = [self._units[row] for row in rows]
-        return Table.of_arrays(
-            columns,
-            kind=[unit.place[0] for unit in units],
-            layer=[unit.place[1] for unit in units],
-            head=[head for unit in self._units for head in unit.heads],
-            patched_with=[unit.name for unit in units],
-            **{name: numbers[rows] for name, numbers in values.items()},
-        )
+        units = self._units
+        kinds, layers = zip(*(unit.place for unit in units), strict=True)
+        values |= {
+            "kind": np.array(kinds),
+            "layer": np.array(layers),
+            "patched_with": np.array([unit.name for unit in units]),
+        }
+        heads = chain.from_iterable(unit.heads for unit in units)
+        by_head = {name: of_units[rows] for name, of_units in values.items()}
+        return Table.of_arrays(columns, head=list(heads), **by_head)
 
     def _table_of_pairs(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
+        """Return the texts of pairs, the answers as they are spelled, and the logit differences."""
         rows = []
         for number, read in enumerate(pairs):
-            # The texts, the answers as they are spelled, and what the model makes of them.
             row = {
                 **asdict(read.pair),
                 "clean_difference": measured["clean"][number],
@@ -338,7 +340,7 @@ class _Study:
     # What the result says of itself
 
     def _notes(self, n_pairs: int, total: Floats) -> list[str]:
-        # What effects mean, then how they were measured.
+        """Say what a reader must know of the shares, of the number of pairs, and of how heads were patched."""
         notes = []
         reason = _why_no_shares(total)
         if reason:
@@ -359,6 +361,7 @@ class _Study:
         return notes
 
     def _corpus(self, pairs: Sequence[ReadPair], complete: bool) -> dict[str, Any]:
+        """Return what the result says of its texts."""
         texts = []
         for pair in pairs:
             texts += [pair.clean, pair.corrupt]
@@ -379,24 +382,25 @@ def _select(measured: Measured, rows: NDArray[Any]) -> Measured:
     return {name: values[rows] for name, values in measured.items()}
 
 
-def _measure_paths(paths: Sequence[HeadPath], runs: PairRuns, _: PairBatch) -> Measured:
-    """Measure paths on a batch, (pair, path)."""
+def _measure_paths(paths: Sequence[HeadPath], runs: PairRuns) -> Measured:
+    """Return the effects of paths on a batch, (pair, path); those of a sender follow each other, the logits first."""
     effects = []
     for sender in dict.fromkeys(path.sender for path in paths):
         # Change what one head writes, and see how far the logits and each reader carry it.
         reached, to_logits = runs.isolate(sender)
         effects.append(to_logits)
-        reads = [path.read for path in paths if path.sender == sender and path.read]
-        effects += runs.effects(reads, reached)
+        receivers = [path.receiver for path in paths if path.sender == sender and path.receiver]
+        effects += runs.effects(receivers, reached)
     return {"effects": torch.stack(effects, 1).numpy()}
 
 
 def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -> Table:
+    """Return the table of paths, of their effects, (observation, path), and the total effect, (observation,)."""
     return Table.of_arrays(
         Patching.TABLES["paths"],
         sender=[path.sender.name for path in paths],
-        receiver=[path.read.unit.name if path.read else LOGITS for path in paths],
-        by=[path.read.by if path.read else "" for path in paths],
+        receiver=[path.receiver.unit.name if path.receiver else LOGITS for path in paths],
+        by=[path.receiver.by if path.receiver else "" for path in paths],
         **_effects_and_shares(effects, total),
     )
 
@@ -426,23 +430,22 @@ def _rank_agreement(measured: Measured) -> float | None:
 # Means over observations
 
 
-def observations_of(pairs: Sequence[ReadPair]) -> NDArray[np.int64]:
-    """Return the number of the observation that each pair belongs to, (pair,), from 0.
+def observations_of(pairs: Sequence[ReadPair]) -> list[list[int]]:
+    """Return the rows of the pairs of each observation.
 
     The mirror image of a pair has its two texts the other way round, and tells little that the pair does not: both are
     one observation.
     """
     # Both texts in no order: those of a mirror image are the same.
-    numbers: dict[frozenset[bytes], int] = {}
-    for pair in pairs:
-        numbers.setdefault(frozenset(pair.ids), len(numbers))
-    return np.array([numbers[frozenset(pair.ids)] for pair in pairs])
+    rows: dict[frozenset[bytes], list[int]] = {}
+    for row, pair in enumerate(pairs):
+        rows.setdefault(frozenset(pair.ids), []).append(row)
+    return list(rows.values())
 
 
-def average(values: NDArray[Any], of_pair: NDArray[np.int64]) -> Floats:
-    """Return the means over the pairs of each observation, (observation, …), of (pair, …)."""
-    numbers = np.unique(of_pair)
-    return np.stack([values[of_pair == number].mean(0) for number in numbers])
+def average(values: NDArray[Any], observations: Sequence[list[int]]) -> Floats:
+    """Return the means of values, (pair, …), over the pairs of each observation, (observation, …)."""
+    return np.stack([values[rows].mean(0) for rows in observations])
 
 
 def _columns(name: str, mean: Floats, low: Floats, high: Floats, *_: Floats) -> dict[str, Floats]:
