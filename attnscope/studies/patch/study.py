@@ -138,14 +138,19 @@ class _Study:
         options = self._options
         numbers = list(range(len(self._read)))
         measured, complete = self._each_batch("patching", numbers, self._measure)
+        if not measured:
+            raise KeyboardInterrupt
         measured = self._leave_out_broken(measured)
         if complete and options.attribution:
             self._tried = _largest(measured["estimated"], options.attribution)
             numbers = measured["number"].tolist()
             exact, complete = self._each_batch("exact", numbers, self._measure_effects)
-            exact = self._leave_out_broken(exact)
-            is_exact = np.isin(measured["number"], exact["number"])
-            measured = _select(measured, is_exact) | exact
+            if exact:
+                exact = self._leave_out_broken(exact)
+                is_exact = np.isin(measured["number"], exact["number"])
+                measured = _select(measured, is_exact) | exact
+            else:
+                self._tried = []
         # Effects are unknown where nothing was tried.
         untried = np.delete(np.arange(len(self._units)), self._tried)
         measured["effects"][:, untried] = np.nan
@@ -200,7 +205,7 @@ class _Study:
         numbers: list[int],
         measure: Callable[[PairRuns], Measured],
     ) -> tuple[Measured, bool]:
-        """Measure pairs batch by batch; return what was measured, and False if it was interrupted after the first."""
+        """Measure pairs batch by batch; return what was measured, and False if it was interrupted."""
         parts: list[Measured] = []
         n_done = 0
         n_tokens = 0
@@ -215,12 +220,12 @@ class _Study:
                 if self._report is not None:
                     self._report(Progress(n_done, n_tokens, n_done / len(numbers), step))
             except KeyboardInterrupt:
-                if not parts:
-                    raise
                 complete = False
                 break
         # Batches are of pairs of one length: put the pairs back into their order.
         joined: Measured = {}
+        if not parts:
+            return joined, complete
         for name in parts[0]:
             joined[name] = np.concatenate([part[name] for part in parts])
         return _select(joined, np.argsort(joined["number"])), complete
