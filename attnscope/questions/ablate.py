@@ -10,7 +10,7 @@ from attnscope.choice import Choice
 from attnscope.errors import UsageError, amount
 from attnscope.options import group, kind_option, option, options, read_names, seed_option, target_option
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, rank_heads
-from attnscope.report.numbers import UNDEFINED, digits, interval, largest_first, small_number
+from attnscope.report.numbers import digits, largest_first, small_number, with_interval
 from attnscope.report.wording import corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, number, text
@@ -218,7 +218,9 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     row = _largest_first(heads[main])[0]
     column = heads.columns[main]
     name = printable(ablation.head_names[row])
-    size = f"{_with_interval(heads.interval(main)[row])} {printable(column.unit, 40)}".rstrip()
+    size = (
+        f"{with_interval(heads.interval(main)[row], small_number)} {printable(column.unit, 40)}".rstrip()
+    )
     if main.endswith("_loss"):
         loss = ablation.row("whole", "loss")
         of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
@@ -232,15 +234,7 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     together = ablation.row("together", main)
     if together is not None:
         all_heads = amount(len(heads), "head")
-        yield f"without all {all_heads}: {printable(column.title)} {_with_interval(together)}"
-
-
-def _with_interval(estimate: Floats, unit: str = "") -> str:
-    """Return a value with its unit and its interval, from (3,); a single text gives no interval."""
-    value, low, high = estimate
-    size = f"{small_number(value)} {unit}".rstrip()
-    ends = interval(low, high, small_number)
-    return size if ends == UNDEFINED else f"{size} {ends}"
+        yield f"without all {all_heads}: {printable(column.title)} {with_interval(together, small_number)}"
 
 
 def _blocks(ablation: Ablation) -> Iterator[Block]:
@@ -295,7 +289,7 @@ def _predicted_line(ablation: Ablation) -> str:
     loss = ablation.row("whole", "loss")
     if loss is None:
         return f"predicted: {printable(predicted)}"
-    size = _with_interval(loss, "nats")
+    size = with_interval(loss, small_number, "nats")
     return f"predicted: {printable(predicted)}; loss of the whole model {size}"
 
 

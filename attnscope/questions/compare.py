@@ -19,7 +19,7 @@ from attnscope.questions.distances import (
     three_decimals,
 )
 from attnscope.report.blocks import Block, Grid, HeadMap, Ranking, Report, Words
-from attnscope.report.numbers import UNDEFINED, interval, largest_first
+from attnscope.report.numbers import largest_first, with_interval
 from attnscope.report.wording import model_of
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, flag, number
@@ -321,9 +321,8 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
 
 def _distance(comparison: Comparison, a: int, b: int) -> str:
     """Return a distance with its interval, if there is one."""
-    value, low, high = comparison.interval(f"distance:{comparison.distance_name}")[a, b]
-    ends = interval(low, high, three_decimals)
-    return three_decimals(value) if ends == UNDEFINED else f"{three_decimals(value)} {ends}"
+    estimates = comparison.interval(f"distance:{comparison.distance_name}")
+    return with_interval(estimates[a, b], three_decimals)
 
 
 _REPORTS = {

@@ -1,4 +1,4 @@
-"""What attention costs: parameters, MACs and memory, each as a formula with its numbers. Its columns and its report."""
+"""Declare what attention costs: its parameters, MACs and memory, each as a formula with its numbers; and its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,16 +13,16 @@ from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Column, number, text
 
-GROUPS = {
+_GROUPS = {
     "parameters": "parameters",
     "per_token": "MACs per token of a text of {n:,} tokens",
     "memory": "memory for a text of {n:,} tokens",
 }
-"""The groups of quantities in their order, and what they are called."""
+"""The groups of quantities in their order, with their headings."""
 
 
 def _read_sizes(listed: str) -> dict[str, int]:
-    """Read sizes by name, such as d_model=768,n_heads=12."""
+    """Return the sizes in a list such as d_model=768,n_heads=12, by name."""
     sizes = {}
     for part in listed.split(","):
         name, _, size = part.partition("=")
@@ -36,7 +36,7 @@ def _read_sizes(listed: str) -> dict[str, int]:
 
 @options
 class CostOptions:
-    """Whose costs are counted: a model by its configuration, or sizes by hand."""
+    """Choose whose costs are counted: those of a model by its configuration, or of sizes by hand."""
 
     model: str | None = option(
         "bert-base, gpt2, gpt3, llama-2-7b, llama-2-70b; or a known name, a folder, a config.json, a Hub id. "
@@ -58,7 +58,7 @@ class CostOptions:
 
 
 class Cost(Result):
-    """The parameters, operations and memory of a model's attention.
+    """Hold the parameters, operations and memory of a model's attention.
 
     Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`), and notes.
     """
@@ -83,7 +83,7 @@ class Cost(Result):
         return sizes
 
     def value(self, name: str) -> int | float:
-        """Return what a quantity comes to: a whole number, but for shares.
+        """Return the value of a quantity, such as "projections_per_layer"; it is whole unless it is a share.
 
         Raises:
             AttnscopeError: There is none of that name.
@@ -105,14 +105,13 @@ class Cost(Result):
             raise ValueError("it does not say for how many tokens it is")
 
     def report(self, **shown: Any) -> Report:
-        """Return attention's share of parameters and of work, then each quantity with its formula."""
+        """Return the report: attention's share of parameters and of work, then each quantity with its formula."""
+        guide = "MAC: a multiplication and an addition in a matrix product; norms and activations are left out"
         return report_on(
             self,
             _answer(self),
             _blocks(self),
-            [
-                "MAC: a multiplication and an addition in a matrix product; norms and activations are left out"
-            ],
+            [guide],
             source=f"sizes: {printable(self.run.get('source', ''), 300)}",
             subtitle=_sizes_line(self),
             notes=[printable(note, 400) for note in self.options.get("notes", ())],
@@ -122,12 +121,11 @@ class Cost(Result):
 def _answer(cost: Cost) -> list[str]:
     """Say the share of attention in parameters and MACs, and the memory it takes."""
     n = f"{cost.options['n_tokens']:,}"
-    # Multiply-adds of attention per token, as a share of all.
-    attention = sum(
-        cost.value(name) for name in ("projections_per_token", "scores_per_token", "values_per_token")
-    )
-    share = attention / cost.value("per_token")
-    scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]  # without the binary unit
+    # MACs of attention per token, as a share of all.
+    parts = ("projections_per_token", "scores_per_token", "values_per_token")
+    share = sum(map(cost.value, parts)) / cost.value("per_token")
+    # "9.66 GB (9.00 GiB)" without the binary unit.
+    scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
     first = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
         f"{abbreviate(cost.value('parameters'), '')} parameters, and {share:.0%} of the multiply-accumulates "
@@ -140,28 +138,27 @@ def _answer(cost: Cost) -> list[str]:
 
 
 def _sizes_line(cost: Cost) -> str:
-    """Say how large the model is."""
+    """Say how many layers and heads the model has, and their sizes."""
     sizes = cost.sizes
     layers = amount(sizes["n_layers"], "layer")
     if sizes["n_decoder_layers"]:
         layers = f"{sizes['n_layers']} encoder and {sizes['n_decoder_layers']} decoder layers"
-    shared = (
-        "" if sizes["n_kv_heads"] == sizes["n_heads"] else f" on {sizes['n_kv_heads']} key/value heads"
-    )
-    heads = f"{amount(sizes['n_heads'], 'head')} of {sizes['d_head']}{shared}"
+    heads = f"{amount(sizes['n_heads'], 'head')} of {sizes['d_head']}"
+    if sizes["n_kv_heads"] != sizes["n_heads"]:
+        heads += f" on {sizes['n_kv_heads']} key/value heads"
     return f"{printable(sizes.get('kind', ''))}, {layers}, {heads}, d_model {sizes['d_model']}"
 
 
 def _blocks(cost: Cost) -> Iterator[Block]:
+    """Show a table per group of quantities, then the formula behind every number."""
     table = cost.table("quantities")
     names = table["what"].tolist()
     formulas = []
     for formula, numbers in zip(table["formula"].tolist(), table["numbers"].tolist(), strict=True):
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
-    values = zip(table["value"].tolist(), table["unit"].tolist(), strict=True)
-    value_column = Words("value", [abbreviate(value, unit) for value, unit in values], right=True)
-    # One table per group of quantities.
-    for group, title in GROUPS.items():
+    values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
+    value_column = Words("value", values, right=True)
+    for group, title in _GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
             heading=title.format(n=cost.options["n_tokens"]),
@@ -172,7 +169,6 @@ def _blocks(cost: Cost) -> Iterator[Block]:
             order=rows,
             most=len(rows),
         )
-    # The formula behind every number.
     yield Ranking(
         heading="formulas",
         printed="with --all",

@@ -1,12 +1,11 @@
-"""Heads: what each head of a model does. The columns of the result, and its report. Loads no torch.
+"""Declare the result of a study of heads, what each head of a model does: its columns and its report. Loads no torch.
 
-`head_lines` says what each head does, `head_roles` what is known of roles.
+`head_lines` says in a line what each head does, `head_roles` what its roles are.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,60 +13,45 @@ import numpy as np
 
 from attnscope.errors import AttnscopeError, amount, require_choice
 from attnscope.questions.head_lines import (
-    SINKS,
     description_notes,
     is_described,
     line_blocks,
     require_sort,
     sort_heads,
 )
-from attnscope.questions.head_roles import (
-    control_line,
-    evidence_line,
-    first_role,
-    idle_line,
-)
+from attnscope.questions.head_roles import count_first_roles, evidence_line, first_role, role_notes
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words, rank_heads
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
-from attnscope.report.wording import corpus_line, is_of_senses, label, model_of, printable, report_on
+from attnscope.report.wording import corpus_line, is_of_senses, model_of, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import HEADS, PARTS, Column, Floats, Table, count, flag, share, text
+from attnscope.results.table import HEADS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
 
-FAMILIES = {
-    "rest mostly on sinks (special tokens, the first)": SINKS,
-    "attend to neighbours": ("previous_token", "next_token", "self_token", "local"),
-    "look for the same or a similar token": ("same_token", "induction", "similar_token"),
-    "look for rare tokens": ("rare",),
-    "spread evenly": ("diffuse",),
-}
-"""What heads do by their first role, in the words of the answer."""
+_LEADING_MEASURES = ("distance_patches", "monotonicity")
+"""The measures whose map is shown: that of pictures, and that of recordings."""
 
-LEADING = ("distance_patches", "monotonicity")
-"""The measure of pictures and of recordings whose map is shown."""
-
-FIRST = (
-    *(
-        "kind",
-        "layer",
-        "head",
-        "role",
-        "role_value",
-        "role_value_low",
-        "role_value_high",
-        "role_value_baseline",
-    ),
-    *("description", "kl_explained", "kl_explained_low", "kl_explained_high", "nats"),
-    *(
-        "resting_share",
-        "entropy_nats",
-        "previous_token",
-        "next_token",
-        "same_token",
-        "induction",
-        "first_token",
-    ),
+_USUAL_COLUMNS = (
+    "kind",
+    "layer",
+    "head",
+    "role",
+    "role_value",
+    "role_value_low",
+    "role_value_high",
+    "role_value_baseline",
+    "description",
+    "kl_explained",
+    "kl_explained_low",
+    "kl_explained_high",
+    "nats",
+    "resting_share",
+    "entropy_nats",
+    "previous_token",
+    "next_token",
+    "same_token",
+    "induction",
+    "first_token",
 )
 """The columns that people use first, which a CSV has."""
 
@@ -118,20 +102,17 @@ DESCRIPTION = (
         "active_share", "share of its attention on keys that are neither special tokens nor the first"
     ),
     numbers(
-        "whole_explained",
-        "as KL explained, of all its attention: sinks too",
-        "share",
-        range=(None, 1),
+        "whole_explained", "as KL explained, of all its attention: sinks too", "share", range=(None, 1)
     ),
     numbers("whole_nats", "KL of all its attention from uniform attention", "nats"),
     text("first_term", "the feature that explains most of its attention outside sinks"),
     text("other_half", "what the other half of the texts says first, if it differs"),
 )
-"""What is known of a head that was described."""
+"""The columns that heads get when they are described."""
 
 
 class Heads(Result):
-    """The measures, roles and descriptions of every head of a model on a corpus.
+    """Hold the measures, roles and descriptions of every head of a model on a corpus.
 
     `heads` has the roles of each head, every measure under its name with interval, baseline (uniform attention) and
     count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a
@@ -142,11 +123,7 @@ class Heads(Result):
 
     SCHEMA: ClassVar[str] = "attnscope.heads/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
-        "heads": (
-            *HEADS,
-            ROLE,
-            RESTING,
-        ),
+        "heads": (*HEADS, ROLE, RESTING),
         "roles": ROLES,
         "control": (*HEADS, ROLE),
         "terms": (
@@ -192,20 +169,15 @@ class Heads(Result):
     }
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of attention in it, in their order."""
-        return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
-
-    @property
-    def head_names(self) -> list[str]:
-        """Return what its heads are called, with their kind where there are several kinds."""
-        return self.table("heads").head_names(with_kind=len(self.kinds) > 1)
-
-    @property
     def measure_names(self) -> list[str]:
         """Return the measures that it has, in their order."""
         heads = self.table("heads")
         return [name for name in self.options.get("measures", ()) if name in heads]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of attention in it, in their order."""
+        return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
 
     @property
     def is_described(self) -> bool:
@@ -224,14 +196,10 @@ class Heads(Result):
             AttnscopeError: There is no such head.
         """
         heads = self.table("heads")
-        is_it = (heads["layer"] == layer) & (heads["head"] == head)
-        if kind is not None:
-            is_it &= heads["kind"] == kind
-        if not is_it.any():
-            raise AttnscopeError(
-                f"there is no head L{layer}H{head} here", "layers and heads count from 0"
-            )
-        return int(is_it.argmax())
+        for row, place in enumerate(heads.places):
+            if place == (layer, head) and kind in (None, heads["kind"][row]):
+                return row
+        raise AttnscopeError(f"there is no head L{layer}H{head} here", "layers and heads count from 0")
 
     def roles_of(self, row: int) -> Table:
         """Return the evidence for the roles of a head, by its row: the strongest first, but sinks last."""
@@ -241,19 +209,19 @@ class Heads(Result):
     @property
     def usual_columns(self) -> Sequence[str]:
         """Return the columns that people use first; without descriptions files have all."""
-        return FIRST if self.is_described else ()
+        return _USUAL_COLUMNS if is_described(self) else ()
 
     def rows(self) -> Iterable[Sequence[Any]]:
         """Return all rows of its table of heads, with the value of the first role; the names of columns first."""
         heads, roles = self.table("heads"), self.table("roles")
         if not len(roles):
             return heads.rows()
-        # The first role's value with its interval and baseline; NaN for heads without a role.
+        # The first role's value with its interval and baseline; NaN for heads without a role. (head,) each
         role_rows = first_role(self)
         has_role = role_rows >= 0
-        parts = {
-            part: np.where(has_role, roles.part("value", part)[role_rows], np.nan) for part in PARTS[:3]
-        }
+        parts = {}
+        for part in ("low", "high", "baseline"):
+            parts[part] = np.where(has_role, roles.part("value", part)[role_rows], np.nan)
         meaning = "value of the measure that its first role rests on"
         values = np.where(has_role, roles["value"][role_rows], np.nan)
         return heads.with_column(numbers("role_value", meaning), values, **parts).rows()
@@ -261,7 +229,7 @@ class Heads(Result):
     def report(
         self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None
     ) -> Report:
-        """Return what heads do, those with most to say first.
+        """Return the report: what heads do, those with most to say first, then numbers and figures.
 
         Args:
             measures: Names of measures that are listed of every head and have a figure of their own, with commas
@@ -273,7 +241,6 @@ class Heads(Result):
             AttnscopeError: There is no such measure or order.
         """
         require_sort(sort)
-        # A single head that was picked from many is shown with its rank among all.
         heads = self.table("heads")
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
         listed = parse_measures(measures, self.measure_names)
@@ -281,12 +248,13 @@ class Heads(Result):
         # Heads by what they do: measures of senses, or roles and descriptions.
         if is_of_senses(self):
             blocks += _senses_blocks(self)
-        elif len(self.table("roles")) or self.is_described:
+        elif len(self.table("roles")) or is_described(self):
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
         blocks += _needle_blocks(self)
-        # Numbers: all measures of one head, or some measures of all heads.
+        # Numbers: all measures of one head with its rank among the others, or some measures of all heads.
         if is_chosen and len({*heads.places}) == 1:
-            blocks += [_measures_of_one(self, row, among or self) for row in range(len(heads))]
+            for row in range(len(heads)):
+                blocks.append(_measures_of_one(self, row, among or self))
         elif listed:
             blocks.append(_measures_of_all(self, listed, sort))
         blocks += _figures(self, listed)
@@ -297,7 +265,7 @@ class Heads(Result):
 
 
 def heads_table(
-    places: Sequence[Any],
+    names: Sequence[Any],
     columns: Sequence[Column],
     *,
     roles: Sequence[str],
@@ -307,17 +275,24 @@ def heads_table(
     """Return the table of heads with some measures.
 
     Args:
-        places: The kinds of attention, layers and numbers of the heads.
+        names: The kinds of attention, the layers and the numbers of the heads, (3, head).
         columns: What the measures are.
-        roles: As of `ROLE`.
-        resting: As of `RESTING`.
+        roles: The values of the column `ROLE`, (head,).
+        resting: The values of the column `RESTING`, (head,).
         estimates: "value", "low", "high", "baseline" and "count" of the measures, (head, measure).
     """
-    values: dict[str, Any] = dict(zip(("kind", "layer", "head"), places, strict=True))
-    values |= {"role": roles, "resting_share": resting}
-    for place, column in enumerate(columns):
+    kinds, layers, numbers_of_heads = names
+    values: dict[str, Any] = {
+        "kind": kinds,
+        "layer": layers,
+        "head": numbers_of_heads,
+        "role": roles,
+        "resting_share": resting,
+    }
+    for measure, column in enumerate(columns):
         for part, parts in estimates.items():
-            values[column.name if part == "value" else f"{column.name}_{part}"] = parts[:, place]
+            ending = "" if part == "value" else f"_{part}"
+            values[f"{column.name}{ending}"] = parts[:, measure]
     return Table.of_arrays([*Heads.TABLES["heads"], *columns], **values)
 
 
@@ -326,47 +301,30 @@ def heads_table(
 
 def _answer(result: Heads) -> list[str]:
     """Say how many heads do what, each counted once, by its first role."""
-    heads = result.table("heads")
-    all_heads = amount(len(heads), "head")
+    all_heads = amount(len(result.table("heads")), "head")
     model = model_of(result.run)
     # Measures of pictures and sounds have no roles.
     if is_of_senses(result):
         return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
-    # Each head counts once, by its first role; families put roles with one purpose together.
-    first_roles = [role.partition("+")[0] for role in heads["role"].tolist()]
-    counts = Counter(filter(None, first_roles))
-    n_by_words = {words: sum(counts.pop(name, 0) for name in names) for words, names in FAMILIES.items()}
-    n_by_words |= {f"have the role {label(name)}": n for name, n in counts.items()}
-    counted = sorted([(n, words) for words, n in n_by_words.items() if n], key=lambda pair: -pair[0])
-    # Heads without a role close the sentence.
-    n_none = first_roles.count("")
-    if n_none and counted:
-        counted.append((n_none, "have no role"))
-    # The first part names the total: "5 of 144 heads ..., 3 ...".
-    parts: list[str] = []
-    for n, words in counted:
-        out_of = "" if parts else f" of {all_heads}"
-        verb, _, rest = words.partition(" ")
-        singular = "has" if verb == "have" else f"{verb}s"
-        parts.append(f"{n}{out_of} {singular if n == 1 else verb} {rest}")
-    answer = [f"{model}: {', '.join(parts) or f'none of its {all_heads} has a role'}"]
     # Without any role the evidence says why, in place of the answer.
-    evidence = evidence_line(result)
-    if not parts and evidence:
-        answer = []
+    answer = []
+    if counted := count_first_roles(result):
+        answer.append(f"{model}: {counted}")
+    elif not evidence_line(result):
+        answer.append(f"{model}: none of its {all_heads} has a role")
     if len(result.table("roles")):
         answer.append(
             "value: the role's measure, such as the mean weight on the previous token [95% interval]"
         )
-    return [*answer, *filter(None, (evidence, idle_line(result), control_line(result)))]
+    return [*answer, *role_notes(result)]
 
 
 def _guide(result: Heads) -> list[str]:
-    """Say how to read it."""
+    """Say what KL explained or uniform is, or why heads are not described."""
     if is_of_senses(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
-    if result.is_described:
+    if is_described(result):
         guide.append(
             "KL explained: the share of what sets attention outside sinks apart from uniform that the line predicts on "
             "held-out texts; a line says where a head looks, not why"
@@ -406,14 +364,17 @@ def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> R
 
 
 def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
-    """Show all measures of one head with its place among the heads of its kind, 1 = the largest value."""
-    heads, others = result.table("heads"), among.table("heads")
+    """Show all measures of one head with its rank among the heads of its kind, 1 = the largest value."""
+    heads = result.table("heads")
+    others = among.table("heads")
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
     table = _estimates(heads, names, [row] * len(names), "value")
-    ranks = []
-    for name, value in zip(names, table["value"].tolist(), strict=True):
-        ranks.append(str(1 + int((others[name] > value).sum())) if math.isfinite(value) else UNDEFINED)
+    ranks = [UNDEFINED] * len(names)
+    for measure, name in enumerate(names):
+        value = heads[name][row]
+        if math.isfinite(value):
+            ranks[measure] = str(1 + int((others[name] > value).sum()))
     return Ranking(
         what=result.head_names[row],
         names=[title_of(heads.columns[name]) for name in names],
@@ -426,32 +387,38 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     )
 
 
-def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], what: str) -> Table:
-    """Return measures of a head each, with their intervals in the column `what`, and under uniform attention."""
-    # (measure, 3): value and both ends of its interval.
-    measured = list(zip(names, rows, strict=True))
-    values, low, high = np.array([heads.interval(name)[row] for name, row in measured]).T
-    uniform = [heads.part(name, "baseline")[row] for name, row in measured]
-    table = Table({}, {}).with_column(numbers(what), values, low=low, high=high)
+def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], column: str) -> Table:
+    """Return a table with a row per measure: its value and interval for a head, in a named column, and its baseline.
+
+    Each measure has its own row of the table of heads.
+    """
+    # Value and both ends of its interval, (measure, 3).
+    estimates = []
+    uniform = []
+    for name, row in zip(names, rows, strict=True):
+        estimates.append(heads.interval(name)[row])
+        uniform.append(heads.part(name, "baseline")[row])
+    values, low, high = np.array(estimates).T
+    table = Table({}, {}).with_column(numbers(column), values, low=low, high=high)
     return table.with_column(numbers("uniform"), uniform)
 
 
 def _senses_blocks(result: Heads) -> Iterator[Block]:
     """Show a map of the leading measure of pictures or recordings, and the head with the most of each."""
-    # A measure may be undefined for every head, such as those of patches for a recording.
     heads = result.table("heads")
     names = _defined_measures(result)
     if not names:
         return
-    leading = next((name for name in LEADING if name in names), names[0])
+    leading = next((name for name in _LEADING_MEASURES if name in names), names[0])
     meaning = printable(heads.columns[leading].meaning)
     yield HeadMap(heading=f"{title_of(heads.columns[leading])}: {meaning}", heads=heads, column=leading)
+    # The head with the largest value of each measure, (measure,).
     rows = [int(np.nanargmax(heads[name])) for name in names]
     yield Ranking(
         what="measure",
-        names=[printable(name) for name in names],
+        names=list(map(printable, names)),
         table=_estimates(heads, names, rows, "largest"),
-        columns=["largest", Words("head", [result.head_names[row] for row in rows]), "uniform"],
+        columns=["largest", Words("head", np.array(result.head_names)[rows].tolist()), "uniform"],
     )
 
 
@@ -460,21 +427,22 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
     written = result.table("written")
     if not len(written):
         return
+    # Without the row of all lengths and depths. Both axes ascend; `rows` and `columns` are those of each share.
     cells = written.select(written["length"] != ALL)
-    lengths = np.unique(cells["length"]).tolist()
-    columns: list[str | Words] = []
-    for depth in np.unique(cells["depth"]).tolist():
-        at_depth = cells.select(cells["depth"] == depth)
-        shares = dict(
-            zip(at_depth["length"].tolist(), map(number, at_depth["copied"].tolist()), strict=True)
-        )
-        columns.append(Words(f"{100 * depth:g}%", [shares.get(length, UNDEFINED) for length in lengths]))
+    lengths, rows = np.unique(cells["length"], return_inverse=True)
+    depths, columns = np.unique(cells["depth"], return_inverse=True)
+    # (length, depth)
+    shares = np.full((len(lengths), len(depths)), np.nan)
+    shares[rows, columns] = cells["copied"]
     yield Ranking(
         heading="needle tokens that the model writes, by depth of the needle",
         what="tokens",
         names=[f"{length:,}" for length in lengths],
         table=Table({}, {}),
-        columns=columns,
+        columns=[
+            Words(f"{100 * depth:g}%", list(map(number, copied)))
+            for depth, copied in zip(depths.tolist(), shares.T.tolist(), strict=True)
+        ],
         notes=[
             "a token counts as written where it is the model's first choice after the right ones before it"
         ],
@@ -485,16 +453,15 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
 
 
 def _defined_measures(result: Heads) -> list[str]:
-    """Return the measures that are defined for some head."""
+    """Return the measures that are defined for some head: those of patches are undefined for a recording."""
     heads = result.table("heads")
     return [name for name in result.measure_names if np.isfinite(heads[name]).any()]
 
 
 def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
-    """Draw how well descriptions explain, maps of all measures, and large maps of some."""
+    """Draw how well descriptions explain, all measures as small maps, and the measures `large` as large ones."""
     heads = result.table("heads")
-    # How well descriptions explain; then all measures as small maps, and some as large ones.
-    if result.is_described:
+    if is_described(result):
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
     defined = _defined_measures(result)
     title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""

@@ -128,6 +128,14 @@ def interval(low: float, high: float, written: Callable[[float], str] = number) 
     )
 
 
+def with_interval(estimate: Floats, written: Callable[[float], str] = number, unit: str = "") -> str:
+    """Return a value with its unit and, where there is one, its interval; an estimate is both, (3,)."""
+    value, low, high = estimate
+    text = f"{written(value)} {unit}".rstrip()
+    ends = interval(low, high, written)
+    return text if ends == UNDEFINED else f"{text} {ends}"
+
+
 def step_text(step: int) -> str:
     """Return a step of training as it is written: 500, 2k, 143k."""
     return f"{step // 1000}k" if step >= 1000 and step % 1000 == 0 else str(step)
