@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 from attnscope.errors import UsageError, one_line, safe
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
-from attnscope.results.kinds import FIGURE_FORMATS, KINDS, SIZES, TABLE_FORMATS, WHICH, Kind, load_named
+from attnscope.results.kinds import (
+    CHOICE_OF_HEADS,
+    FIGURE_FORMATS,
+    KINDS,
+    SIZES,
+    TABLE_FORMATS,
+    Kind,
+    load_named,
+)
 from attnscope.results.storage import (
     PAGE_MARK,
     replace_together,
@@ -203,7 +211,7 @@ def show(
     output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options, columns)
     # The heads and changes that are asked for.
     chosen = dict(output.options)
-    shown = choose_heads(record, *(chosen.pop(name, None) for name in WHICH))
+    shown = choose_heads(record, *(chosen.pop(name, None) for name in CHOICE_OF_HEADS))
     for name, change in _CHANGES.items():
         value = chosen.pop(name, None)
         if value and name not in shown.changes:

@@ -15,7 +15,7 @@ from attnscope.report.blocks import Block, Grid, Report, Special
 from attnscope.report.matrix import matrix
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
-from attnscope.results.table import Array, Column, Kind, count, text
+from attnscope.results.table import Array, Column, ColumnKind, count, text
 
 MOST_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
@@ -102,7 +102,7 @@ def _arrays() -> Iterator[Array]:
     for name, axes in JOINT_STEPS.items():
         yield Array(name, "the value after this step", axes=axes)
     for name, axes in INPUTS.items():
-        kind: Kind = "flag" if name == "may" else "number"
+        kind: ColumnKind = "flag" if name == "may" else "number"
         yield Array(f"input_{name}", f"what the lines call {name}", axes=axes, kind=kind)
 
 

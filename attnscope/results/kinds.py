@@ -1,7 +1,7 @@
-"""The kinds of results: what each is called, its files, and what shows it.
+"""List the kinds of results: what each is called, its files, and the functions that show it.
 
-These facts are known before a class is imported. Classes and views are named by strings, as importing a name such as
-"questions.ablate:Ablation" only when it is used lets the command line start without them.
+Classes and functions are named by strings such as "questions.ablate:Ablation", which are imported on first use: so
+commands start fast. `output` and `results.result` read this list.
 """
 
 import importlib
@@ -20,57 +20,57 @@ TABLE_FORMATS = ("csv", "latex", "md")
 """Formats that hold a table of a result, of which columns can be chosen."""
 
 ENDINGS = {"latex": "tex"}
-"""How files end that do not end in the name of their format."""
+"""The endings of files, by format, where they differ from its name."""
 
 LOSSLESS = "npz"
 """The format that results are loaded from."""
 
 SIZES = ("width", "dpi", "font_size", "caption", "font")
-"""Options of how any figure is drawn."""
+"""Options that every figure has."""
 
-KNOWN = ("drawn", "among", "answered")
-"""What `show` is told that is no option: if maps are drawn, what heads were picked from, and if it only answers."""
+NO_OPTIONS = ("drawn", "among", "answered")
+"""Parameters of `show` that no option sets.
 
-WHICH = ("pick", "layers", "heads")
-"""Options that say which heads of a result are shown."""
+They say whether maps are drawn, from which record heads were picked, and whether the answer alone is printed.
+"""
 
-TERMINAL, FIGURES = "report.terminal:show", "report.figures:pages"
-"""What shows and draws a report."""
+CHOICE_OF_HEADS = ("pick", "layers", "heads")
+"""Options that choose the heads of a result that are shown."""
 
 PAGE = "pages:page_of_record"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result.
+    """A kind of result. Its functions are named as "module:function".
 
     Attributes:
-        name: Its name in schemas.
-        what: What people call it.
+        name: Its name in schemas: "heads" of "attnscope.heads/2".
+        noun: What people call a result of this kind, without an article.
         result: Its class.
         command: The command that makes it; empty = its name.
         stem: The name of its files in a folder, without ending; empty = its name.
-        data: The formats that hold what it says.
-        usual: The formats that are written into a folder if none is named.
-        show: What prints it: `(result, console, **shown_with)`.
-        draw: What draws it: `(result, style, **drawn_with)`, figures one after the other; empty = it has none.
-        glance: What makes the picture that a notebook shows: `(result) -> PNG`; empty = a notebook prints it.
-        query: What refuses a query that no token is meant by: `(result, query)`; empty = there are no queries.
-        page: What makes its HTML page: `(result, heads=...)`; empty = it has none.
-        shown_with: What `show` takes: options, and some of `KNOWN`.
-        drawn_with: What `draw` takes beside the style: options.
-        others: Options that neither of these takes: of the style, of the page, or of which heads.
+        data: The formats of its files beside figures and pages.
+        usual: The formats that are written if none is chosen.
+        show: The function that prints it: `(result, console, **shown_with)`.
+        draw: The function that yields its figures: `(result, style, **drawn_with)`; empty = it has none.
+        glance: The function that makes the picture of a notebook: `(result) -> PNG`; empty = a notebook prints it.
+        query: The function that refuses a query that names no token: `(result, query)`; empty = it has no queries.
+        page: The function that makes its HTML page: `(result, findings=...)`; empty = it has none.
+        shown_with: Parameters of `show`: options, and some of `NO_OPTIONS`.
+        drawn_with: Parameters of `draw` beside the style, all of them options.
+        others: Further options: for the style, the page, or the choice of heads.
     """
 
     name: str
-    what: str
+    noun: str
     result: str
     command: str = ""
     stem: str = ""
     data: tuple[str, ...] = ("npz", *TABLE_FORMATS, "json")
     usual: tuple[str, ...] = ("npz", "csv", "png")
-    show: str = TERMINAL
-    draw: str = FIGURES
+    show: str = "report.terminal:show"
+    draw: str = "report.figures:pages"
     glance: str = ""
     query: str = ""
     page: str = ""
@@ -79,56 +79,58 @@ class Kind:
     others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # A frozen dataclass sets its own fields this way only.
         for field in ("command", "stem"):
             object.__setattr__(self, field, getattr(self, field) or self.name)
 
     @property
     def with_article(self) -> str:
-        """Return what one of them is called, with its article."""
-        return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
+        """Return what people call a result of this kind, such as "an atlas"."""
+        article = "an" if self.noun[0] in "aeiou" else "a"
+        return f"{article} {self.noun}"
 
     @property
     def hint(self) -> str:
-        """Return what to do about a file that is none."""
+        """Return the hint for users who gave another file."""
         return f"give the {self.file(LOSSLESS)} that `{self.command}` wrote"
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """Return the formats that it is drawn in."""
+        """Return the formats of its figures; empty if it has none."""
         return FIGURE_FORMATS if self.draw else ()
 
     @property
     def pages(self) -> tuple[str, ...]:
-        """Return the formats of its page."""
+        """Return the formats of its page; empty if it has none."""
         return PAGE_FORMATS if self.page else ()
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return what may be said of how it is shown; of what has figures `SIZES` too."""
-        names = (
-            name for name in (*self.shown_with, *self.drawn_with, *self.others) if name not in KNOWN
-        )
-        return (*dict.fromkeys(names), *(SIZES if self.draw else ()))
+        """Return the names of all options of how it is shown, drawn or made a page, each once."""
+        names = dict.fromkeys((*self.shown_with, *self.drawn_with, *self.others))
+        if self.draw:
+            names |= dict.fromkeys(SIZES)
+        return tuple(name for name in names if name not in NO_OPTIONS)
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Return all formats that it is written in."""
+        """Return all formats of its files."""
         return (*self.figures, *self.data, *self.pages)
 
     def file(self, name: str) -> str:
-        """Return what a file of it is called, by its format."""
+        """Return the name of its file of a format, such as "heads.npz"."""
         return f"{self.stem}.{ENDINGS.get(name, name)}"
 
     def require_options(self, names: Iterable[str]) -> None:
-        """Refuse options of `show` and `draw` that say nothing about this kind."""
+        """Refuse options of `show` and `draw` that this kind does not have, by a UsageError."""
         for name in names:
             if name not in self.options:
                 option = "no-caption" if name == "caption" else name.replace("_", "-")
                 raise UsageError(f"{self.with_article} has no --{option}", "leave it out")
 
-    def view(self, which: str) -> Any:
-        """Return the function that a field such as `show` names."""
-        return load_named(getattr(self, which))
+    def view(self, field: str) -> Any:
+        """Return the function that a field such as "show" names, or the class that "result" does."""
+        return load_named(getattr(self, field))
 
 
 _MAPS: dict[str, Any] = {
@@ -136,7 +138,10 @@ _MAPS: dict[str, Any] = {
     "draw": "questions.heatmap_figures:pages",
     "usual": ("png", "npz"),
 }
+"""Fields that the kinds of maps share."""
+
 _MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
+"""Options of how maps are drawn."""
 
 _ALL = (
     Kind(
@@ -149,7 +154,7 @@ _ALL = (
         page=PAGE,
         shown_with=("drawn", "query", "answered", "scale"),
         drawn_with=("query",),
-        others=(*WHICH, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
+        others=(*CHOICE_OF_HEADS, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
     Kind(
         "pooled",
@@ -159,15 +164,15 @@ _ALL = (
         **_MAPS,
         glance="questions.heatmap_figures:glance",
         shown_with=("drawn", "answered", "scale"),
-        others=(*WHICH, *_MAP_STYLE),
+        others=(*CHOICE_OF_HEADS, *_MAP_STYLE),
     ),
     Kind(
         "rollout",
         "record of rollout",
         "questions.heatmap:Rollout",
         command="heatmap --rollout",
-        draw="questions.heatmap_figures:pages",
         show="questions.heatmap_terminal:show_rollout",
+        draw="questions.heatmap_figures:pages",
         usual=("npz", "png"),
         query="questions.heatmap_figures:require_query",
         shown_with=("query",),
@@ -182,7 +187,7 @@ _ALL = (
         page=PAGE,
         shown_with=("measures", "sort", "every", "among"),
         drawn_with=("measures",),
-        others=WHICH,
+        others=CHOICE_OF_HEADS,
     ),
     Kind("compare", "comparison of heads", "questions.compare:Comparison"),
     Kind("relations", "result on relations", "questions.relations:Relations"),
@@ -196,7 +201,7 @@ _ALL = (
         draw="",
         page=PAGE,
         shown_with=("every", "sort"),
-        others=WHICH,
+        others=CHOICE_OF_HEADS,
     ),
     Kind("weights", "result of weights", "questions.weights:HeadWeights", others=("pick",)),
     Kind("why", "result on a score", "questions.why:Why"),
@@ -222,36 +227,41 @@ _ALL = (
 )
 
 KINDS = {kind.name: kind for kind in _ALL}
-"""By the name in their schema: that of a heatmap is "attnscope.heatmap/2"."""
+"""The kinds by their name in schemas."""
 
 
 def kind_of_schema(schema: str) -> Kind:
     """Return the kind of a schema such as "attnscope.heads/2".
 
     Raises:
-        ValueError: This version does not know it.
+        ValueError: This version does not know it, or a damaged file names something else than a text.
     """
-    name = schema.partition("/")[0].removeprefix("attnscope.") if isinstance(schema, str) else ""
+    name = str(schema).partition("/")[0].removeprefix("attnscope.")
     if name not in KINDS:
         raise ValueError(f"it holds {schema!r}, which this version cannot read")
     return KINDS[name]
 
 
 def file_of(path: Path, first: Kind | None = None) -> Path:
-    """Return the file of a result.
+    """Return the file of a result; of a folder without one, the folder itself.
 
     Args:
         path: The file, or the folder that a command wrote it into.
-        first: The kind that is meant, if the folder may hold several.
+        first: The kind to look for first where a folder holds several results.
     """
     if not path.is_dir():
         return path
-    kinds = [*KINDS.values()] if first is None else [first, *KINDS.values()]
-    files = (path / kind.file(LOSSLESS) for kind in kinds)
-    return next((file for file in files if file.is_file()), path)
+    kinds = [*KINDS.values()]
+    if first is not None:
+        kinds.insert(0, first)
+    for kind in kinds:
+        file = path / kind.file(LOSSLESS)
+        if file.is_file():
+            return file
+    return path
 
 
 def load_named(name: str) -> Any:
-    """Return what "module:name" of this package names, imported on first use."""
+    """Import and return an object of this package by a name such as "questions.ablate:Ablation"."""
     module, attribute = name.split(":")
     return getattr(importlib.import_module(f"attnscope.{module}"), attribute)

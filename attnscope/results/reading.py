@@ -1,6 +1,6 @@
-"""Reading records that may be damaged, or made to do harm: sizes before contents.
+"""Read the files of results, which may be damaged or made to do harm: sizes are checked before contents.
 
-A result reads itself through `reading` and `read_record`; its question declares what must hold of it then.
+Used by `results.result`, which then checks tables and arrays against the declarations of a question.
 """
 
 import contextlib
@@ -18,27 +18,26 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.host import refuse_pipe
 
 MOST_BYTES = 2**30
-"""The most that an archive may unpack to, unless MOST_TIMES its own size is more."""
-
 MOST_TIMES = 50
+"""An archive may unpack to MOST_BYTES, or to MOST_TIMES its own size if that is more."""
 
 MOST_DESCRIPTION_BYTES = 2**25
-"""What describes the arrays of an archive is small beside them."""
+"""Most bytes of the JSON that describes the arrays of an archive, which is small beside them."""
 
-_KINDS = "biufUS"
-"""What arrays hold: truth values, whole numbers, floats, texts, bytes."""
+_DTYPE_LETTERS = "biufUS"
+"""Types of arrays as letters of `dtype.kind`: truth values, whole numbers, floats, texts, bytes."""
 
 
 @contextlib.contextmanager
-def reading(path: Path, what: str, hint: str) -> Iterator[None]:
-    """Turn all that a missing or damaged file makes Python, NumPy, zipfile and json raise into one AttnscopeError.
+def one_error_for_damage(path: Path, noun: str, hint: str) -> Iterator[None]:
+    """Turn every error of Python, NumPy, zipfile and json about a missing or damaged file into an AttnscopeError.
 
-    NumPy does not warn of numbers that are too large for their type, or NaN: checks of values refuse them.
+    NumPy's warnings of NaN, and of numbers too large for their type, are silent: later checks refuse such values.
 
     Args:
-        path: The file.
-        what: What it should hold, such as "record of heads".
-        hint: What to do about it.
+        path: The file that the block reads.
+        noun: What the file should be, such as "record of heads".
+        hint: The hint of the error.
     """
     try:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -48,34 +47,33 @@ def reading(path: Path, what: str, hint: str) -> Iterator[None]:
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}") from None
     except IsADirectoryError:
-        raise AttnscopeError(f"the folder {path} holds no {what}", hint) from None
+        raise AttnscopeError(f"the folder {path} holds no {noun}", hint) from None
     except OSError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror or error}") from None
     except KeyError as error:
-        raise AttnscopeError(f"{path} is no {what}: it lacks {error}", hint) from None
+        raise AttnscopeError(f"{path} is no {noun}: it lacks {error}", hint) from None
     except Exception as error:
-        raise AttnscopeError(f"{path} is no {what}: {first_line(error)}", hint) from None
+        raise AttnscopeError(f"{path} is no {noun}: {first_line(error)}", hint) from None
 
 
-def read_record(path: Path, schema: str = "") -> tuple[dict[str, Any], Mapping[str, NDArray[Any]]]:
-    """Return what describes a record, and its arrays by name; by its content, not by its name.
+def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, NDArray[Any]]]:
+    """Return the description of a record, and all its arrays by name.
 
     Args:
         path: The file.
-        schema: The schema that it must have; empty = any.
+        schema: The schema that it must have.
 
     Raises:
-        ValueError: It is a record of another kind, no whole npz archive, or too large; other damage raises whatever
-            Python's libraries do.
+        ValueError: It is a record of another kind, no whole npz archive, or too large; other damage raises the errors
+            of Python's libraries.
     """
     with _open_archive(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    # NumPy's objects would run code when they are read.
     for name, array in arrays.items():
-        if array.dtype.kind not in _KINDS:
+        if array.dtype.kind not in _DTYPE_LETTERS:
             raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
-    described = _description(arrays["record"])
-    if schema and described["schema"] != schema:
+    described = _parse_description(arrays["record"])
+    if described["schema"] != schema:
         raise ValueError(f"it holds {described['schema']!r}, not {schema!r}")
     return described, arrays
 
@@ -83,13 +81,13 @@ def read_record(path: Path, schema: str = "") -> tuple[dict[str, Any], Mapping[s
 def read_schema(path: Path) -> str:
     """Return the schema that a record's file names, such as "attnscope.heads/1"; raises as `read_record` does."""
     with _open_archive(path) as archive:
-        return str(_description(archive["record"])["schema"])
+        return str(_parse_description(archive["record"])["schema"])
 
 
 def schema_of(path: Path) -> str:
-    """Return the schema that a record's file names; empty for what is no record."""
+    """Return the schema that a record's file names; empty if the file is no record."""
     try:
-        with reading(path, "record", ""):
+        with one_error_for_damage(path, "record", ""):
             return read_schema(path)
     except AttnscopeError:
         return ""
@@ -97,29 +95,29 @@ def schema_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """Open an npz archive, sizes first: one may unpack to more than the memory holds."""
+    """Open an npz archive, if it would not unpack to more than memory holds."""
     refuse_pipe(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             file.seek(0)
-            is_json = file.read(200).lstrip().startswith(b'{"schema"')
-            raise ValueError(
-                "it is the JSON of one, a copy for other programs" if is_json else "it is no npz archive"
-            )
+            if file.read(200).lstrip().startswith(b'{"schema"'):
+                raise ValueError("it is the JSON of one, a copy for other programs")
+            raise ValueError("it is no npz archive")
         _require_room(file, path)
+        # A pickled object could run code when it is read.
         with np.load(file, allow_pickle=False) as archive:
             yield archive
 
 
-def _description(written: NDArray[Any]) -> dict[str, Any]:
-    """Return what describes a record: an object with its schema."""
+def _parse_description(written: NDArray[Any]) -> dict[str, Any]:
+    """Return the description of a record, which names its schema, from its JSON: bytes as uint8, or a text."""
     if written.nbytes > MOST_DESCRIPTION_BYTES:
         raise ValueError(
             f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}"
         )
-    content = (
-        written.tobytes() if written.dtype == np.uint8 else str(written).encode("utf-8", "surrogatepass")
-    )
+    content = str(written).encode("utf-8", "surrogatepass")
+    if written.dtype == np.uint8:
+        content = written.tobytes()
     described = json.loads(content)
     if not isinstance(described, dict) or "schema" not in described:
         raise ValueError("what describes it names no schema")
@@ -127,11 +125,11 @@ def _description(written: NDArray[Any]) -> dict[str, Any]:
 
 
 def _require_room(file: typing.IO[bytes], path: Path) -> None:
-    """Refuse an archive that would unpack to far more than it is, before anything of it is unpacked."""
+    """Refuse an archive that would unpack to far more bytes than it has, before anything of it is unpacked."""
     with zipfile.ZipFile(file) as archive:
-        names = [info.filename for info in archive.infolist()]
-        size = sum(info.file_size for info in archive.infolist())
-    if len(set(names)) < len(names):
+        members = archive.infolist()
+    size = sum(member.file_size for member in members)
+    if len({member.filename for member in members}) < len(members):
         raise ValueError("two of its members have one name")
     most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if size > most:
@@ -140,36 +138,37 @@ def _require_room(file: typing.IO[bytes], path: Path) -> None:
 
 
 def require_shown(run: Any, corpus: Any) -> None:
-    """Refuse what a result says of its run and its corpus where it could not be shown.
+    """Refuse the `run` and the `corpus` of a result that views could not show.
 
     Raises:
         ValueError: A value is of another type, or a number of texts is negative.
     """
-    if not (isinstance(run, Mapping) and isinstance(corpus, Mapping)):
-        raise ValueError("its run or its corpus cannot be shown")
+    _require(isinstance(run, Mapping) and isinstance(corpus, Mapping), "its run or its corpus")
+    _require(isinstance(run.get("model", ""), str), "the model of its run")
+    _require(isinstance(run.get("versions", {}), Mapping), "the versions of its run")
+    _require(_is_list_of(str, run.get("notes", [])), "the notes of its run")
+    _require(_is_list_of(str, run.get("kinds", [])), "the kinds of its run")
     failures = run.get("failures", [])
+    _require(_is_list_of(Mapping, failures), "a failure of its run")
+    for failure in failures:
+        texts = [failure.get("step"), failure.get("error"), failure.get("hint")]
+        _require(_is_list_of(str, texts), "a failure of its run")
+    _require(_is_list_of(str, corpus.get("sources", [])), "the sources of its corpus")
     problems = corpus.get("problems", [])
-    numbers = [
-        corpus.get(name, 0) for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite")
-    ]
-    checks = {
-        "the model of its run": isinstance(run.get("model", ""), str),
-        "the versions of its run": isinstance(run.get("versions", {}), Mapping),
-        "the notes of its run": _are(str, run.get("notes", [])),
-        "the kinds of its run": _are(str, run.get("kinds", [])),
-        "a failure of its run": _are(Mapping, failures)
-        and all(
-            _are(str, [failure.get(name) for name in ("step", "error", "hint")]) for failure in failures
-        ),
-        "a problem of its corpus": _are(Mapping, problems)
-        and all({"source", "line", "reason"} <= problem.keys() for problem in problems),
-        "the sources of its corpus": _are(str, corpus.get("sources", [])),
-        "a number of its corpus": all(type(number) is int and number >= 0 for number in numbers),
-    }
-    for what, holds in checks.items():
-        if not holds:
-            raise ValueError(f"{what} cannot be shown")
+    _require(_is_list_of(Mapping, problems), "a problem of its corpus")
+    for problem in problems:
+        _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
+    # Truth values are no numbers here, though Python takes them for int.
+    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
+        number = corpus.get(name, 0)
+        _require(type(number) is int and number >= 0, "a number of its corpus")
 
 
-def _are(kind: type, values: Any) -> bool:
+def _require(can_be_shown: bool, name: str) -> None:
+    if not can_be_shown:
+        raise ValueError(f"{name} cannot be shown")
+
+
+def _is_list_of(kind: type, values: Any) -> bool:
+    """Return whether a value from a file is a list or tuple of objects of one type."""
     return isinstance(values, list | tuple) and all(isinstance(value, kind) for value in values)

@@ -1,7 +1,7 @@
-"""What every study returns: tables, arrays along their rows, and where they come from. NumPy only.
+"""Hold what a study returns: tables, arrays along their rows, and where they come from. NumPy only.
 
-A question declares its tables and arrays once, in `attnscope.questions`; files, the terminal, figures and pages read
-these declarations. One class checks, saves, loads and draws them all.
+Each question declares its tables and arrays in a class of `attnscope.questions` that inherits from `Result`, which
+checks, saves, loads and draws them.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
-from attnscope.results import reading
 from attnscope.results.kinds import ENDINGS, Kind, file_of, kind_of_schema, load_named
+from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
 from attnscope.results.storage import TABLES, finite, plain, write_whole
-from attnscope.results.table import PARTS, Array, Column, Floats, Table, declared, require_values
+from attnscope.results.table import PARTS, Array, Column, Floats, Table, declaration_of, require_values
 
 if TYPE_CHECKING:
     from attnscope.report.blocks import Report
 
 _DESCRIPTION = "record"
-"""The member of an archive that describes the others."""
+"""The member of an npz file that holds the JSON of `describe`; the others are arrays."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The tables and arrays that answer a question.
 
-    A table or an array of one kind of attention has the kind after a colon in its name, such as "tokens:cross". Its
-    axes then follow the tables of that kind, where there are such.
+    A name may end in a colon and a kind of attention, such as "tokens:cross": that table or array is of this kind. The
+    axes of such an array follow the tables of its kind where the result has them.
 
     Attributes:
         SCHEMA: The name and version of its kind, such as "attnscope.heads/2".
-        COMPRESSED: Whether the arrays of its npz are compressed.
-        TABLES: The columns that each table has; a table may have more, which it describes itself. CSV holds the first.
-        CSV: Two tables of which CSV has a row per pair of rows, with the arrays along both.
-        ARRAYS: What each array is. The ends of intervals stand in arrays of their own, such as `effect_low`.
-        run: What made it: model, sha256, versions, dtype, device, notes. Plain JSON values.
-        corpus: What it was made on: sources, n_texts, n_tokens, sha256, problems, complete. Plain JSON values.
-        options: What was chosen, and what names mean. Plain JSON values.
+        COMPRESSED: Whether its npz file is compressed.
+        TABLES: The columns that each table must have, by its name without a kind. A CSV file holds the first table.
+        CSV: The names of two tables, if a CSV file is to have a row for each pair of their rows instead.
+        ARRAYS: The declarations of its arrays. The ends of intervals are further arrays, such as `effect_low`.
+        run: How it was made: model, sha256, versions, dtype, device, notes. Plain JSON values.
+        corpus: The texts: sources, n_texts, n_tokens, sha256, problems, complete. Plain JSON values.
+        options: The options of the study, and further facts about the result. Plain JSON values.
         tables: The tables by name.
         grids: The arrays by name.
     """
 
     SCHEMA: ClassVar[str]
-    COMPRESSED: ClassVar[bool] = True  # columns of texts are mostly blanks
+    # Columns of texts are mostly blanks.
+    COMPRESSED: ClassVar[bool] = True
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {}
     ARRAYS: ClassVar[Sequence[Array]] = ()
     CSV: ClassVar[tuple[str, ...]] = ()
@@ -66,26 +67,28 @@ class Result:
         return self.grids[name] if name in self.grids else self.table(name)
 
     def table(self, name: str) -> Table:
-        """Return a table by name, which is empty where the study found nothing for it.
+        """Return a table by name; an empty one if it is declared and the study made none.
 
         Raises:
-            KeyError: There is no such table.
+            KeyError: Results of this kind have no such table.
         """
         if name in self.tables:
             return self.tables[name]
         return Table.of(self.TABLES[_base(name)], [])
 
     def interval(self, name: str) -> Floats:
-        """Return an array with the ends of its 95% intervals along a last axis, (..., 3); NaN where there are none."""
+        """Return an array with the low and high ends of its 95% intervals, (..., 3); NaN where they are unknown."""
         values = self.grids[name]
         unknown = np.full(values.shape, np.nan)
+        # The low ends of "effect:cross" are "effect_low:cross".
         base, colon, kind = name.partition(":")
-        ends = [self.grids.get(f"{base}_{part}{colon}{kind}", unknown) for part in ("low", "high")]
-        return np.stack([values, *ends], -1)
+        low = self.grids.get(f"{base}_low{colon}{kind}", unknown)
+        high = self.grids.get(f"{base}_high{colon}{kind}", unknown)
+        return np.stack([values, low, high], -1)
 
     @property
     def head_names(self) -> list[str]:
-        """Return what the rows of its table of heads are called, with their kind where there are several kinds."""
+        """Return the name of each row of its table of heads, such as L3H1; "cross L3H1" if it has several kinds."""
         heads = self.table("heads")
         kinds = self.run.get("kinds") or heads["kind"].tolist()
         return heads.head_names(with_kind=len({*kinds}) > 1)
@@ -96,49 +99,44 @@ class Result:
         return bool(self.TABLES) and not len(self.table(next(iter(self.TABLES))))
 
     def report(self) -> Report:
-        """Return the report: blocks that the terminal, figures and pages draw.
+        """Return its report: the blocks that the terminal, figures and pages draw.
 
         A question may take options of how it is shown.
         """
         raise NotImplementedError
 
     def select(self, table: str, rows: Any) -> Self:
-        """Return the result of some rows of a table, with its arrays along them.
+        """Return the result with some rows of a table only, in it and in the arrays along it.
 
-        Whole numbers that refer to the table count its rows anew; those of rows that are gone become -1.
+        Whole numbers of other tables that refer to a row get its new number; -1 if the row is gone.
 
         Args:
             table: The name of the table.
-            rows: A mask, or the places of rows in the order that they shall have.
+            rows: A mask, or indices of rows in the order that they are to have.
         """
-        # New row numbers by old ones, (row + 1,).
-        chosen = self.table(table)
-        places = np.arange(len(chosen))[rows]
-        new_places = np.full(len(chosen) + 1, -1)  # its last entry stands for -1
-        new_places[places] = np.arange(len(places))
-        # Other tables refer to the new numbers.
-        tables = {name: _renumber(other, table, new_places) for name, other in self.tables.items()}
-        tables[table] = tables[table].select(places)
-        # Arrays keep the chosen rows along every axis that is named for the table.
-        grids = {}
-        for name, values in self.grids.items():
-            axes = self._array(name).axes
-            grids[name] = values
-            for axis, axis_name in enumerate(axes):
+        n_rows = len(self.table(table))
+        chosen = np.arange(n_rows)[rows]
+        # The new number of each row, (row + 1,). The last entry is that of -1, which stays.
+        new_numbers = np.full(n_rows + 1, -1)
+        new_numbers[chosen] = np.arange(len(chosen))
+        tables = {name: _renumber(other, table, new_numbers) for name, other in self.tables.items()}
+        tables[table] = tables[table].select(chosen)
+        grids = dict(self.grids)
+        for name in grids:
+            for axis, axis_name in enumerate(self._array(name).axes):
                 if axis_name == table:
-                    grids[name] = np.take(grids[name], places, axis)
+                    grids[name] = np.take(grids[name], chosen, axis)
         return replace(self, tables=tables, grids=grids)
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the result of some heads, (layer, head), of every kind.
+        """Return the result of some heads, (layer, head), of every kind of attention.
 
-        The rows of a table whose first column refers to rows that are gone go, too.
+        A table whose first column refers to another one keeps the rows that belong to those heads.
 
         Raises:
             UsageError: It has no such head.
         """
         self.require_heads(picked)
-        # Rows of heads, then of tables that belong to heads.
         wanted = {*picked}
         chosen = self.select("heads", [place in wanted for place in self.table("heads").places])
         for name, columns in self.TABLES.items():
@@ -147,24 +145,23 @@ class Result:
         return chosen
 
     def require_heads(self, picked: Sequence[tuple[int, int]]) -> None:
-        """Refuse heads, (layer, head), that are not in it, by a UsageError."""
+        """Refuse heads, (layer, head), that it does not have, by a UsageError."""
         places = self.table("heads").places
         for layer, head in picked:
             if (layer, head) not in places:
-                where = f"this {self.record_kind().what}"
                 raise UsageError(
-                    f"there is no head L{layer}H{head} in {where}",
+                    f"there is no head L{layer}H{head} in this {self.record_kind().noun}",
                     f"it has {amount(len(places), 'head')}",
                 )
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Return a sentence for each part of the study that failed; every view of the result shows them."""
+        """Return a line for each part of the study that failed; every view of the result shows them."""
         return tuple(failure_line(failure) for failure in self.run.get("failures", ()))
 
     @classmethod
     def record_kind(cls) -> Kind:
-        """Return its entry in the table of kinds."""
+        """Return its entry in the list of kinds."""
         return kind_of_schema(cls.SCHEMA)
 
     def __repr__(self) -> str:
@@ -177,11 +174,10 @@ class Result:
     # Files
 
     def describe(self) -> dict[str, Any]:
-        """Return all but the values of columns and arrays, the schema first."""
-        columns = {
-            name: [asdict(column) for column in table.columns.values()]
-            for name, table in self.tables.items()
-        }
+        """Return everything but the values of columns and arrays, the schema first."""
+        columns = {}
+        for name, table in self.tables.items():
+            columns[name] = [asdict(column) for column in table.columns.values()]
         return {
             "schema": self.SCHEMA,
             "run": self.run,
@@ -199,7 +195,7 @@ class Result:
         return arrays
 
     def as_json(self) -> dict[str, Any]:
-        """Return what describes it, tables as lists of rows, and arrays as lists; NaN becomes null."""
+        """Return `describe`, tables as lists of rows, and arrays as nested lists; NaN and infinities are None."""
         tables = {name: table.as_dicts() for name, table in self.tables.items()}
         document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite)
         return document
@@ -209,16 +205,14 @@ class Result:
         return json.dumps({**self.as_json(), **more}, ensure_ascii=False, allow_nan=False)
 
     def rows(self) -> Iterable[Sequence[Any]]:
-        """Return all rows of its table in files, the names of columns first.
-
-        It is its first table, or one with a row per pair of rows of the two tables that `CSV` names.
-        """
+        """Return the names of columns, then all rows, of the table that CSV, LaTeX and Markdown files hold."""
         if not self.CSV:
             return self.table(next(iter(self.TABLES))).rows()
+        # A row for each pair of rows of the two tables.
         first, second = (self.table(name) for name in self.CSV)
         outer, inner = np.indices((len(first), len(second))).reshape(2, -1)
         columns = {**first.select(outer).values, **second.select(inner).values}
-        # Arrays along both tables; those with a third axis before have a column for each row of its table.
+        # An array along both tables is a column; one with an axis before them is a column for each row of its table.
         for name, values in self.grids.items():
             axes = tuple(self._array(name).axes)
             if axes == self.CSV:
@@ -230,43 +224,43 @@ class Result:
 
     @property
     def usual_columns(self) -> Sequence[str]:
-        """Return the columns that files have unless all are asked for; none = they have all."""
+        """Return the columns that files have unless all are asked for; none = they always have all."""
         return ()
 
     def _chosen_rows(self, columns: Sequence[str], *, every: bool) -> Iterator[Sequence[Any]]:
-        """Yield the rows of its table in files with some columns, the names first.
+        """Yield `rows` with some columns only; see `to_csv` for the arguments.
 
         Raises:
             UsageError: It has no such column.
         """
         rows = iter(self.rows())
         header = [*next(rows)]
-        # A hint names columns without what stands beside them, such as effect_low.
+        # A hint leaves out columns that stand beside others, such as effect_low.
         known = [name for name in header if name.rpartition("_")[2] not in PARTS]
         for name in columns:
             if name not in header:
                 raise UsageError(f"there is no column {name!r}", suggest(name, known))
         usual = [] if every else [name for name in self.usual_columns if name in header]
-        places = [header.index(name) for name in columns or usual or header]
-        yield [header[place] for place in places]
+        indices = [header.index(name) for name in columns or usual or header]
+        yield [header[index] for index in indices]
         for row in rows:
-            yield [row[place] for place in places]
+            yield [row[index] for index in indices]
 
     def to_csv(self, *, every: bool = False, columns: Sequence[str] = ()) -> str:
         """Return the table as CSV: a float has as many digits as it needs to be read back unchanged, NaN is empty.
 
         Args:
-            every: Whether it has the columns that few need, too.
-            columns: Its columns, in their order; none = the usual ones.
+            every: Whether it has all columns, not only the usual ones.
+            columns: The names of its columns, in their order; none = as `every` says.
         """
         return self.to_table("csv", every=every, columns=columns)
 
     def to_table(self, form: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
-        """Return the table as one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
+        """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
         return TABLES[form](self._chosen_rows(columns, every=every))
 
     def to_npz(self) -> bytes:
-        """Return its arrays, and `record`, the bytes of the JSON that describes them; NaN and infinities stay."""
+        """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
         file = io.BytesIO()
         described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
         save = np.savez_compressed if self.COMPRESSED else np.savez
@@ -277,27 +271,27 @@ class Result:
         """Write the result, whole or not at all; the ending says how, and `.npz` is without loss.
 
         Args:
-            path: Where to.
-            every: Whether a table has the columns that few need, too.
-            columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; none = the usual ones.
+            path: The name of the file.
+            every: Whether a table has all columns, not only the usual ones.
+            columns: The columns of a table (`.csv`, `.tex`, `.md`), in their order; none = as `every` says.
 
         Raises:
-            AttnscopeError: Results of this kind are not saved so, there is no such column, or the file cannot be
+            AttnscopeError: Results of this kind have no such format, there is no such column, or the file cannot be
                 written.
         """
         path = Path(path)
         kind = self.record_kind()
-        formats = {ENDINGS.get(name, name): name for name in kind.data}
-        chosen = formats.get(path.suffix.removeprefix("."))
-        if chosen is None:
-            known = ", ".join(f".{ending}" for ending in formats)
+        formats = {f".{ENDINGS.get(name, name)}": name for name in kind.data}
+        if path.suffix not in formats:
             raise AttnscopeError(
-                f"{kind.with_article} is not saved as {path.name!r}", f"choose from {known}"
+                f"{kind.with_article} is not saved as {path.name!r}", f"choose from {', '.join(formats)}"
             )
+        chosen = formats[path.suffix]
         content: str | bytes
         if chosen in TABLES:
             content = self.to_table(chosen, every=every, columns=columns)
         else:
+            # Such as `to_json`, or `to_py` of a trace.
             content = getattr(self, f"to_{chosen}")()
         if isinstance(content, str):
             # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
@@ -316,28 +310,28 @@ class Result:
         """
         kind = cls.record_kind()
         path = file_of(Path(path), kind)
-        with reading.reading(path, kind.what, kind.hint):
-            described, arrays = reading.read_record(path, cls.SCHEMA)
-            # What is said of the tables, then how they fit together.
-            reading.require_shown(described["run"], described["corpus"])
+        with one_error_for_damage(path, kind.noun, kind.hint):
+            described, arrays = read_record(path, cls.SCHEMA)
+            require_shown(described["run"], described["corpus"])
             result = cls.rebuild(described, arrays)
             result.require_whole()
         return result
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], held: Mapping[str, Any]) -> Self:
-        """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
+    def rebuild(cls, described: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        """Return the result again from what `describe` and `arrays` return; damage raises any error."""
+        # Arrays with a slash in their name, such as "heads/effect", are columns.
         tables = {}
         for name, columns in described["columns"].items():
-            known = [Column.rebuild(column) for column in columns]
+            known = {column["name"]: Column.rebuild(column) for column in columns}
             prefix = f"{name}/"
-            values = {key.removeprefix(prefix): held[key] for key in held if key.startswith(prefix)}
-            tables[name] = Table({column.name: column for column in known}, values)
-        grids = {name: held[name] for name in held if "/" not in name and name != _DESCRIPTION}
+            values = {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
+            tables[name] = Table(known, values)
+        grids = {name: arrays[name] for name in arrays if "/" not in name and name != _DESCRIPTION}
         return cls(described["run"], described["corpus"], described["options"], tables, grids)
 
     def require_whole(self) -> None:
-        """Refuse tables and arrays that are not as the question declares them.
+        """Refuse a damaged result: tables and arrays that are not as its class declares them.
 
         Raises:
             ValueError: They are not.
@@ -348,7 +342,7 @@ class Result:
 
     @classmethod
     def require_declared(cls, tables: Mapping[str, Table], grids: Mapping[str, NDArray[Any]]) -> None:
-        """Refuse tables and arrays that are not as the question declares them.
+        """Refuse tables and arrays that are not as the class declares them.
 
         Raises:
             ValueError: They are not.
@@ -359,12 +353,12 @@ class Result:
             if _base(name) not in cls.TABLES:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
             table.require_sound(name, cls.TABLES[_base(name)], sizes)
-        # Arrays have the axes and the range that are declared.
+        # Arrays have the axes, the type and the range that are declared.
         for name, values in grids.items():
             array = cls._array(name)
             _require_shape(name, values, array.axes, sizes, tables)
             require_values(name, values, array, sizes)
-        # Heads are told apart by their names.
+        # No head is there twice.
         if "heads" in tables and "layer" in tables["heads"]:
             names = tables["heads"].head_names(with_kind=True)
             if len({*names}) < len(names):
@@ -372,22 +366,22 @@ class Result:
 
     @classmethod
     def _array(cls, name: str) -> Array:
-        """Return what an array is; see `declared`."""
-        return declared({array.name: array for array in cls.ARRAYS}, _base(name))
+        """Return the declaration of an array; see `declaration_of`."""
+        return declaration_of(_base(name), {array.name: array for array in cls.ARRAYS})
 
     # Figures, pages and notebooks
 
     def drawn_texts(self) -> Any:
-        """Return what holds all texts that its figures may show, to find fonts for."""
+        """Return an object that holds all texts of its figures: fonts must have their letters."""
         return self.describe()
 
     @property
     def usual_scale(self) -> str:
-        """Return what the darkest colour of its figures means, unless an option says it."""
+        """Return the scale of colours that its figures have unless an option names one."""
         return "fixed"
 
     def style(self, **options: Any) -> Any:
-        """Return how its figures are drawn, a `drawing.style.Style`: by options, and as usual where they are None.
+        """Return how its figures are drawn, a `drawing.style.Style`; options that are None are as usual.
 
         Raises:
             UsageError: There is no such scale, colormap, size or font.
@@ -408,13 +402,12 @@ class Result:
         """Draw its figures into a folder, each file whole or not at all.
 
         Args:
-            folder: Where to; made if it is not there.
+            folder: The folder; made if it is not there.
             formats: Some of "png", "svg", "pdf".
-            query: Of maps: also draws what this token attends to in all heads: a token, a word, or `@3`, a place. Of
-                a picture: whose attention is laid over it; see `attnscope.picture_heatmap`.
-            measures: Of heads: the measures that have a large map each, such as "local,induction"; "all" is every one.
-                None = no measure has one.
-            style: How they look, as the attributes of `drawing.style.Style`; None = as usual.
+            query: For maps: also draw the attention of this token in all heads; a token, a word, or its place, `@3`.
+                For a picture: lay this token's attention over it; see `attnscope.picture_heatmap`.
+            measures: For heads: draw a large map of each of these measures, such as "local,induction", or "all".
+            style: Attributes of `drawing.style.Style`; None = as usual.
 
         Returns:
             The files, overview first.
@@ -431,24 +424,21 @@ class Result:
                     f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figures)
                 )
         options = {"query": query, "measures": measures}
-        # What only the terminal takes says nothing about figures.
-        figures = replace(kind, shown_with=())
-        figures.require_options(
-            [name for name, value in {**style, **options}.items() if value is not None]
-        )
+        # Options of the terminal alone have no use here.
+        chosen = [name for name, value in {**style, **options}.items() if value is not None]
+        replace(kind, shown_with=()).require_options(chosen)
         if not kind.draw:
             return []
-        pages = kind.view("draw")(
-            self, self.style(**style), **{name: options[name] for name in kind.drawn_with}
-        )
+        drawn_with = {name: options[name] for name in kind.drawn_with}
+        pages = kind.view("draw")(self, self.style(**style), **drawn_with)
         paths: list[Path] = load_named("drawing.files:write_pages")(pages, folder, wanted)
         return paths
 
     def page(self, *, findings: Any = None) -> Any:
-        """Return it as one HTML file to look into all heads with; `.save(path)` writes it.
+        """Return one HTML file in which all heads can be explored; `.save(path)` writes it.
 
         Args:
-            findings: Of attention: what `attnscope.heads` found about the heads of the same model; names their roles.
+            findings: For maps: the result of `attnscope.heads` on the same model, whose roles the page names.
 
         Raises:
             AttnscopeError: Results of this kind have no page, or it would be more than a browser holds.
@@ -464,7 +454,7 @@ class Result:
 
 
 def load_record(path: str | Path) -> Result:
-    """Read a result of any kind, which it is known by, not by its name; without loss.
+    """Read a result of any kind, without loss. The file says its kind, whatever its name.
 
     Args:
         path: The file, or the folder that a command wrote it into.
@@ -473,11 +463,10 @@ def load_record(path: str | Path) -> Result:
         AttnscopeError: The file is not there, damaged, or no record.
     """
     path = file_of(Path(path))
-    with reading.reading(
-        path, "attnscope record", "give what a command wrote with -o, such as heads.npz"
-    ):
-        kind: type[Result] = kind_of_schema(reading.read_schema(path)).view("result")
-    return kind.load(path)
+    hint = "give what a command wrote with -o, such as heads.npz"
+    with one_error_for_damage(path, "attnscope record", hint):
+        result_class: type[Result] = kind_of_schema(read_schema(path)).view("result")
+    return result_class.load(path)
 
 
 def is_interrupted(corpus: Mapping[str, Any]) -> bool:
@@ -486,12 +475,12 @@ def is_interrupted(corpus: Mapping[str, Any]) -> bool:
 
 
 def failure_line(failure: Mapping[str, str]) -> str:
-    """Return a line such as "describing the heads failed: not enough memory", of one failure of a run."""
+    """Return a line on a failure of a run, such as "describing the heads failed: not enough memory"."""
     return f"{failure['step']} failed: {failure['error']}"
 
 
 def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
-    """Return what a result says of its corpus after a further step, which may have been interrupted."""
+    """Return the `corpus` of a result after a further step of its study, which may have been interrupted."""
     return {**corpus, "complete": not (interrupted or is_interrupted(corpus))}
 
 
@@ -500,27 +489,37 @@ def _base(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _renumber(table: Table, referred: str, new_places: NDArray[Any]) -> Table:
-    """Return a table whose whole numbers that refer to another one are those of its rows after a selection."""
+def _renumber(table: Table, referred: str, new_numbers: NDArray[Any]) -> Table:
+    """Return a table in whose columns that refer to the table `referred` each row has its new number."""
     values = dict(table.values)
     for name, column in table.columns.items():
         if column.refers_to == referred:
-            values[name] = new_places[values[name]]
+            values[name] = new_numbers[values[name]]
     return Table(table.columns, values)
 
 
 def _require_shape(
     name: str, values: NDArray[Any], axes: Sequence[str], sizes: dict[str, int], tables: Collection[str]
 ) -> None:
-    """Refuse an array that does not follow its axes; a size that was not known before is kept in `sizes`.
+    """Refuse an array that does not follow its axes.
+
+    Args:
+        name: Its name.
+        values: The array.
+        axes: Its declared axes; see `Array`.
+        sizes: The size of each axis by name. Gains those of axes that are no table, as they come first.
+        tables: The names of all tables.
 
     Raises:
         ValueError: It does not.
     """
+    kind = name.partition(":")[2]
     fits = values.ndim == len(axes)
     for axis, size in zip(axes, values.shape, strict=False):
-        of_kind = f"{axis}:{name.partition(':')[2]}"
-        key = of_kind if of_kind in sizes or ":" in name and axis not in tables else axis
+        # Of one kind: the table of that kind, or the one table of all kinds; other axes have a size for each kind.
+        key = axis
+        if kind and (f"{axis}:{kind}" in sizes or axis not in tables):
+            key = f"{axis}:{kind}"
         wanted = int(axis) if axis.isdecimal() else sizes.setdefault(key, size)
         fits = fits and size == wanted
     if not fits:

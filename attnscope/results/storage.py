@@ -1,4 +1,7 @@
-"""Write files, whole or not at all, one by one or as a set; and the values in them as CSV and JSON take them."""
+"""Write files, whole or not at all, one by one or as a set; turn rows and values into CSV, LaTeX, Markdown and JSON.
+
+All files of attnscope are written here.
+"""
 
 import contextlib
 import csv
@@ -21,18 +24,18 @@ from attnscope.host import delay_interrupts
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all: into a temporary file beside it, then renamed.
+    """Write a file whole or not at all: into a temporary file beside it, which is then renamed.
 
-    A folder that is made for it does not stay where that fails.
+    Folders that are made for it are removed again if writing fails.
 
     Raises:
         AttnscopeError: It cannot be written (no permission, no room, no such folder), or something other than a file
             has its name: a link, a device, a pipe.
     """
     require_replaceable(path)
-    # Not by tempfile, whose files only their owner may read: what we write is as readable as any other file.
+    # Files of the module tempfile are readable for their owner alone; this one is as readable as any other.
     part = path.parent / f".{secrets.token_hex(8)}.part"
-    with making_folders_for(path):
+    with _undoing_folders(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("xb") as file:
@@ -45,17 +48,18 @@ def write_whole(path: Path, content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def making_folders_for(path: Path, what: str = "write", named: Path | None = None) -> Iterator[None]:
-    """Remove the folders that were made for a path if writing it fails, and say what failed as an AttnscopeError.
+def _undoing_folders(path: Path, verb: str = "write", shown: Path | None = None) -> Iterator[None]:
+    """Remove the folders above a path that the block made, if it fails; turn an OSError into an AttnscopeError.
 
     Args:
-        path: The file or folder that is written within.
-        what: What cannot be done if it fails.
-        named: What to call the path then; None = as it is.
+        path: The file or folder that the block writes.
+        verb: The verb of the message: cannot "write" the file, or cannot "write into" the folder.
+        shown: The path in the message; None = `path`.
     """
+    shown = shown or path
     if "\0" in str(path):
         raise AttnscopeError(
-            f"cannot {what} {str(named or path)!r}: a name holds no NUL", "choose another with --out"
+            f"cannot {verb} {str(shown)!r}: a name holds no NUL", "choose another with --out"
         )
     new: list[Path] = []
     try:
@@ -66,14 +70,15 @@ def making_folders_for(path: Path, what: str = "write", named: Path | None = Non
         if not isinstance(error, OSError):
             raise
         raise AttnscopeError(
-            f"cannot {what} {named or path}: {error.strerror or error}",
+            f"cannot {verb} {shown}: {error.strerror or error}",
             "choose another folder with --out, or make room there",
         ) from None
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first; those in which others have put something meanwhile stay."""
     for folder in folders:
-        with contextlib.suppress(OSError):  # others may have put something there meanwhile
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 
@@ -88,7 +93,7 @@ def require_writable(folder: Path) -> None:
             f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder",
             "choose another folder with --out",
         )
-    with making_folders_for(folder / "file", "write into", folder):
+    with _undoing_folders(folder / "file", "write into", folder):
         new = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -100,43 +105,45 @@ def require_writable(folder: Path) -> None:
 
 
 _STAGED = "unfinished-"
-"""How the folder begins in which a set is written, inside of its target."""
+"""The name of the folder inside its target in which a set is written, before eight random hexadecimal digits."""
 
 
 @contextlib.contextmanager
 def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "") -> Iterator[Path]:
     """Yield a folder to write files into; at the end of the block, all of them move to the target.
 
-    If the block or a check at its end fails, nothing changes in the target. A run that is killed before the files move,
-    which takes milliseconds, has changed nothing.
+    If the block fails, a check after it fails, or the run is killed before files move, nothing changes in the target.
+    Moving takes milliseconds.
 
     Args:
         target: The folder for the files; made if it is not there.
-        earlier: Names of files of an earlier set, which go unless the new set has them.
-        last: The file that moves last: it lists the others.
+        earlier: Names of files of an earlier set, which are removed unless the new set has them.
+        last: The name of the file that moves last, because it lists the others.
 
     Yields:
         A folder inside the target.
 
     Raises:
-        AttnscopeError: The files cannot be written, or something else than a file has the name of one.
+        AttnscopeError: The files cannot be written, or something other than a file has the name of one.
     """
     staged = target / f"{_STAGED}{secrets.token_hex(4)}"
-    with making_folders_for(staged, "write into", target):
+    with _undoing_folders(staged, "write into", target):
         try:
             staged.mkdir(parents=True)
             try:
                 yield staged
-            except AttnscopeError as error:  # a user knows the file by the name that it was to have
+            except AttnscopeError as error:
+                # A user knows the target, not the staged folder.
                 raise type(error)(error.message.replace(str(staged), str(target)), error.hint) from error
             with delay_interrupts():
-                names = sorted(
-                    (path.name for path in staged.iterdir()), key=lambda name: (name == last, name)
-                )
+                names = sorted(path.name for path in staged.iterdir() if path.name != last)
+                if (staged / last).is_file():
+                    names.append(last)
                 for name in names:
                     require_replaceable(target / name)
                 # All that can be refused has been checked: from here on, the target changes.
                 for name in {*earlier} - {*names}:
+                    # A name from a list in a file may hold a folder: such names are left alone.
                     if Path(name).name == name and is_plain_file(target / name):
                         (target / name).unlink()
                 for name in names:
@@ -147,7 +154,7 @@ def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "
 
 
 def remove_unfinished(target: Path) -> None:
-    """Remove what killed runs have left of incomplete sets. Call it only if no other run can be writing."""
+    """Remove the staged folders that killed runs have left. Call it only if no other run can be writing."""
     for folder in target.glob(_STAGED + 8 * "[0-9a-f]"):
         if folder.is_symlink() or not folder.is_dir():
             continue
@@ -157,14 +164,15 @@ def remove_unfinished(target: Path) -> None:
         _remove_empty([folder])
 
 
-# What a name stands for
+# Files, links, pipes and devices
 
 
 def is_stream(path: Path) -> bool:
-    """Return whether a name is that of no file: `-`, which is stdout, or a pipe."""
+    """Return whether a path is `-`, which is stdout, or a pipe."""
     try:
         return str(path) == "-" or stat.S_ISFIFO(path.stat().st_mode)
-    except (OSError, ValueError):  # a name with a NUL
+    except (OSError, ValueError):
+        # There is no such file, or the name holds a NUL.
         return False
 
 
@@ -192,30 +200,32 @@ def is_plain_file(path: Path) -> bool:
 
 
 PAGE_MARK = b'<meta name="generator" content="attnscope '
-"""What every page of ours holds within its first 4096 bytes."""
+"""Bytes that every HTML page of attnscope holds within its first 4096."""
 
 
 def require_replaceable(path: Path, holds: bytes = b"") -> None:
-    """Refuse to replace what is no regular file: a link leads elsewhere, and a device would be lost.
+    """Refuse to replace a link, a device or anything else that is no regular file, and files of other programs.
 
     Args:
         path: The file to be written.
-        holds: What an earlier file must hold in its first or last 4096 bytes to be replaced; empty files are no loss.
+        holds: Bytes that attnscope's files of this format hold in their first or last 4096; a file that is there must
+            hold them, or be empty. Empty = any file may be replaced.
     """
     try:
         mode = path.lstat().st_mode
-    except (OSError, ValueError):  # nothing there; or what is wrong will be said as it is written
+    except (OSError, ValueError):
+        # Nothing is there; or the name is impossible, and writing will say so.
         return
     if not stat.S_ISREG(mode):
         raise AttnscopeError(
             f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
         )
     if holds:
-        # What cannot be read is not known to be ours.
+        # A file that cannot be read is refused, too.
         with contextlib.suppress(OSError), path.open("rb") as file:
-            begins = file.read(4096)
+            begin = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
-            if not begins or holds in begins or holds in file.read():
+            if not begin or holds in begin or holds in file.read():
                 return
         raise AttnscopeError(
             f"cannot replace {path}: attnscope did not write it",
@@ -223,7 +233,7 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
         )
 
 
-_KINDS = {
+_FILE_TYPES = {
     stat.S_IFREG: "a file",
     stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a pipe",
@@ -233,8 +243,11 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file system holds, by its mode: a file, a link, a pipe, a folder, a socket, a device."""
-    return _KINDS.get(stat.S_IFMT(mode), "a device")
+    """Return the type of a file from its mode: a file, a link, a pipe, a folder, a socket, or else a device."""
+    return _FILE_TYPES.get(stat.S_IFMT(mode), "a device")
+
+
+# Rows as text
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
@@ -244,7 +257,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     number, gets a ' before it, as in the CSV that a page saves.
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(map(_csv_cell, row))
     return text.getvalue()
 
 
@@ -258,17 +273,16 @@ _LATEX = {
     "×": r"$\times$",
     "≥": r"$\ge$",
 }
-"""What stands in LaTeX for characters that it would obey, or that its usual fonts lack."""
+"""LaTeX for characters that would be commands, or that its usual fonts lack."""
 
 
 def latex_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as a LaTeX table with the rules of the package booktabs, numbers with three digits."""
-    header, *body = rows
+    table = [*rows]
     escaped = str.maketrans(_LATEX)
-    lines = [
-        " & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in (header, *body)
-    ]
-    sides = ["l" if isinstance(value, str) else "r" for value in (body or [header])[0]]
+    lines = [" & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in table]
+    # Texts are flush left, numbers flush right, as the last row shows.
+    sides = ["l" if isinstance(value, str) else "r" for value in table[-1]]
     begin = rf"\begin{{tabular}}{{{''.join(sides)}}}"
     return "\n".join(
         [begin, r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""]
@@ -278,15 +292,18 @@ def latex_text(rows: Iterable[Sequence[Any]]) -> str:
 def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as a table of Markdown, numbers with three digits."""
     header, *body = rows
-    sides = ["---" if isinstance(value, str) else "--:" for value in (body or [header])[0]]
-    lines = [
-        " | ".join(_brief(value).replace("|", r"\|") for value in row) for row in (header, sides, *body)
-    ]
-    return "".join(f"| {line} |\n" for line in lines)
+    # Texts are flush left, numbers flush right, as the last row shows.
+    last = body[-1] if body else header
+    sides = ["---" if isinstance(value, str) else "--:" for value in last]
+    lines = []
+    for row in (header, sides, *body):
+        cells = [_brief(value).replace("|", r"\|") for value in row]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
 
 
 TABLES = {"csv": csv_text, "latex": latex_text, "md": markdown_text}
-"""What writes rows, by format."""
+"""The functions that write rows, the names of columns first, by format."""
 
 
 def _brief(value: Any) -> str:
@@ -298,7 +315,8 @@ def _brief(value: Any) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
+    """Return a value as `csv_text` writes it."""
     if isinstance(value, float):
         return digits(value)
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
@@ -310,15 +328,18 @@ def _cell(value: Any) -> Any:
     return value
 
 
+# Values
+
+
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value, and in what it holds."""
+    """Yield all texts in a value, also in its items and attributes."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         yield from texts_in([*value, *value.values()])
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts_in(each)
+        for item in value:
+            yield from texts_in(item)
     elif isinstance(value, np.ndarray) and value.dtype.kind == "U":
         yield from map(str, value.ravel())
     elif hasattr(value, "__dict__"):
@@ -344,8 +365,8 @@ def digits(number: float) -> str:
 
 
 def plain(value: Any, number: Callable[[float], float | None] = float) -> Any:
-    """Return plain JSON values, also of NumPy's numbers and arrays; `number` says what becomes of a float."""
-    # NumPy: whole numbers and booleans as they are, float32 with its shortest digits.
+    """Return a value as JSON takes it, with NumPy's arrays as lists; `number` converts each float."""
+    # Truth values, whole numbers and texts (the letters "biuU") are plain after `tolist`; floats still need `number`.
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "biuU":
             return value.tolist()
@@ -353,7 +374,6 @@ def plain(value: Any, number: Callable[[float], float | None] = float) -> Any:
             value = _shortest(value)
         else:
             value = value.tolist()
-    # Then each kind of value, containers item by item.
     if isinstance(value, float):
         return number(value)
     if isinstance(value, Mapping):

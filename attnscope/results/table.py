@@ -1,7 +1,7 @@
-"""Tables of a result: columns of numbers and texts, each with its meaning, unit and range. NumPy only.
+"""Declare columns of numbers and texts with their meaning, unit and range, and hold them as tables. NumPy only.
 
-Beside the column `effect` may stand others by the endings in `PARTS`, such as `effect_low` and `effect_high`, the ends
-of its 95% interval. They have these names in files too.
+A column of numbers, such as `effect`, may have further arrays beside it, `effect_low` and `effect_high`: its name with
+an ending from `PARTS`. Every question declares its columns with the functions here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,24 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError
 
 Floats = NDArray[np.float64]
-Kind = Literal["number", "count", "text", "flag"]
+ColumnKind = Literal["number", "count", "text", "flag"]
 
 PARTS = ("low", "high", "baseline", "count")
-"""What may stand beside a number: the ends of its 95% interval, its value under a baseline, over how many it is."""
+"""Endings of the arrays beside a number: both ends of its 95% interval, its baseline, and how many values it is of."""
 
-DTYPES: Mapping[Kind, Any] = {"number": np.float64, "count": np.int64, "text": np.str_, "flag": np.bool_}
-_DTYPE_KINDS: Mapping[Kind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
+DTYPES: Mapping[ColumnKind, Any] = {
+    "number": np.float64,
+    "count": np.int64,
+    "text": np.str_,
+    "flag": np.bool_,
+}
+"""The NumPy type of each kind of column when a table is made."""
 
-SLACK = 0.01
-"""Rounding may carry a number this far beyond its range."""
+_DTYPE_LETTERS: Mapping[ColumnKind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
+"""The types that a file may have instead, as letters of `dtype.kind`."""
+
+_SLACK = 0.01
+"""How far rounding may carry a number beyond its range."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +43,13 @@ class Column:
 
     Attributes:
         name: Its name in Python and in files.
-        meaning: What it says, in a sentence.
+        meaning: A sentence on what its values are.
         unit: Such as "nats" or "share"; empty for plain numbers.
-        range: Its least and its largest possible value; None where there is no bound.
-        label: What people read; empty = its name with blanks.
+        range: Its smallest and its largest possible value; None where there is no bound.
+        label: Its name for people; empty = `name` with blanks.
         short: The same in a few letters, for the head of a narrow column; empty = the label.
         kind: "number" (NaN = unknown), "count" (whole numbers), "text" or "flag" (true or false).
-        refers_to: The table that its whole numbers name rows of, from 0; -1 = none of them.
+        refers_to: The table whose rows its whole numbers are, from 0; -1 = no row.
     """
 
     name: str
@@ -50,33 +58,33 @@ class Column:
     range: tuple[float | None, float | None] = (None, None)
     label: str = ""
     short: str = ""
-    kind: Kind = "number"
+    kind: ColumnKind = "number"
     refers_to: str = ""
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any]) -> Column:
-        """Return the column that `dataclasses.asdict` described.
+        """Return the column that `dataclasses.asdict` made `described` of.
 
         Raises:
             ValueError: It is damaged.
         """
         low, high = described["range"]
         column = cls(**{**described, "range": (low, high)})
-        texts = [column.name, column.meaning, column.unit, column.label, column.short, column.refers_to]
-        are_texts = all(isinstance(value, str) for value in texts)
-        are_bounds = all(bound is None or isinstance(bound, int | float) for bound in column.range)
-        if not (are_texts and are_bounds and column.kind in DTYPES):
+        # Every field is a text, but for the range: two numbers or None.
+        texts = {**described, "range": ""}.values()
+        are_bounds = isinstance(low, int | float | None) and isinstance(high, int | float | None)
+        if not are_bounds or column.kind not in DTYPES or not all(isinstance(t, str) for t in texts):
             raise ValueError(f"a column is no column: {str(described)[:60]}")
         return column
 
     @property
     def title(self) -> str:
-        """Return what people read."""
+        """Return its name for people."""
         return self.label or self.name.replace("_", " ")
 
     @property
     def head(self) -> str:
-        """Return what stands above it in a narrow table."""
+        """Return its name for people in a few letters."""
         return self.short or self.title
 
 
@@ -85,8 +93,8 @@ class Array(Column):
     """The declaration of an array along the rows of tables.
 
     Attributes:
-        axes: Per axis a table, whose rows it follows; its size, such as "3"; or a name of its own, which stands for
-            one size throughout the result.
+        axes: A name for each axis. That of a table means a value for each of its rows; digits, such as "3", mean that
+            size; any other name means the same size wherever it stands in the result.
     """
 
     axes: tuple[str, ...] = field(default=(), kw_only=True)
@@ -118,19 +126,19 @@ def flag(name: str, meaning: str = "", **more: Any) -> Column:
 
 
 MOST_HEADS = 10_000
-"""No model has as many layers, nor as many heads in one: numbers beyond are damage."""
+"""More layers, and more heads in a layer, than any model has: a file with larger numbers is damaged."""
 
 HEADS = (
     text("kind", "kind of attention: encoder, decoder or cross"),
     count("layer", "its layer, from 0", range=(0, MOST_HEADS - 1)),
     count("head", "its number in the layer, from 0", range=(0, MOST_HEADS - 1)),
 )
-"""The columns that name a head, with which every table of heads begins."""
+"""The columns with which every table of heads begins."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with what stands beside it, as a cell of `Table.of`; None = nothing does."""
+    """A cell of `Table.of`: a number, with its interval, its baseline and its count where they are known."""
 
     value: float
     low: float | None = None
@@ -144,8 +152,8 @@ class Table:
     """Columns of equal length.
 
     Attributes:
-        columns: What each column is, by name, in their order.
-        values: The values of each column, and of what stands beside it.
+        columns: The declarations by name, in the order of the columns.
+        values: The values by name, (row,): of each column, and of each array beside it, such as `effect_low`.
     """
 
     columns: Mapping[str, Column]
@@ -156,8 +164,8 @@ class Table:
         """Make a table of rows.
 
         Args:
-            columns: What the columns are.
-            rows: Cells by column. In a column of numbers, None or nothing = unknown, and a cell may be an object with
+            columns: The declarations.
+            rows: Cells by column. In a column of numbers, None or no cell = unknown, and a cell may be an object with
                 `value` and some of `PARTS`, such as an `Estimate`.
         """
         values: dict[str, NDArray[Any]] = {}
@@ -166,19 +174,17 @@ class Table:
             if column.kind != "number":
                 values[column.name] = np.array(cells, DTYPES[column.kind])
                 continue
-            # Each cell is a number, an object with `value`, or None.
+            # Each cell is a number, an object with `value`, or None, which becomes NaN.
             values[column.name] = np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
-            # What stands beside some cell; texts have a method `count`, which is no part.
-            objects = [cell for cell in cells if not isinstance(cell, str)]
             for part in PARTS:
-                if any(getattr(cell, part, None) is not None for cell in objects):
-                    beside = [getattr(cell, part, None) for cell in cells]
+                beside = [getattr(cell, part, None) for cell in cells]
+                if beside.count(None) < len(beside):
                     values[f"{column.name}_{part}"] = np.array(beside, np.float64)
         return cls({column.name: column for column in columns}, values)
 
     @classmethod
     def of_arrays(cls, columns: Sequence[Column], /, **values: Any) -> Table:
-        """Make a table of whole columns, and of what stands beside them, by name."""
+        """Make a table of arrays by name: of columns, and of what is beside them, such as `effect_low`."""
         known = {column.name: column for column in columns}
         arrays = {}
         for name, cells in values.items():
@@ -207,7 +213,7 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def part(self, name: str, part: str) -> Floats:
-        """Return what stands beside a column, (row,); NaN where nothing does.
+        """Return the array beside a column, (row,); NaN if there is none.
 
         Args:
             name: The column.
@@ -216,44 +222,40 @@ class Table:
         return self.values.get(f"{name}_{part}", np.full(len(self), math.nan))
 
     def interval(self, name: str) -> Floats:
-        """Return the values of a column and the ends of their 95% intervals, (row, 3); NaN where there are none."""
+        """Return the value, and the low and high end of its 95% interval, of each row, (row, 3); NaN = unknown."""
         return np.stack([self[name], self.part(name, "low"), self.part(name, "high")], -1)
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Return the names of the columns that hold measured numbers."""
+        """Return the names of the columns of numbers, in their order."""
         return tuple(name for name, column in self.columns.items() if column.kind == "number")
 
     def select(self, rows: Any) -> Table:
-        """Return a table of some rows: a mask, or their places in the order that they shall have."""
+        """Return a table of some rows, by a mask or by their indices in the order that they are to have."""
         return Table(self.columns, {name: values[rows] for name, values in self.values.items()})
 
     def with_column(self, column: Column, values: Any, **parts: Any) -> Table:
-        """Return the table with a further column at its end, and what stands beside it by the names in `PARTS`."""
-        added = {column.name: np.asarray(values, DTYPES[column.kind])}
-        added |= {
-            f"{column.name}_{part}": np.asarray(numbers, np.float64) for part, numbers in parts.items()
-        }
-        return Table({**self.columns, column.name: column}, {**self.values, **added})
+        """Return the table with a further column at its end; `parts` are the arrays beside it, by names in `PARTS`."""
+        arrays = {**self.values, column.name: np.asarray(values, DTYPES[column.kind])}
+        for part, numbers in parts.items():
+            arrays[f"{column.name}_{part}"] = np.asarray(numbers, np.float64)
+        return Table({**self.columns, column.name: column}, arrays)
 
     @classmethod
     def stack(cls, tables: Sequence[Table]) -> Table:
-        """Return the rows of several tables below each other; numbers that a table does not have are NaN.
+        """Return the rows of several tables below each other, with the columns of all of them.
 
-        Columns stand in the order in which they first come; every table has the columns of other kinds.
+        Numbers that a table lacks are NaN. No table may lack a column of another kind.
         """
-        # The union of all columns, in order.
         columns: dict[str, Column] = {}
         names: dict[str, None] = {}
         for table in tables:
             columns |= table.columns
             names |= dict.fromkeys(table.values)
-        values = {
-            name: np.concatenate(
-                [table.values.get(name, np.full(len(table), math.nan)) for table in tables]
-            )
-            for name in names
-        }
+        values = {}
+        for name in names:
+            parts = [table.values.get(name, np.full(len(table), math.nan)) for table in tables]
+            values[name] = np.concatenate(parts)
         return cls(columns, values)
 
     @property
@@ -262,32 +264,32 @@ class Table:
         return list(zip(self["layer"].tolist(), self["head"].tolist(), strict=True))
 
     def head_names(self, *, with_kind: bool = False) -> list[str]:
-        """Return what the heads of a table of heads are called: L3H1, or "cross L3H1" with their kind."""
+        """Return the name of each row of a table of heads, such as L3H1; "cross L3H1" with its kind."""
         names = [f"L{layer}H{head}" for layer, head in self.places]
         if not with_kind:
             return names
         return [f"{kind} {name}" for kind, name in zip(self["kind"].tolist(), names, strict=True)]
 
     def grid(self, name: str, kind: str) -> Floats:
-        """Return a column of a table of heads for one kind of attention, (layer, head); NaN = there is no such head."""
-        is_kind = self["kind"] == kind
-        layers, heads = self["layer"][is_kind], self["head"][is_kind]
+        """Return a column of a table of heads, for one kind of attention, (layer, head); NaN = no such head."""
+        mine = self.select(self["kind"] == kind)
+        layers, heads = mine["layer"], mine["head"]
         grid = np.full((layers.max(initial=-1) + 1, heads.max(initial=-1) + 1), math.nan)
-        grid[layers, heads] = self[name][is_kind]
+        grid[layers, heads] = mine[name]
         return grid
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return the rows of a file, the names of the columns first."""
+        """Yield the names of all arrays, then a row of their values at a time."""
         yield tuple(self.values)
         yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return the rows, each by column."""
+        """Return each row as a dictionary of its values by the names of arrays."""
         header, *rows = self.rows()
         return [dict(zip(header, row, strict=True)) for row in rows]
 
     def to_pandas(self) -> Any:
-        """Return it as a `pandas.DataFrame`.
+        """Return it as a `pandas.DataFrame`, with a column for each array.
 
         Raises:
             AttnscopeError: pandas is not installed.
@@ -302,35 +304,36 @@ class Table:
         """Refuse a table that lacks columns, or holds values that they cannot have.
 
         Args:
-            name: What to call it.
+            name: Its name in messages.
             wanted: The columns that it must have.
-            sizes: The lengths of all tables.
+            sizes: The number of rows of every table of the result, by name.
 
         Raises:
             ValueError: It is damaged.
         """
-        # Columns that are wanted or described, but have no values.
+        # Columns that are wanted or declared, and have no values.
         missing = {column.name for column in wanted} | {*self.columns}
         missing -= {*self.values}
         if missing:
             raise ValueError(f"its {name} lack {min(missing)}")
-        # Kinds, then lengths and ranges.
+        # A file declares its own columns: kinds must be those that are wanted.
         for column in wanted:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
         for column_name, values in self.values.items():
+            full_name = f"{name}.{column_name}"
             if values.shape != (len(self),):
-                raise ValueError(
-                    f"{name}.{column_name} has the shape {values.shape}, not {(len(self),)}"
-                )
-            require_values(f"{name}.{column_name}", values, declared(self.columns, column_name), sizes)
+                raise ValueError(f"{full_name} has the shape {values.shape}, not {(len(self),)}")
+            require_values(full_name, values, declaration_of(column_name, self.columns), sizes)
 
 
 C = TypeVar("C", bound=Column)
 
 
-def declared(columns: Mapping[str, C], name: str) -> C:
-    """Return what a column or an array is; what stands beside one, such as `effect_low`, is a number in any range.
+def declaration_of(name: str, columns: Mapping[str, C]) -> C:
+    """Return the declaration of a column or an array by its name, or of an array beside one, such as `effect_low`.
+
+    Arrays beside others are numbers in any range.
 
     Raises:
         ValueError: There is none of that name.
@@ -344,24 +347,30 @@ def declared(columns: Mapping[str, C], name: str) -> C:
 
 
 def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:
-    """Refuse values of another type, or beyond their range; NaN is no damage.
+    """Refuse values of another type than a column's, or beyond its range; NaN lies in every range.
+
+    Args:
+        name: Their name in messages.
+        values: The values, of any shape.
+        column: The declaration of their column or array.
+        sizes: The number of rows of every table of the result, by name.
 
     Raises:
-        ValueError: They are.
+        ValueError: They are of another type, or beyond the range.
     """
-    if values.dtype.kind not in _DTYPE_KINDS[column.kind]:
+    if values.dtype.kind not in _DTYPE_LETTERS[column.kind]:
         raise ValueError(f"{name} is an array of {values.dtype}")
     if not values.size or column.kind in ("text", "flag"):
         return
-    # A reference lies within the other table, or is -1.
+    # A number that refers to a table is one of its rows, or -1.
     low, high = column.range
     if column.refers_to:
         low, high = -1, sizes.get(column.refers_to, 0) - 1
-    # Rounding may carry numbers a little beyond their range.
-    slack = SLACK if column.kind == "number" else 0
-    # fmin and fmax pass over NaN, unless all are.
-    least, most = np.fmin.reduce(values, axis=None), np.fmax.reduce(values, axis=None)
-    is_low = low is not None and least < low - slack
-    is_high = high is not None and most > high + slack
+    slack = _SLACK if column.kind == "number" else 0
+    # fmin and fmax pass over NaN, unless all values are NaN: then both comparisons are false.
+    smallest = np.fmin.reduce(values, axis=None)
+    largest = np.fmax.reduce(values, axis=None)
+    is_low = low is not None and smallest < low - slack
+    is_high = high is not None and largest > high + slack
     if is_low or is_high:
         raise ValueError(f"a number of {name} is not between {low} and {high}")

@@ -1,4 +1,4 @@
-"""Hold the tokens of a text: find them, merge them into words, keep them as a table. NumPy only."""
+"""Hold the tokens of a text: find them by name, merge them into words, keep them as a table. NumPy only."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ TOKENS = (
 """The columns of a table of tokens."""
 
 UNKNOWN_WORD = -2
+"""The column `word` of tokenizers that cannot tell words."""
 
 _PLACES = re.compile(r"@([0-9]{1,9})(?:-([0-9]{1,9}))?")
+"""The place of a token, @9, or a range of places, @3-5."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,16 +49,16 @@ class Tokens:
     Attributes:
         text: The text that was tokenised (of a pair: the first).
         ids: The tokenizer's numbers, (token,), int64; -1 for words that were merged from several tokens.
-        labels: What to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
+        labels: A text to show for each token: pieces as the tokenizer writes them (`##ing`), a leading space as `·`,
             bytes that are no character by themselves as `<0xE4>`. Never empty.
         offsets: First and last + 1 character of each token in its text, (token, 2), int32; (-1, -1) for tokens that
             stand for no text, such as [CLS], and for all tokens where the tokenizer cannot tell.
         special: Whether the tokenizer added the token ([CLS], [SEP], <s>), (token,), bool.
         words: Number of the word that a token is part of, from 0 in each segment, (token,), int32; -1 = part of none.
             None where the tokenizer cannot tell.
-        segments: 0 for tokens of the first text, 1 for those of the second of a pair, (token,), int32.
+        segments: 0 for tokens of the first text, 1 for tokens of the second text of a pair, (token,), int32.
         pair: The second text of a pair, else None.
-        n_given: How many tokens were given, the rest was written by the model itself; -1 = all were given.
+        n_given: How many tokens the text has; the model itself wrote those after them. -1 = it wrote none.
     """
 
     text: str
@@ -73,18 +75,16 @@ class Tokens:
         return len(self.labels)
 
     def take(self, keep: NDArray[Any]) -> Tokens:
-        """Return the tokens at the places `keep` (numbers or a boolean mask), in that order."""
-        # Without a list of all places: each chunk of a long text is taken from the whole.
-        places = (
-            np.flatnonzero(keep)
-            if keep.dtype == np.bool_
-            else np.where(keep < 0, keep + len(self), keep)
-        )
-        n_given = self.n_given if self.n_given < 0 else int((places < self.n_given).sum())
+        """Return some tokens: by a boolean mask, or by their places in the order that they are to have."""
+        places = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
+        n_given = self.n_given
+        if n_given >= 0:
+            # Places below 0 count from the end.
+            n_given = int((places % len(self) < n_given).sum())
         return replace(
             self,
             ids=self.ids[places],
-            labels=tuple(self.labels[i] for i in places),
+            labels=tuple(self.labels[place] for place in places),
             offsets=self.offsets[places],
             special=self.special[places],
             words=None if self.words is None else self.words[places],
@@ -93,50 +93,54 @@ class Tokens:
         )
 
     def sinks(self, kind: str) -> NDArray[np.bool_]:
-        """On which tokens heads rest in a kind of attention, (token,), bool: what `--hide-special` leaves out.
+        """Return which tokens take attention that heads have no use for, (token,), bool; `--hide-special` hides them.
 
-        Special tokens; of a decoder the first token too, whatever it is (Xiao et al. 2024): many decoders, such as
-        GPT-2, are given no special one.
+        They are special tokens and, in a decoder, the first token, whatever it is (Xiao et al. 2024): many decoders,
+        such as GPT-2, get no special token.
         """
         sinks = self.special.copy()
-        sinks[:1] |= kind == "decoder"  # a text may have no first token
+        # A slice, as a text may be empty.
+        sinks[:1] |= kind == "decoder"
         return sinks
 
     def find(self, wanted: str) -> tuple[int, ...]:
-        """Place of the tokens that a user means by `wanted`.
+        """Return the places of the tokens that a user names.
 
-        `@9` is the token at place 9, `@3-5` those from 3 to 5. Anything else is a whole word (all its pieces), else a
-        label as it is, else a label without the mark of a word piece or a space; then the same without regard to case;
-        else a phrase, wherever it stands in the text. What none of these is may be a list, such as `it,cat` or `@3,@7`.
+        `@9` is the token at place 9, and `@3-5` are the tokens from 3 to 5. Any other name is a whole word (all its
+        pieces), else a label as it is, else a label without the mark of a word piece or a space; then the same without
+        regard to case; else a phrase, wherever it stands in the text; else a list of names, such as `it,cat` or
+        `@3,@7`.
 
         Returns:
-            The places, in order; empty if there is none, or none for one of a list.
+            The places, ascending; empty if there is no such token, or none for one name of a list.
         """
-        if (places := self.find_one(wanted)) or "," not in wanted:
+        places = self.find_one(wanted)
+        if places or "," not in wanted:
             return places
         parts = [self.find_one(part.strip()) for part in wanted.split(",")]
         return tuple(sorted({*itertools.chain(*parts)})) if all(parts) else ()
 
     def find_part(self, wanted: str) -> tuple[int, ...]:
-        """Find tokens as `find` does; `A` and `B` are all tokens of a pair's two texts, without special ones."""
+        """Find tokens as `find` does; of a pair, "A" and "B" name all tokens of a text but the special ones."""
         if self.pair is None or wanted not in ("A", "B"):
             return self.find(wanted)
-        return tuple(np.flatnonzero((self.segments == (wanted == "B")) & ~self.special).tolist())
+        segment = "AB".index(wanted)
+        return tuple(np.flatnonzero((self.segments == segment) & ~self.special).tolist())
 
     def refuse(self, wanted: str, *others: Tokens) -> AttnscopeError:
-        """Return what to raise where `find` finds nothing, here and in other tokens: says which tokens there are."""
-        # Every token with its place, as `find` takes it: `@0 [CLS]  @1 it`.
-        sides = [
-            "  ".join(f"@{n} {label}" for n, label in enumerate(side.labels)) for side in (self, *others)
-        ]
-        labels = "; ".join(dict.fromkeys(sides))
-        # Of a list, those that are nowhere.
-        parts = map(str.strip, wanted.split(","))
-        missing = [
-            part for part in parts if not any(tokens.find_one(part) for tokens in (self, *others))
-        ]
+        """Return the error that neither `self` nor `others` have the tokens that `find` was to find.
+
+        Its hint lists all tokens with their places, as `find` takes them: `@0 [CLS]  @1 it`.
+        """
+        sides = (self, *others)
+        lines: dict[str, None] = {}
+        for side in sides:
+            lines["  ".join(f"@{place} {label}" for place, label in enumerate(side.labels))] = None
+        # The names of a list that no side has.
+        names = map(str.strip, wanted.split(","))
+        missing = [name for name in names if not any(side.find_one(name) for side in sides)]
         return AttnscopeError(
-            f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {labels}"
+            f"no token is {','.join(missing) or wanted!r}", f"the tokens are: {'; '.join(lines)}"
         )
 
     def find_one(self, wanted: str) -> tuple[int, ...]:
@@ -145,126 +149,128 @@ class Tokens:
             first, last = int(match[1]), int(match[2] or match[1])
             return tuple(range(first, last + 1)) if first <= last < len(self) else ()
         # The word of each token; empty where words are not known.
-        spelled = [""] * len(self)
-        groups = [] if self.words is None else self.word_groups()
-        for group in groups:
-            for i in group:
-                spelled[i] = self._surface(group)
+        words = [""] * len(self)
+        if self.words is not None:
+            for group in self.word_groups():
+                for place in group:
+                    words[place] = self._surface(group)
+        # Words come first: the last piece of "bandit" is "it", and users who say "it" mean the word.
+        bare_labels = [_bare(label) for label in self.labels]
         for fold in (str, str.casefold):
-            # Words come first: the end of "bandit" is a piece "it", and is not what is meant.
-            for names in (spelled, self.labels, [_bare(label) for label in self.labels]):
-                if places := tuple(
-                    i for i, name in enumerate(names) if name and fold(name) == fold(wanted)
-                ):
-                    return places
+            for names in (words, self.labels, bare_labels):
+                places = [place for place, name in enumerate(names) if fold(name) == fold(wanted)]
+                if wanted and places:
+                    return tuple(places)
         return self._find_phrase(wanted.split())
 
     def _find_phrase(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Return the tokens of several words that stand one after the other, in any case of letters."""
-        # One word is found by its label.
+        """Return the places of several words that follow each other, in any case of letters; a single word is none."""
         if len(words) < 2:
             return ()
         phrase = r"\s+".join(map(re.escape, words))
         pattern = re.compile(rf"(?<!\w){phrase}(?!\w)", re.IGNORECASE)
-        # Tokens that overlap a match, in the text or in the second of a pair.
-        starts, stops = self.offsets.T
         is_found = np.zeros(len(self), bool)
         for segment, text in enumerate((self.text, self.pair or "")):
             for match in pattern.finditer(text):
-                is_found |= (self.segments == segment) & (starts < match.end()) & (stops > match.start())
-        return tuple(np.flatnonzero(is_found & (starts >= 0)).tolist())
+                is_found |= self._overlaps(segment, *match.span())
+        return tuple(np.flatnonzero(is_found).tolist())
+
+    def _overlaps(self, segment: int, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which tokens share characters with a part of a text, (token,), bool."""
+        starts, stops = self.offsets.T
+        overlaps: NDArray[np.bool_] = (starts < stop) & (stops > start) & (starts >= 0)
+        overlaps &= self.segments == segment
+        return overlaps
 
     def with_words(self, words: Sequence[str]) -> Tokens:
-        """Return the same tokens, of which those of a listed word are one word; others stay as they are.
+        """Return the tokens with other words: each listed word becomes one, and other tokens keep theirs.
 
-        Words that make up the whole text are taken in their order, others wherever they stand, the longest first.
+        Words that make up the whole text are taken in their order; else wherever they stand, the longest first.
         """
         numbers = np.full(len(self), -1, np.int32) if self.words is None else self.words.copy()
         first_new = int(numbers.max(initial=-1)) + 1
         for segment, text in enumerate((self.text, self.pair or "")):
             for number, (start, stop) in enumerate(_spans_of(words, text), first_new):
-                is_inside = (
-                    (self.offsets[:, 0] < stop)
-                    & (self.offsets[:, 1] > start)
-                    & (self.offsets[:, 0] >= 0)
-                )
-                numbers[is_inside & (self.segments == segment) & ~self.special] = number
+                numbers[self._overlaps(segment, start, stop) & ~self.special] = number
         return replace(self, words=numbers)
 
     def word_groups(self) -> list[list[int]]:
-        """Return tokens grouped by word, in order; a token without a word is a group by itself."""
+        """Return the places of the tokens of each word, in order; a token without a word is a group by itself."""
         groups: list[list[int]] = []
-        # A word of the second text may have the number of one of the first.
-        last: tuple[int, int] | None = None
-        for i in range(len(self)):
-            word = -1 if self.words is None else int(self.words[i])
-            current = (int(self.segments[i]), word)
-            if word >= 0 and current == last:
-                groups[-1].append(i)
+        # Both texts of a pair count their words from 0, so a word is known by its segment too.
+        previous: tuple[int, int] | None = None
+        for place in range(len(self)):
+            word = -1 if self.words is None else int(self.words[place])
+            current = (int(self.segments[place]), word)
+            if word >= 0 and current == previous:
+                groups[-1].append(place)
             else:
-                groups.append([i])
-            last = current if word >= 0 else None
+                groups.append([place])
+            previous = current
         return groups
 
     def merge(self, groups: Sequence[Sequence[int]]) -> Tokens:
-        """Return one token for each group of tokens, labelled with the text that the group covers."""
-        # The first token of each group stands for it.
+        """Return a token for each group of places, labelled with the text that the group covers."""
+        # Everything but the fields below is as of the first token of each group.
         firsts = self.take(np.array([group[0] for group in groups], np.int64))
-        sizes = np.array([len(group) for group in groups])
-        # A group's offsets reach from its first token to its last character.
-        stops = np.array([max(self.offsets[i, 1] for i in group) for group in groups], np.int32)
-        return replace(
-            firsts,
-            ids=np.where(sizes == 1, firsts.ids, -1),
-            labels=tuple(self.labels[g[0]] if self.special[g[0]] else self._surface(g) for g in groups),
-            offsets=np.stack([firsts.offsets[:, 0], stops], 1),
-        )
+        labels = list(firsts.labels)
+        offsets = firsts.offsets.copy()
+        ids = firsts.ids.copy()
+        for number, group in enumerate(groups):
+            offsets[number, 1] = self.offsets[list(group), 1].max()
+            if len(group) > 1:
+                ids[number] = -1
+            if not firsts.special[number]:
+                labels[number] = self._surface(group)
+        return replace(firsts, ids=ids, labels=tuple(labels), offsets=offsets)
 
     def _surface(self, group: Sequence[int]) -> str:
         """Return the text that neighbouring tokens cover; their labels where the text is not known."""
-        text = self.text if int(self.segments[group[0]]) == 0 or self.pair is None else self.pair
-        start, stop = int(self.offsets[group[0], 0]), max(int(self.offsets[i, 1]) for i in group)
+        text = self.pair if self.pair is not None and self.segments[group[0]] else self.text
+        start = int(self.offsets[group[0], 0])
+        stop = int(self.offsets[list(group), 1].max())
         covered = text[start:stop].strip() if start >= 0 else ""
         if covered and covered.isprintable():
             return covered
-        return "".join(_bare(self.labels[i]) for i in group)
+        return "".join(_bare(self.labels[place]) for place in group)
 
     def __repr__(self) -> str:
-        return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{' …' if len(self) > 12 else ''})"
+        more = " …" if len(self) > 12 else ""
+        return f"Tokens({len(self)}: {' '.join(self.labels[:12])}{more})"
 
     def require_whole(self) -> None:
-        """Refuse tokens of unequal numbers, and those that can be neither drawn nor printed."""
+        """Refuse fields of unequal length, and labels or texts that can be neither drawn nor printed."""
         sizes = {len(self.ids), len(self.offsets), len(self.special), len(self.segments), len(self)}
         if len(sizes) > 1 or (self.words is not None and len(self.words) != len(self)):
             raise ValueError("what is known of its tokens is of unequal length")
+        # Lone surrogates cannot be encoded.
         for text in (self.text, self.pair or "", *self.labels):
-            text.encode()  # fails on lone surrogates
+            text.encode()
         if not all(self.labels):
             raise ValueError("a token has no label")
 
 
 def _spans_of(words: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """Return where words stand in a text, as (first, last + 1) character."""
-    whole = re.fullmatch(r"\s*" + r"\s*".join(f"({re.escape(word)})" for word in words) + r"\s*", text)
+    """Return where words stand in a text, as (first, last + 1) character; see `Tokens.with_words`."""
+    groups = r"\s*".join(f"({re.escape(word)})" for word in words)
+    whole = re.fullmatch(rf"\s*{groups}\s*", text)
     if whole is not None:
-        return [whole.span(number) for number in range(1, len(words) + 1)]
+        # Group 0 is the whole match.
+        return [whole.span(group) for group in range(1, len(words) + 1)]
     longest = sorted(set(words), key=len, reverse=True)
     return [match.span() for match in re.finditer("|".join(map(re.escape, longest)), text)]
 
 
-_PIECE_MARKS = ("##", "·")
-
-
 def _bare(label: str) -> str:
-    """Return a label without the mark of a word piece or of a leading space."""
-    for mark in _PIECE_MARKS:
+    """Return a label without the mark of a word piece (##) or of a leading space (·)."""
+    for mark in ("##", "·"):
         if label.startswith(mark) and len(label) > len(mark):
             return label[len(mark) :]
     return label
 
 
 def tokens_table(tokens: Tokens) -> Table:
-    """Return the tokens of a text as a table. The text itself is not in it."""
+    """Return the tokens of a text as a table, which does not hold the text itself."""
     n_tokens = len(tokens)
     n_given = n_tokens if tokens.n_given < 0 else tokens.n_given
     words = np.full(n_tokens, UNKNOWN_WORD) if tokens.words is None else tokens.words
@@ -286,18 +292,16 @@ def tokens_of(table: Table, text: str, pair: str | None = None) -> Tokens:
 
     Args:
         table: The table.
-        text: The text that was tokenised, or the first of two.
-        pair: The second one.
+        text: The text that was tokenised, or the first text of a pair.
+        pair: The second text of a pair.
 
     Raises:
-        ValueError: A token has no label, or generated tokens stand before others.
+        ValueError: A token has no label, or a token that the model wrote stands before one of the text.
     """
-    # The prompt's tokens come first.
     generated = table["generated"]
     n_given = int((~generated).sum())
     if generated[:n_given].any():
         raise ValueError("tokens that the model wrote stand before others")
-    # One unknown word makes all of them unknown.
     words = table["word"].astype(np.int32)
     is_unknown = bool((words == UNKNOWN_WORD).any())
     tokens = Tokens(
