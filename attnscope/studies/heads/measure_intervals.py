@@ -1,4 +1,4 @@
-"""Choose and compute the 95% intervals of measures of heads.
+"""Choose and compute the 95% intervals of measures of heads, for `studies.heads.roles`.
 
 The methods are those of `core.intervals`. This module says which method a measure takes, and which values it may have
 in texts of a kind that the sample lacks.
@@ -30,17 +30,17 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 LEAST_ACTIVE = 0.1
-"""An `_active` measure says something if the head leaves at least this share of its attention off the resting keys.
+"""The least share of attention outside sinks at which an `_active` measure has an interval, and may give a role.
 
-Of the queries that the measure itself counts: an induction head rests wherever there is nothing to repeat, over all
-queries 95% of the time and more. A role asks for as much.
+It is a share of the attention of those queries that the measure counts. An induction head rests wherever there is
+nothing to repeat: over all queries 95% of the time and more.
 """
 
 NO_SHARES = tuple(name for name, measure in MEASURES.items() if measure.low < 0 or measure.high > 1)
-"""Measures that are no numbers from 0 to 1."""
+"""Measures that may be below 0 or above 1."""
 
 _HITS = ("rarest_token",)
-"""Shares of queries, each of which counts 1 or 0; the others are shares of attention."""
+"""Shares of queries, each of which counts 1 or 0; other shares are shares of attention."""
 
 _MEANS = ("relative_entropy",)
 """Means from 0 to 1 that are no share of anything."""
@@ -56,14 +56,16 @@ _OF_SOME_QUERIES = tuple(
     for name, measure in MEASURES.items()
     if isinstance(measure.family, Pairs) and measure.family.is_set and not measure.family.offsets
 )
-"""Measures that only queries count for which there is such a key, such as an earlier copy of the token.
+"""Measures that count only those queries that have a key of the measure's kind, such as an earlier copy of the token.
 
-In web text these are an eighth of the queries, but all of them in texts such as "______" and "dancing!!!!!!!". One such
+In web text an eighth of the queries have one, but in texts such as "______" and "dancing!!!!!!!" all have one. One such
 text weighs as much as eight others, and its value is often near 1."""
 
 _FAR = 4.5
-"""How many times as far as uniform attention a head may look. In a text of the mean length the farthest token is three
-times as far as the mean one if both sides are seen, twice if one is; and some texts are several times as long."""
+"""How many times as far as uniform attention a head may look.
+
+In a text of the mean length, the farthest token is three times as far as the mean one if both sides are seen, and twice
+as far if one side is; and some texts are several times as long."""
 
 _RARE = 1.25
 """How many times as rare as for uniform attention keys may be. In 258 sentences times 270 heads it is 1.27 at most."""
@@ -73,7 +75,15 @@ SIMILAR = 0.75
 
 
 class _Kinds(NamedTuple):
-    """Which kinds of number measures are, (measure,) each."""
+    """Hold which kind of number each measure is, in arrays (measure,).
+
+    Attributes:
+        are_shares: From 0 to 1; `are_means` and `are_hits` are some of these.
+        are_hits: Shares of queries, see `_HITS`.
+        are_means: Means, see `_MEANS`.
+        are_of_some_queries: See `_OF_SOME_QUERIES`.
+        dependence: As `core.intervals.independent_units` takes it: 1 where whole texts are the units.
+    """
 
     are_shares: Bools
     are_hits: Bools
@@ -90,20 +100,20 @@ def measure_intervals(
 ) -> tuple[Floats, Floats]:
     """Return the 95% intervals of measures.
 
-    Shares have the intervals of shares, other measures Student's t. Both allow for texts of an unseen kind. Measures of
-    some queries allow for texts in which all queries count; these may be at 1. (They may be at 0, too, but few are: the
-    low end holds without.) The value of other measures in such texts lies between 0 and that of uniform attention, or a
+    Shares have the intervals of shares, other measures Student's t. Both allow for texts of a kind that the sample
+    lacks. In such texts, measures of some queries may count all queries, and may be 1. (They may be 0 too, but few are:
+    the low end holds without.) Other measures may have values there between 0 and that of uniform attention, or a
     multiple of it (`_range`).
 
-    If the head leaves less than LEAST_ACTIVE outside sinks, a few texts hold all that an `_active` measure counts, and
-    the sample may lack them. Then the interval of a share contains both ends that such texts could lead to; other
-    measures have none.
+    If a head has less than LEAST_ACTIVE of its attention outside sinks, a few texts hold all that an `_active` measure
+    counts, and the sample may lack them. Then the interval of a share contains both ends that such texts could lead to;
+    other measures have no interval.
 
     Args:
-        sums: (…, measure).
-        names: The measures.
+        sums: The sums of the measures, (…, measure).
+        names: The names of the measures.
         units: As `core.intervals.independent_units` takes them.
-        uniform: (…, measure): the values of uniform attention; None = only shares allow for unseen texts.
+        uniform: The values of uniform attention, (…, measure); None = only shares allow for unseen texts.
 
     Returns:
         The low and the high ends, (…, measure); NaN where there is none.
@@ -121,21 +131,19 @@ def measure_intervals(
     if uniform is None:
         return low, high
 
-    # The share of each count that unseen texts may hold.
-    weight, active = _weights(sample, names, units, kinds)
-    is_active = active >= LEAST_ACTIVE
-    below = np.where(is_active, 0.0, weight)
+    # Shares: which part of the counts unseen texts may hold that are at 0 (below), or at 1 (above).
+    unseen_weight, active_share = _weights(sample, names, units, kinds)
+    is_active = active_share >= LEAST_ACTIVE
+    below = np.where(is_active, 0.0, unseen_weight)
     above = np.where(kinds.are_of_some_queries, np.fmax(below, _weight_of_full_texts(sample)), below)
+    of_shares = np.stack(allow_share_for_unseen(sample.ratio, low, high, below, above))
 
-    # Shares, and the others by the range of their values.
-    ends_of_shares = allow_share_for_unseen(sample.ratio, low, high, below, above)
-    ends = allow_for_unseen(sample.ratio, low, high, weight, *_range(names, uniform, kinds))
-    takes_shares = kinds.are_shares & ~kinds.are_means
-    of_shares = np.stack(ends_of_shares)
-    of_others = np.where(is_active, np.stack(ends), np.nan)
-    low, high = np.where(
-        takes_shares, of_shares, np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others)
-    )
+    # Other measures: by the range of their values, (end, …, measure).
+    lowest, highest = _range(names, uniform)
+    of_others = np.stack(allow_for_unseen(sample.ratio, low, high, unseen_weight, lowest, highest))
+    of_others = np.where(is_active, of_others, np.nan)
+    of_others = np.where(kinds.are_means, np.clip(of_others, 0, 1), of_others)
+    low, high = np.where(kinds.are_shares & ~kinds.are_means, of_shares, of_others)
     return low, high
 
 
@@ -154,35 +162,36 @@ def kinds_of(names: Sequence[str]) -> _Kinds:
 def _weights(
     sample: Sample, names: Sequence[str], units: Floats | float, kinds: _Kinds
 ) -> tuple[Floats, Floats]:
-    """Return the share of each count that unseen texts may hold, and the share of attention that is outside sinks.
+    """Return two arrays (…, measure): which share of its count unseen texts may hold, and which share is active.
 
     An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention
-    there, so it weighs more than the others if the head mostly rests.
+    there, so it weighs more than other texts if the head mostly rests. Of whole measures the active share is 1.
     """
-    # A text of an unseen kind weighs as much as another for whole measures, and more for `_active` ones.
-    share = unseen_share(independent_units(sample, kinds.dependence, units), END)
-    weight, active = share.copy(), np.ones_like(share)
+    unseen_texts = unseen_share(independent_units(sample, kinds.dependence, units), END)
+    unseen_weight = unseen_texts.copy()
+    active_share = np.ones_like(unseen_texts)
     for column, name in enumerate(names):
         whole = name.removesuffix("_active")
         if whole != name and whole in names:
-            number = names.index(whole)
-            active[..., column] = divide(sample.total[..., column], sample.total[..., number])
-            weight[..., column] = weight_of_unseen(share[..., number], active[..., column])
-    return weight, active
+            of_whole = names.index(whole)
+            active = divide(sample.total[..., column], sample.total[..., of_whole])
+            active_share[..., column] = active
+            unseen_weight[..., column] = weight_of_unseen(unseen_texts[..., of_whole], active)
+    return unseen_weight, active_share
 
 
 def _weight_of_full_texts(sample: Sample) -> Floats:
-    """Return the share of each count that unseen texts may hold, if all queries count in them, (…, measure)."""
-    # The measure with the largest count counts all queries, and how many texts they amount to.
+    """Return which share of each count unseen texts may hold if all of their queries count, (…, measure)."""
+    # The measure with the largest count counts all queries: take its count, and to how many texts it amounts.
     largest = sample.total.argmax(-1, keepdims=True)
     every = np.take_along_axis(sample.total, largest, -1)
     n_texts = np.take_along_axis(sample.n_texts, largest, -1)
     return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, every))
 
 
-def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats, Floats]:
-    """Return the least and the largest value that measures have in texts of an unseen kind, (…, measure)."""
-    # Between 0 and uniform attention's value, unless the measure is one of those below.
+def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
+    """Return the least and the largest value that measures have in texts of an unseen kind, (…, measure) each."""
+    # Between 0 and the value of uniform attention, except for the measures below.
     lowest = np.fmin(uniform, 0.0)
     highest = np.fmax(uniform, 0.0)
     for column, name in enumerate(names):
@@ -202,6 +211,6 @@ def _range(names: Sequence[str], uniform: Floats, kinds: _Kinds) -> tuple[Floats
 
 
 def divide(a: Floats, b: Floats, undefined: float = np.nan) -> Floats:
-    """Return a / b; where b is 0 what is undefined."""
+    """Return a / b; `undefined` where b is 0."""
     result: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b > 0)
     return result

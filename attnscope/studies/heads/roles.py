@@ -27,8 +27,8 @@ LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
 FEWEST_TEXTS = 10
-"""With fewer effective texts, or fewer texts, a role is tentative: it has passed the same test, but so few may not be
-like others."""
+"""With fewer effective texts, or fewer texts, a role is tentative: it has passed the same test, but other texts may
+differ from so few."""
 
 LEAST_TEXTS = 3
 """With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
@@ -36,16 +36,17 @@ LEAST_TEXTS = 3
 MARGIN = 0.1
 """How much of the way from its baseline to 1 a measure must have gone, beside reaching the threshold.
 
-Random weights differ from uniform attention by a little, and on all texts alike, so that no test over texts takes the
-difference for chance. In short texts, whose baselines are above the thresholds, every other head would have a role.
+The attention of random weights differs from uniform attention a little, and on all texts alike, so that no test over
+texts takes the difference for chance. In short texts, whose baselines are above the thresholds, half of the heads would
+have a role.
 """
 
 FULL_KEYS = 1000
-"""The number of keys at which the threshold of `diffuse` is the relative entropy; see `_Judged._even_enough`."""
+"""The number of keys for which the threshold of `diffuse` is stated; see `_Judged._even_enough`."""
 
 LEAST_KEYS = 8
-"""With fewer keys to a query (the geometric mean) the threshold of `diffuse` is the relative entropy: there any head is
-close to uniform attention, in nats."""
+"""With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is compared with the relative entropy
+as it is: there any head is close to uniform attention, in nats."""
 
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
@@ -53,26 +54,26 @@ LEAST_MARGIN = 0.01
 Floats = NDArray[np.float64]
 
 
-# Rules --------------------------------------------------------------------------------------------------------
+# Rules
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which a head gets a role.
+    """Hold the rule by which a head gets a role.
 
     Attributes:
         what: The meaning of the role, in a few words.
         measures: The measures of which one must be above the threshold, whole or `_active`.
-        threshold: The threshold.
+        threshold: The usual threshold; users may choose another.
         beats_uniform: Whether the measure must be above its value under uniform attention too.
         least_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
             separator at the end of a text is hidden from all tokens but itself; in a layer whose window is a few
             tokens, the first token is hidden from most queries. Neither says anything about a head.
-        any_length: Whether the threshold is a distance from uniform attention, so that it asks the same of short
+        any_length: Whether the threshold stands for a distance from uniform attention, and so asks the same of short
             texts and of long ones; see `_Judged._even_enough`.
         needs_preference: Whether heads that spread evenly over all tokens are left out: if all weights are nearly the
             same, it means nothing which of them is the largest.
-        is_sink: Whether it names a sink, and says nothing of what a head does elsewhere. It is named last.
+        is_sink: Whether the role is to rest on a sink, which says nothing of what a head does elsewhere.
     """
 
     what: str
@@ -86,8 +87,11 @@ class Rule:
 
     @property
     def names(self) -> list[str]:
-        """Return its measures, whole and `_active`."""
-        return [name for measure in self.measures for name in (measure, f"{measure}_active")]
+        """Return the names of its measures, whole and `_active`."""
+        names = []
+        for measure in self.measures:
+            names += [measure, f"{measure}_active"]
+        return names
 
     def describe(self, threshold: float) -> dict[str, Any]:
         """Return the role as a record lists it."""
@@ -134,41 +138,45 @@ RULES: dict[str, Rule] = {
 def complete_thresholds(
     chosen: Mapping[str, float], usual: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """Return thresholds by role: the chosen ones, and the usual ones for all other roles (None = those of RULES).
+    """Return the threshold of each role: the chosen one, else the usual one (`usual` = None: that of RULES).
 
     Raises:
         UsageError: There is no such role.
     """
-    usual = {name: rule.threshold for name, rule in RULES.items()} if usual is None else usual
+    if usual is None:
+        usual = {name: rule.threshold for name, rule in RULES.items()}
     for name in chosen:
         if name not in usual:
             raise UsageError(f"there is no role {name!r}", f"choose from {', '.join(usual)}")
     return {**usual, **chosen}
 
 
-# Evidence -----------------------------------------------------------------------------------------------------
+# Evidence
 
 
 def judge(tallies: Iterable[Tally], thresholds: Mapping[str, float], n_texts: int) -> dict[str, Table]:
     """Return the tables `heads` and `roles` of `questions.heads.Heads`, by kind, layer, head.
 
-    There is one tally for each kind of attention. `n_texts` is the number of whole texts: blocks and chunks of one text
-    say how steady a head is in that text alone.
+    Args:
+        tallies: The sums of each kind of attention.
+        thresholds: The threshold of each role.
+        n_texts: How many whole texts there are: chunks of one text say how steady a head is in that text alone.
     """
-    # One false discovery rate over the heads and roles of all kinds of attention.
+    # One false discovery rate over the heads and roles of all kinds of attention, (head, role).
     judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
     p_values = np.concatenate([np.zeros((0, len(RULES))), *(each.role_p for each in judged)])
-    q_values = benjamini_hochberg(p_values.ravel()).reshape(p_values.shape)
+    q_values = benjamini_hochberg(p_values)
+    # The largest p-value at which a role is given; q was rounded.
     n_tests = (~np.isnan(p_values)).sum()
-    accepted = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)  # q was rounded
-    # Rows and roles of each kind; `head` numbers the rows over all kinds.
+    largest_p = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)
+    # The rows of both tables; `head` numbers the rows over all kinds.
     tables = []
     roles: list[dict[str, Any]] = []
     n_heads = 0
     for each in judged:
         names = []
         for row in range(len(each.role_p)):
-            of_head = each.roles_of(row, q_values[n_heads], accepted)
+            of_head = each.roles_of(row, q_values[n_heads], largest_p)
             names.append("+".join(role["role"] for role in of_head))
             roles += [{"head": n_heads, **role} for role in of_head]
             n_heads += 1
@@ -181,19 +189,30 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
     """Return the column of a measure, whole or `_active`."""
     # An `_active` column has the range and unit of the whole measure.
     measure = measures[name.removesuffix("_active")]
-    meaning = measure.what if name in measures else f"{measure.what} (excluding sinks)"
+    meaning = measure.what
+    if name not in measures:
+        meaning += " (excluding sinks)"
     low, high = (end if math.isfinite(end) else None for end in (measure.low, measure.high))
     return Column(name, meaning, measure.unit, (low, high))
 
 
 def effective_texts(tally: Tally) -> float:
     """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
-    counts = tally.measures.total("c") * tally.queries_per_count
-    return float(tally.measures.sample().n_texts.ravel()[counts.argmax()]) if counts.size else 0.0
+    counts = tally.measures.total("c")
+    if not counts.size:
+        return 0.0
+    return float(tally.measures.sample().n_texts.ravel()[counts.argmax()])
 
 
 class _Test(NamedTuple):
-    """A role, and a measure that it may rest on, whole or `_active`, with its column and the name of the whole one."""
+    """Hold a role, and a measure by which a head may get it.
+
+    Attributes:
+        role: The role.
+        measure: The measure, whole or `_active`.
+        column: Its place among the measures of the tally.
+        whole: The name of the whole measure.
+    """
 
     role: str
     measure: str
@@ -207,15 +226,16 @@ class _Test(NamedTuple):
 
 
 class _Judged:
-    """The results of one tally as arrays, and the tests on them, for the heads that have any measure.
+    """Hold the results of one tally as arrays, with the tests on them, for the heads that have any measure.
 
     Attributes:
-        values: (head, measure); likewise `low`, `high`, `counts`, and `uniform`, the value of uniform attention.
-        effective: (head, test): how many texts of one length the evidence of a test amounts to.
-        baselines: (head, test): the value of a measure without any preference of the head; NaN = none.
-        limits: (head, test): the number that the value must exceed; NaN = not tested.
-        p: (head, test): one-sided p-values; NaN = not tested, or too few texts.
-        role_p: (head, role): the combined p-values of a role's tests; NaN = none could be tested.
+        values: The measures, (head, measure); likewise the ends `low` and `high` of their intervals, their `counts`,
+            and `uniform`, the values of uniform attention.
+        effective: How many texts of one length the evidence of a test amounts to, (head, test).
+        baselines: The value of a measure without any preference of the head, (head, test); NaN = none.
+        limits: The number that the value must exceed, (head, test); NaN = not tested.
+        p: One-sided p-values, (head, test); NaN = not tested, or too few texts.
+        role_p: The combined p-values of a role's tests, (head, role); NaN = none could be tested.
     """
 
     def __init__(self, tally: Tally, thresholds: Mapping[str, float], n_texts: int) -> None:
@@ -232,51 +252,47 @@ class _Judged:
         self.uniform = tally.uniform[has_any].ratio()
         units = tally.queries_per_count
         self.low, self.high = measure_intervals(measures, tally.names, units, self.uniform)
-        # The tests: each role by each measure it may rest on, whole and outside sinks.
-        self.columns = {name: number for number, name in enumerate(tally.names)}
-        self.tests = []
+        # The tests: each role by each measure that it may rest on, whole and outside sinks.
+        self.columns = {name: column for column, name in enumerate(tally.names)}
+        self.tests: list[_Test] = []
         for role, rule in RULES.items():
-            for name in rule.names:
-                if name in self.columns:
-                    self.tests.append(
-                        _Test(role, name, self.columns[name], name.removesuffix("_active"))
-                    )
-        self.baselines = np.stack([self._baseline(test) for test in self.tests], -1)
-        limits = [self._limit(test, self.baselines[:, number]) for number, test in enumerate(self.tests)]
-        self.limits = np.stack(limits, -1)
-        # p-values by kind of measure: shares, or Student's t.
+            for name in filter(self.columns.__contains__, rule.names):
+                self.tests.append(_Test(role, name, self.columns[name], name.removesuffix("_active")))
+        self.baselines = np.stack([*map(self._baseline, self.tests)], -1)
+        self.limits = np.stack([*map(self._limit, self.tests, self.baselines.T)], -1)
+        # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
         columns = [test.column for test in self.tests]
         tested = measures[:, columns]
-        self.effective = tested.sample().n_texts
         kinds = kinds_of([test.measure for test in self.tests])
-        # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
-        of_shares = tested.share_p_above(
+        p_of_shares = tested.share_p_above(
             self.limits,
             hits=kinds.are_hits,
             unseen=~kinds.are_means,
             dependence=kinds.dependence,
             units=units,
         )
-        # Texts of an unseen kind may keep a measure that is no share below its limit: see `measure_intervals`.
-        least = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
-        p = np.where(kinds.are_shares, of_shares, np.maximum(tested.p_above(self.limits), least))
+        # Other measures: Student's t. In texts of an unseen kind they may be below the limit, if the interval is.
+        least_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
+        p_of_others = np.maximum(tested.p_above(self.limits), least_p)
+        p = np.where(kinds.are_shares, p_of_shares, p_of_others)
+        self.effective = tested.sample().n_texts
         self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
         # One p-value per role: its tests are combined.
-        roles = np.array([test.role for test in self.tests])
+        self.roles = np.array([test.role for test in self.tests])
         self.role_p = np.full((len(self.p), len(RULES)), np.nan)
         for number, role in enumerate(RULES):
-            if (roles == role).any():
-                self.role_p[:, number] = simes(self.p[:, roles == role])
+            if role in self.roles:
+                self.role_p[:, number] = simes(self.p[:, self.roles == role])
 
     def _baseline(self, test: _Test) -> Floats:
-        """Return the largest of all baselines that apply, (head,)."""
+        """Return the largest of all baselines of a test, (head,)."""
         baseline = np.full(len(self.values), np.nan)
         if RULES[test.role].beats_uniform:
             baseline = self.uniform[:, test.column]
         if test.whole in PAIR_MEASURES:
             # The value for a head that always looks at the best fixed offset.
-            shares = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
-            baseline = np.fmax(baseline, np.fmax.reduce(shares))
+            of_offsets = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
+            baseline = np.fmax(baseline, np.fmax.reduce(of_offsets))
         if test.whole == "similar_token":
             # Nothing is more like a token than itself: the mass on the same token, here or elsewhere.
             ending = test.measure.removeprefix(test.whole)
@@ -286,15 +302,17 @@ class _Judged:
         return baseline
 
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
-        """Return the limit that the value must exceed: threshold, and baseline plus margin; NaN = there is no test."""
+        """Return the number that the value must exceed, (head,): the threshold, or the baseline plus a margin.
+
+        NaN = the head is not tested, for the measure is missing, or what the rule asks of the head.
+        """
         rule = RULES[test.role]
         if rule.any_length:
             return self._even_enough()
-        above = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
-        # NaN where the measure, or what the rule asks of the head, is missing.
-        limit: Floats = np.fmax(self.thresholds[test.role], above)
+        above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
+        limit: Floats = np.fmax(self.thresholds[test.role], above_baseline)
         is_missing = np.isnan(self.values[:, test.column])
-        # Of any other `_active` measure the count is a mass, and no share of queries.
+        # The measure must be defined for enough queries. Of most `_active` measures the count is a mass of attention.
         if rule.is_sink or not test.is_active:
             is_missing |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.least_defined
         if test.is_active:
@@ -311,15 +329,18 @@ class _Judged:
         of FULL_KEYS keys: d = (1 - t) ln FULL_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly over half
         of its keys. The mean of ln n is the entropy of uniform attention.
         """
-        column = self.columns.get("entropy_nats")
-        log_keys = np.full(len(self.values), np.nan) if column is None else self.uniform[:, column]
-        far = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, math.log(FULL_KEYS))
-        return 1 - (1 - self.thresholds["diffuse"]) * math.log(FULL_KEYS) / far
+        log_keys = np.full(len(self.values), np.nan)
+        if "entropy_nats" in self.columns:
+            log_keys = self.uniform[:, self.columns["entropy_nats"]]
+        # In short texts, the threshold is the relative entropy itself.
+        log_full = math.log(FULL_KEYS)
+        log_keys = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, log_full)
+        return 1 - (1 - self.thresholds["diffuse"]) * log_full / log_keys
 
     def _share_of(self, column: int, other: str, missing: float) -> Floats:
-        """Return a count as a share, 0 to 1, of that of another measure, (head,).
+        """Return the count of a measure as a share, 0 to 1, of that of another, (head,); `missing` without the other.
 
-        Of an `_active` measure and the whole one it is how much attention of the measure's own queries is off the
+        Of an `_active` measure and the whole one, it is how much attention of the measure's own queries is off the
         resting keys. It is not 1 - resting, because a learned sink takes attention that is neither.
         """
         if other not in self.columns:
@@ -327,7 +348,7 @@ class _Judged:
         return divide(self.counts[:, column], self.counts[:, self.columns[other]], 0.0)
 
     def table(self, roles: Sequence[str]) -> Table:
-        """Return all heads with their measures; `roles` are those of each head."""
+        """Return all heads with their measures, and with the names of their roles, one text for each head."""
         resting = np.full(len(self.values), np.nan)
         if "resting" in self.columns:
             resting = self.values[:, self.columns["resting"]]
@@ -335,7 +356,7 @@ class _Judged:
         layers = np.array(self.tally.layers, np.int64)[self.layers]
         return heads_table(
             (kinds, layers, self.heads),
-            [measure_column(name) for name in self.tally.names],
+            [*map(measure_column, self.tally.names)],
             roles=roles,
             resting=resting,
             value=self.values,
@@ -345,45 +366,42 @@ class _Judged:
             count=self.counts * self.tally.queries_per_count,
         )
 
-    def roles_of(self, head: int, q: Floats, accepted: float) -> list[dict[str, Any]]:
-        """Return the roles of a head as rows, each by the best of the tests that pass alone.
-
-        The strongest comes first, but sinks come last.
+    def roles_of(self, head: int, q: Floats, largest_p: float) -> list[dict[str, Any]]:
+        """Return the roles of a head as rows, each by the best of its tests; the strongest first, but sinks last.
 
         Args:
-            head: The number of the head here.
-            q: (role,): its `role_p` after Benjamini-Hochberg.
-            accepted: The p-value up to which roles are given, that of all tallies.
+            head: The row of the head in these arrays.
+            q: Its `role_p` after Benjamini-Hochberg, (role,).
+            largest_p: The p-value up to which any head gets any role.
         """
         roles = []
         values = self.values[head]
         for number, (name, rule) in enumerate(RULES.items()):
+            # NaN, where nothing was tested, is no role.
             if not q[number] <= LEVEL:
                 continue
-            # Tests of the role that pass alone, by the p-value up to which any role is given.
-            passed = [
-                i
-                for i, test in enumerate(self.tests)
-                if test.role == name and self.p[head, i] <= accepted
-            ]
-            # The whole measure says more than its active part; of two alike, the larger one.
+            # Of the tests that pass alone, a whole measure says more than its active part; then the largest value.
+            passed = np.flatnonzero((self.roles == name) & (self.p[head] <= largest_p))
             best = max(passed, key=lambda i: (not self.tests[i].is_active, values[self.tests[i].column]))
             test = self.tests[best]
-            column = test.column
-            interval = self.low[head, column], self.high[head, column]
+            interval = self.low[head, test.column], self.high[head, test.column]
+            threshold = self.thresholds[name]
+            if rule.any_length:
+                threshold = self.limits[head, best]
+            active_share = None
+            if test.is_active:
+                active_share = self._share_of(test.column, test.whole, 0.0)[head]
             effective = self.effective[head, best]
             roles.append(
                 {
                     "role": name,
                     "measure": test.measure,
-                    "value": Estimate(values[column], *interval, self.baselines[head, best]),
-                    "threshold": self.limits[head, best] if rule.any_length else self.thresholds[name],
+                    "value": Estimate(values[test.column], *interval, self.baselines[head, best]),
+                    "threshold": threshold,
                     "p": self.role_p[head, number],
                     "q": q[number],
                     "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
-                    "active_share": self._share_of(column, test.whole, 0.0)[head]
-                    if test.is_active
-                    else None,
+                    "active_share": active_share,
                     "effective_texts": effective,
                 }
             )
