@@ -1,13 +1,13 @@
 """Measure every head of a model on blocks of texts, and add the measures up by kind of attention.
 
-`HeadMeasurer` runs the model on batches with the measures of `core.measures` on. `HeadSums` adds up what it gets from a
-block, and `Tally` holds the sums over all texts, of a fixed size. `studies.heads.roles` concludes from them.
+`HeadMeasurer` runs the model on batches with the measures of `core.measures` on. `HeadSums` adds up the measures of a
+block, and `Tally` holds the sums over all texts, of a fixed size. `studies.heads.roles` tests them.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,14 +45,14 @@ OFFSETS = tuple(range(-8, 9))
 """The fixed offsets that are tried: key minus query, in tokens."""
 
 _LEAST_COUNT = 1e-9
-"""The least count of a unit of evidence, as a share of its queries: less is rounding, and counts nothing."""
+"""The least count of a unit of evidence, as a share of its queries: a smaller one is rounding, and becomes 0."""
 
-# Sums ------------------------------------------------------------------------------------------------------------
+# Sums
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Sums over texts for the heads of one kind of attention.
+    """Hold the sums over texts for the heads of one kind of attention.
 
     Attributes:
         kind: The kind of attention.
@@ -61,7 +61,7 @@ class Tally:
         measures: Each measure, (layer, head, measure).
         uniform: The same under uniform attention over the keys that the mask allows.
         pairs: The value of each pair measure for a head that always looks at one offset, (pair measure, offset).
-        lengths: 1 / n of each text of n queries (`weigh_units`).
+        lengths: The mean of 1 / n over texts of n queries, by which texts are weighed (`weigh_units`).
     """
 
     kind: str
@@ -90,25 +90,30 @@ class Tally:
 
     def merge(self, other: Tally) -> Tally:
         """Return the sums over the texts of both."""
-        parts = ("measures", "uniform", "pairs", "lengths")
-        return replace(self, **{part: getattr(self, part).merge(getattr(other, part)) for part in parts})
+        return replace(
+            self,
+            measures=self.measures.merge(other.measures),
+            uniform=self.uniform.merge(other.uniform),
+            pairs=self.pairs.merge(other.pairs),
+            lengths=self.lengths.merge(other.lengths),
+        )
 
 
 @dataclass(kw_only=True, eq=False)
 class HeadSums(Part):
-    """The sums over the texts of one block. Each chunk of a text is one unit of evidence, or several.
+    """Hold the sums over the texts of one block. Each chunk of a text is one unit of evidence, or several.
 
     With one sum per text, a long text would be a single piece of evidence, and would outweigh many short ones. So each
     chunk counts apart. A long chunk is cut into blocks of its queries, which count apart too (`unit_queries`). Such
     units depend little on each other (the block bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994,
     JASA 89).
 
-    All texts weigh the same: the sums and counts of a text of n queries are divided by n. A text in chunks of which one
-    is broken is left out from that chunk on. Of a token that two chunks share, `n_tokens` counts one.
+    All texts weigh the same: the sums and counts of a text of n queries are divided by n. If one chunk of a text is
+    broken, later ones are left out. `n_tokens` counts a token that two chunks share once.
 
     Attributes:
-        tallies: The sums by kind of attention; of nothing where no text is whole.
-        rows: The rows that were to be kept, by text and chunk, then by kind of attention.
+        tallies: The sums by kind of attention; empty if no text is whole.
+        rows: The rows of attention that were to be kept, by text and chunk, then by kind of attention.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -128,20 +133,27 @@ def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
 
 
 def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return sums and counts of units of evidence, (unit, layer, head, measure), times the weight of their texts.
+    """Return sums and counts of units of evidence times the weights of their texts.
 
-    The weight is 1 / n for a text of n queries, so that all texts weigh the same. A head that puts everything on sinks
-    leaves 1e-40 elsewhere, whose ratios would be those of rounding: such counts are 0.
+    A text of n queries has the weight 1 / n, so that all texts weigh the same. A head that puts everything on sinks
+    leaves 1e-40 elsewhere, whose ratios would be those of rounding: such counts, and their sums, become 0.
+
+    Args:
+        weights: The weight of each unit, (unit,).
+        sums: Arrays by name, (unit, layer, head, measure) each; one of them is the "count".
     """
-    weighed = {name: array * weights[:, None, None, None] for name, array in sums.items()}
-    is_negligible = weighed["count"] < _LEAST_COUNT
-    return {name: np.where(is_negligible, 0.0, array) for name, array in weighed.items()}
+    of_units = weights[:, None, None, None]
+    is_negligible = sums["count"] * of_units < _LEAST_COUNT
+    return {name: np.where(is_negligible, 0.0, array * of_units) for name, array in sums.items()}
 
 
 def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
-    """Return the value of each pair measure for a head that always looks `offset` tokens further, as hits and counts.
+    """Return the value of each pair measure for a head that always looks at one offset, as hits and counts.
 
-    Tokens of the context, (token,), count nothing as queries.
+    Args:
+        ids: The tokens by number, (token,).
+        causal: Whether heads look back only.
+        context: Which tokens count nothing as queries, (token,).
 
     Returns:
         Hits and counts, (2, pair measure, offset). The counts are the queries that have such a key on the side of the
@@ -150,10 +162,11 @@ def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     n = len(ids)
     position = np.arange(n)
     asks = ~context
-    # The first and the last place of each token's type, (token,).
-    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
-    first = first[number]
-    last = n - 1 - np.unique(ids[::-1], return_index=True)[1][number]
+    # The first and the last place at which each token stands, (token,): one per type, then one per token.
+    _, first, type_of = np.unique(ids, return_index=True, return_inverse=True)
+    _, from_end = np.unique(ids[::-1], return_index=True)
+    first = first[type_of]
+    last = n - 1 - from_end[type_of]
 
     # Queries with such a key before and after. Induction looks at key j + 1 where x_j = x_i, j < i, but not at i.
     offsets = np.array(OFFSETS)
@@ -162,8 +175,9 @@ def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     n_after = (asks & (last > position)).sum()
     n_followed = (asks & (first < position - 1)).sum()
 
-    # How many of the asking tokens have the same token at each distance, one further than any offset.
+    # How many of the asking tokens have the same token at each distance from -far to far: one more than any offset.
     far = OFFSETS[-1] + 1
+    # (distance, token): row far + d holds the token that is d tokens further; -1 beyond the text.
     windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
     alike = ((windows == ids) & asks).sum(1)
     hits = [alike[offsets + far], np.where(is_before, alike[offsets - 1 + far], 0)]
@@ -172,14 +186,18 @@ def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     return np.array([hits, counts], np.float64) * is_seen
 
 
-# Measuring -------------------------------------------------------------------------------------------------------
+# Measuring
 
 
 def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
-    """Return the log frequency of tokens in nats, an array like `ids`, by how often each number of token was counted.
+    """Return the natural logarithms of the relative frequencies of tokens.
 
-    With add-one smoothing, so that a token that was never counted has a frequency too. Of the vocabulary only the part
-    up to the largest number that was seen is known here.
+    One is added to each count, so that a token that was never counted has a frequency too. Of the vocabulary, only the
+    part up to the largest number that was seen is known here.
+
+    Args:
+        counts: How often each token was counted, by its number.
+        ids: The tokens by number, of any shape, which is that of the result.
     """
     of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
     frequencies: Floats = np.log((of_ids + 1) / (counts.sum() + len(counts)))
@@ -187,13 +205,13 @@ def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
 
 
 class BatchResult(NamedTuple):
-    """The results of one batch, in its order.
+    """Hold the results of one batch, in its order.
 
     Attributes:
         sums: Kind of attention -> layer -> the measures.
-        hits: Kind -> `pair_hits`, (hits or counts, chunk, pair measure, offset); none across two texts, where no offset
-            means anything.
-        rows: The rows that are kept, by text and chunk, then by kind.
+        hits: Kind -> `pair_hits`, (hits or counts, chunk, pair measure, offset). Cross-attention has none: between two
+            texts, an offset means nothing.
+        rows: The rows of attention that are kept, by text and chunk, then by kind.
     """
 
     sums: Mapping[str, Mapping[int, Measured]]
@@ -204,11 +222,16 @@ class BatchResult(NamedTuple):
 class HeadMeasurer(Measurer[HeadSums]):
     """Measure the heads of a model on blocks of texts.
 
-    `chunk` and `stride` are those of `HeadsOptions`. `sampled` are queries whose rows are kept, by text and chunk. With
-    a seed the model's untrained twin is measured.
+    Args:
+        model: The model.
+        counts: How often each token occurs in the corpus, by its number.
+        special: The numbers of special tokens.
+        chunk: As in `HeadsOptions`; likewise `stride`.
+        sampled: Queries whose rows of attention are kept, by text and chunk.
+        seed: Measure the model's untrained twin with random weights of this seed; None = the model itself.
 
     Raises:
-        AttnscopeError: It has a decoder beside its encoder, and nothing that it could read.
+        AttnscopeError: The model has a decoder beside its encoder, and nothing that the decoder could read.
     """
 
     def __init__(
@@ -231,8 +254,9 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._special = special
         self._cut = {"chunk": chunk, "stride": stride}
         self._sampled = sampled or {}
-        self._dense = model.info.path == "eager"
-        self._device = "cpu" if self._dense else model.info.device
+        # Models outside the seam give dense weights alone, on the processor.
+        self._is_dense = model.info.path == "eager"
+        self._device = "cpu" if self._is_dense else model.info.device
         self._start = decoder_start(model)
         self._blocks = model.blocks()
         self._buffers = Buffers()
@@ -254,32 +278,39 @@ class HeadMeasurer(Measurer[HeadSums]):
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add the measures of a batch of chunks, and the rows of its texts that are whole."""
-        longest = max(map(len, batch))
-        size = unit_queries(longest)
-        n_units = -(-longest // size)
-        sums_by_unit = {
-            kind: {layer: of_layer.sum.swapaxes(0, 1) for layer, of_layer in by_layer.items()}
-            for kind, by_layer in result.sums.items()
-        }
-        for unit, place in broken_rows(sums_by_unit).items():
+        """Add the measures of a batch of chunks, and count the texts that are whole now."""
+        # Each chunk has as many units of evidence as the longest one.
+        size = unit_queries(max(map(len, batch)))
+        n_units = -(-max(map(len, batch)) // size)
+        by_unit: dict[str, dict[int, Any]] = {}
+        for kind, by_layer in result.sums.items():
+            by_unit[kind] = {}
+            for layer, measured in by_layer.items():
+                # (measure, unit, head) → (unit, measure, head)
+                by_unit[kind][layer] = measured.sum.swapaxes(0, 1)
+        for unit, place in broken_rows(by_unit).items():
             part.broken.setdefault(batch[unit // n_units].text, place)
 
-        # Whole chunks, and their units; those of padding alone are none.
+        # Chunks of texts that are not broken, and their units that are more than padding.
         rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
-        units = [row * n_units + unit for row in rows for unit in range(-(-len(batch[row]) // size))]
         if not rows:
             return
+        units: list[int] = []
+        for row in rows:
+            first = row * n_units
+            units += range(first, first - (-len(batch[row]) // size))
         # All texts weigh the same: a query of a longer one counts less.
         weights = np.array([1 / chunk.n_queries for chunk in batch])
+        of_units = weights.repeat(n_units)[units]
         for kind, by_layer in result.sums.items():
-            stacked = {
+            sums = {
                 name: stack_layers(by_layer, name)[units] for name in ("sum", "count", "uniform_sum")
             }
-            weighed = weigh_units(weights.repeat(n_units)[units], stacked)
+            weighed = weigh_units(of_units, sums)
             if kind not in part.tallies:
                 names = next(iter(by_layer.values())).names
-                part.tallies[kind] = Tally.empty(kind, sorted(by_layer), weighed["sum"].shape[2], names)
+                n_heads = weighed["sum"].shape[2]
+                part.tallies[kind] = Tally.empty(kind, sorted(by_layer), n_heads, names)
             tally = part.tallies[kind]
             tally.measures.add(weighed["sum"], weighed["count"])
             tally.uniform.add(weighed["uniform_sum"], weighed["count"])
@@ -289,15 +320,17 @@ class HeadMeasurer(Measurer[HeadSums]):
         for row in rows:
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
+            key = (chunk.text, chunk.number)
+            if key in result.rows:
+                part.rows[key] = result.rows[key]
             if part.complete_text(chunk.text, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
                 for tally in part.tallies.values():
                     tally.lengths.add(weights[row], 1.0)
-        part.rows |= {key: kept for key, kept in result.rows.items() if key[0] not in part.broken}
 
     def finish(self, part: HeadSums) -> HeadSums:
-        """Return the sums over the whole texts of a block; without one there are none."""
+        """Return the sums of a block; empty ones if no text of it is whole."""
         return part if part.n_texts else replace(part, tallies={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
@@ -309,23 +342,26 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
 
-        # The texts of each kind, and which tokens of them are repeated. A decoder beside an encoder writes them again:
-        # its start token stands before them, and the last is not in it.
+        # What the heads of each kind read, and which tokens of it are repeated.
         tokens = [chunk.tokens for chunk in batch]
         repeated = [chunk.repeated for chunk in batch]
-        texts = {kind: (tokens, repeated) for kind in self._model.info.kinds if kind != "cross"}
+        texts = dict.fromkeys(self._model.info.kinds, (tokens, repeated))
+        texts.pop("cross", None)
+        # A decoder beside an encoder writes the text again: it reads its start token first, and never the last token.
         targets: list[Tokens] = []
         if self._start is not None:
             targets = [target_of(self._start, text) for text in tokens]
             texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
         hits = {}
-        for kind, of_kind in texts.items():
+        facts = {}
+        for kind, (of_kind, contexts) in texts.items():
+            is_causal = kind == "decoder"
             pairs = [
-                pair_hits(text.ids, kind == "decoder", context)
-                for text, context in zip(*of_kind, strict=True)
+                pair_hits(text.ids, is_causal, context)
+                for text, context in zip(of_kind, contexts, strict=True)
             ]
             hits[kind] = np.stack(pairs, 1)
-        facts = {kind: self._facts(*of_kind) for kind, of_kind in texts.items()}
+            facts[kind] = self._facts(of_kind, contexts)
         read = next(iter(facts.values()))
         written = facts["decoder"] if targets else None
         inputs = batch_of(tokens, targets).to(self._model.info.device)
@@ -339,22 +375,21 @@ class HeadMeasurer(Measurer[HeadSums]):
         sums: dict[Any, dict[int, Measured]] = {}
         # Not inference_mode: its tensors do not tell when they change, which the measures ask.
         with torch.no_grad():
-            if not self._dense:
-                with watch_norms(self._blocks) as norms:
-                    probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
-                    reader = RowSamples(wanted, probe)
-                    self._model.run(inputs, reader)
-                sums |= probe.sums
-            else:
+            if self._is_dense:
                 dense = Weights()
                 self._model.run(inputs, dense)
                 reader.keep_all(dense.maps)
                 for kind, by_layer in dense.maps.items():
                     about = (read, written) if kind == "cross" else (facts[kind], None)
-                    sums[kind] = {
-                        layer: measures_of_weights(weights, *about)
-                        for layer, weights in by_layer.items()
-                    }
+                    sums[kind] = {}
+                    for layer, weights in by_layer.items():
+                        sums[kind][layer] = measures_of_weights(weights, *about)
+            else:
+                with watch_norms(self._blocks) as norms:
+                    probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
+                    reader = RowSamples(wanted, probe)
+                    self._model.run(inputs, reader)
+                sums |= probe.sums
         # Rows by text and chunk.
         by_chunk = {}
         for chunk, rows in zip(batch, reader.rows, strict=True):
@@ -369,8 +404,14 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.attention.precision import move
         from attnscope.core.facts import TextFacts
 
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return move(torch.from_numpy(array), self._device)
+
+        def flags(of_text: Callable[[Tokens], Flags]) -> Tensor:
+            return tensor(pad_rows([*map(of_text, tokens)]))
+
         # Where tokens and special tokens are, (text, token).
-        lengths = np.array([len(text) for text in tokens])
+        lengths = np.array([*map(len, tokens)])
         real = np.arange(lengths.max()) < lengths[:, None]
         ids = pad_rows([text.ids for text in tokens])
         special = pad_rows([text.special for text in tokens])
@@ -380,27 +421,25 @@ class HeadMeasurer(Measurer[HeadSums]):
         # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
         ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
         rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
-
-        def tensor(array: NDArray[Any]) -> Tensor:
-            return move(torch.from_numpy(array), self._device)
-
         # Static embeddings are of length 1, so that products are cosines.
         embeddings = unit_embeddings(self._model, tensor(ids))
+        if embeddings is not None:
+            embeddings = embeddings.to(self._device)
+        context = None
+        if any(map(np.any, repeated)):
+            context = tensor(pad_rows(repeated))
         return TextFacts(
             real=tensor(real),
             special=tensor(special),
             ids=tensor(ids),
             cls=tensor(opening),
             sep=tensor(special & ~opening),
-            punctuation=tensor(pad_rows([_punctuation(text) for text in tokens])),
+            punctuation=flags(_punctuation),
             log_frequency=tensor(frequency),
-            embeddings=None if embeddings is None else embeddings.to(self._device),
+            embeddings=embeddings,
             rarest=tensor(rarest),
-            context=tensor(pad_rows(repeated)) if any(map(np.any, repeated)) else None,
-            added={
-                name: tensor(pad_rows([holds(text) for text in tokens]))
-                for name, holds in token_sets().items()
-            },
+            context=context,
+            added={name: flags(holds) for name, holds in token_sets().items()},
         )
 
 
@@ -417,19 +456,21 @@ def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
 
 def _punctuation(tokens: Tokens) -> Flags:
     """Return which tokens are punctuation and nothing else."""
-    bare = [label.removeprefix("##").replace("·", "") for label in tokens.labels]
-    marks = [bool(label) and all(unicodedata.category(c)[0] in "PS" for c in label) for label in bare]
-    return np.array(marks, np.bool_) & ~tokens.special
+    marks = np.zeros(len(tokens), np.bool_)
+    for place, label in enumerate(tokens.labels):
+        bare = label.removeprefix("##").replace("·", "")
+        marks[place] = bool(bare) and all(unicodedata.category(letter)[0] in "PS" for letter in bare)
+    return marks & ~tokens.special
 
 
-# Texts that a decoder writes again -------------------------------------------------------------------------------
+# Texts that a decoder writes again
 
 
 def decoder_start(model: Model) -> Tokens | None:
-    """Return tokens that begin with the one that a decoder beside an encoder starts with; None for other models."""
+    """Return the one token that a decoder beside an encoder starts with; None for other models."""
     if len(model.info.kinds) == 1 or model.writer is None:
         return None
-    return model.writer.encode_target("a")
+    return model.writer.encode_target("a").take(np.arange(1))
 
 
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:
@@ -439,8 +480,8 @@ def target_of(start: Tokens, tokens: Tokens) -> Tokens:
     """
     return replace(
         tokens,
-        ids=np.concatenate([start.ids[:1], tokens.ids[:-1]]),
-        labels=(*start.labels[:1], *tokens.labels[:-1]),
-        offsets=np.concatenate([start.offsets[:1], tokens.offsets[:-1]]),
-        special=np.concatenate([start.special[:1], tokens.special[:-1]]),
+        ids=np.concatenate([start.ids, tokens.ids[:-1]]),
+        labels=(*start.labels, *tokens.labels[:-1]),
+        offsets=np.concatenate([start.offsets, tokens.offsets[:-1]]),
+        special=np.concatenate([start.special, tokens.special[:-1]]),
     )

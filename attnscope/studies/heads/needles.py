@@ -25,7 +25,14 @@ from attnscope.report.wording import NEEDLES
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
-from attnscope.studies.heads.roles import FEWEST_TEXTS, LEAST_MARGIN, LEAST_TEXTS, LEVEL, MARGIN
+from attnscope.studies.heads.roles import (
+    CRITERIA,
+    FEWEST_TEXTS,
+    LEAST_MARGIN,
+    LEAST_TEXTS,
+    LEVEL,
+    MARGIN,
+)
 from attnscope.studies.inputs.texts import Report, Texts, describe_texts, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run_blocks
 
@@ -403,10 +410,7 @@ def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict
     what = "attends to the token in the needle that the model writes (Wu 2024)"
     return {
         "probe": "needle",
-        "level": LEVEL,
-        "fewest_texts": FEWEST_TEXTS,
-        "least_texts": LEAST_TEXTS,
-        "margin": MARGIN,
+        **CRITERIA,
         "lengths": list(options.lengths),
         "depths": list(options.depths),
         "n_needles": options.n,

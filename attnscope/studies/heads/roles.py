@@ -51,6 +51,14 @@ as it is: there any head is close to uniform attention, in nats."""
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
+CRITERIA = {
+    "level": LEVEL,
+    "fewest_texts": FEWEST_TEXTS,
+    "least_texts": LEAST_TEXTS,
+    "margin": MARGIN,
+}
+"""What roles ask for, as records state it."""
+
 Floats = NDArray[np.float64]
 
 

@@ -32,7 +32,7 @@ from attnscope.questions.heads import Heads, parse_measures
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Table
 from attnscope.studies.ablate.study import ablate
-from attnscope.studies.describe.rows import Drawing
+from attnscope.studies.describe.rows import Drawing, Unit
 from attnscope.studies.describe.study import add_descriptions
 from attnscope.studies.failures import add_step
 from attnscope.studies.heads.measure_intervals import LEAST_ACTIVE
@@ -40,10 +40,7 @@ from attnscope.studies.heads.measuring import HeadMeasurer, HeadSums
 from attnscope.studies.heads.needles import retrieval_heads, vocabulary_of
 from attnscope.studies.heads.options import RETRIEVAL, HeadsOptions, HeadsOrder
 from attnscope.studies.heads.roles import (
-    FEWEST_TEXTS,
-    LEAST_TEXTS,
-    LEVEL,
-    MARGIN,
+    CRITERIA,
     RULES,
     complete_thresholds,
     effective_texts,
@@ -68,7 +65,7 @@ Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
 PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
 
 EFFECT_TEXTS = 32
-"""Texts that heads are taken out of: a forward pass each for every head and text takes its time."""
+"""The texts on which heads are ablated: each head takes a forward pass per text."""
 
 NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
 """Effects below this count as none: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
@@ -137,7 +134,7 @@ def study(
 ) -> Heads:
     """Load a model, and study its heads on texts, repeated tokens, needles, photos or recordings.
 
-    Names that the findings will not have are refused before the model loads.
+    Roles and measures that do not exist are refused before the model loads.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
@@ -153,7 +150,7 @@ def study(
         if order.image:
             return picture_heads(model, list(order.image), report)
         return sound_heads(model, list(order.audio), texts.text, report)
-    # Needles in long texts, whose options are their own.
+    # Needles in long texts. They have options of their own, and of the others thresholds alone.
     if order.probe == "needle":
         refuse_beside(
             "--probe needle",
@@ -206,70 +203,74 @@ def study_heads(
 ) -> tuple[Heads, HeadSums]:
     """Study heads as `heads` does, by a measurer that may keep more of each block; return its sums as well.
 
-    `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is what it makes of
-    no text; None = sums of nothing.
+    `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is its part of no
+    text; None = empty `HeadSums`.
     """
-    # Roles, heads and chunks that do not fit the model are refused before anything is read.
-    thresholds = complete_thresholds(options.thresholds)
-    how = options.describe
-    if how is not None:
-        Choice(pick=how.heads).within(model.info)
+    # Refuse roles, heads and chunks that do not fit the model before anything is read.
+    complete_thresholds(options.thresholds)
+    describing = options.describe
+    if describing is not None:
+        Choice(pick=describing.heads).within(model.info)
     cut: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, **cut)
 
     # Read the corpus once, to count tokens and draw the texts that are described.
     step = scale_report(report, 0, 1 + options.causal)
     special = special_ids(model)
-    drawing = Drawing(how.seed if how else 0)
     copies = Copies()
-    drawn = drawing.watch(distinct(texts, copies)) if how else distinct(texts, copies)
-    counts = count_tokens(drawn, model.tokenizer.encode, special, partial(_tell, step, texts))
-    # Of the reading that is known to have come to the end.
+    originals = distinct(texts, copies)
+    sample: list[Unit] = []
+    if describing is not None:
+        drawing = Drawing(describing.seed)
+        originals = drawing.watch(originals)
+    counts = count_tokens(originals, model.tokenizer.encode, special, partial(_tell, step, texts))
+    if describing is not None:
+        sample = drawing.sample(model, describing, **cut)
+    # A later reading may be interrupted, and then knows no hash of all texts.
     read = describe_texts(texts)
-    # Descriptions need some rows of some texts: they are kept as these are measured.
-    sample = drawing.sample(model, how, **cut) if how else []
-    queries = {unit.key: unit.queries for unit in sample}
 
-    # Run the model, then its untrained twin if a control is asked for.
+    # Run the model, then its untrained twin if a control is asked for. Keep the rows of the sample.
     make = partial(measurer, counts=counts, special=special, **cut)
-    makers = [partial(make, sampled=queries)]
+    makers = [partial(make, sampled={unit.key: unit.queries for unit in sample})]
     if options.control:
         makers.append(partial(make, seed=options.seed))
-    shared = (workers,) if workers else None
     runs: list[Run[HeadSums]] = []
+    missing: list[dict[str, Any]] = []
     for number, maker in enumerate(makers):
-        of_run = scale_report(step, number, len(makers))
-        of_none = nothing or HeadSums()
-        runs.append(run(maker, (model,), texts, of_none, block=BLOCK, workers=shared, report=of_run))
-        if not runs[-1].complete:
+        going = run(
+            maker,
+            (model,),
+            texts,
+            nothing or HeadSums(),
+            block=BLOCK,
+            workers=(workers,) if workers else None,
+            report=scale_report(step, number, len(makers)),
+        )
+        runs.append(going)
+        missing += going.problems(model.info)
+        if not going.complete:
             break
     done = runs[0].done
-    missing = [problem for each in runs for problem in each.problems(model.info)]
     done.left_out.require_some_left(done.n_texts, model.info)
-    if runs[-1].complete and not done.n_tokens and not missing:
+    if going.complete and not done.n_tokens and not missing:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
-    # Give roles. The control is judged by the same thresholds.
-    tables = judge(done.tallies.values(), thresholds, done.n_texts)
-    control = runs[1].done.tallies if len(runs) > 1 else {}
-    tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
-    studied = runs[0].corpus(texts, model.info)
-    studied |= {
+    # Give roles, describe the heads by the rows that were kept, and ablate those that have a role.
+    corpus = runs[0].corpus(texts, model.info)
+    corpus |= {
         "n_copies": copies.n,
         "sha256": read["sha256"],
         "problems": [*read["problems"], *missing],
     }
-    studied["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
-    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
-    about["seed"] = options.seed if options.control else None
-    about["threads"] = _n_threads(workers)
-    studied = settle_corpus(studied, interrupted=not runs[-1].complete)
-    findings = Heads(about, studied, _describe(options, thresholds), tables)
-    # Describe the heads by the rows that were kept of the sample, and take out those that have a role.
-    if how is not None:
+    about = replace(runs[0], failures=going.failures).about(model.info, _notes(model))
+    about |= {"seed": options.seed if options.control else None, "threads": _n_threads(workers)}
+    findings = _give_roles(about, corpus, options, runs)
+    if describing is not None:
         for unit in sample:
             unit.rows = done.rows.get(unit.key, {})
-        describe = partial(add_descriptions, model=model, sample=sample, counts=counts, options=how)
+        describe = partial(
+            add_descriptions, model=model, sample=sample, counts=counts, options=describing
+        )
         findings = add_step(findings, "describing the heads", describe)
     if options.causal:
         ablate_heads = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
@@ -277,13 +278,35 @@ def study_heads(
     return findings, done
 
 
+def _give_roles(
+    about: dict[str, Any], corpus: dict[str, Any], options: HeadsOptions, runs: Sequence[Run[HeadSums]]
+) -> Heads:
+    """Return the findings: roles of the heads of the model, and of the control by the same thresholds.
+
+    Args:
+        about: What made the record.
+        corpus: What the record says of the texts.
+        options: The choices of the study.
+        runs: The run of the model, and that of the control if there is one.
+    """
+    done = runs[0].done
+    thresholds = complete_thresholds(options.thresholds)
+    tables = judge(done.tallies.values(), thresholds, done.n_texts)
+    control = runs[1].done.tallies if len(runs) > 1 else {}
+    tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
+    corpus["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
+    corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
+    return Heads(about, corpus, _describe(options, thresholds), tables)
+
+
 def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
-    """Report how far the counting of tokens is."""
+    """Report how far the counting of tokens is, once in a while."""
     if report is not None and n_texts % _REPORT_EVERY == 0:
         report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
 
 def _notes(model: Model) -> list[str]:
+    """Say what the reader must know of the model."""
     notes = []
     if len(model.info.kinds) > 1:
         notes.append(
@@ -301,11 +324,8 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     from attnscope.core.catalogue import measure_names
 
     return {
-        "level": LEVEL,
-        "fewest_texts": FEWEST_TEXTS,
-        "least_texts": LEAST_TEXTS,
+        **CRITERIA,
         "least_active": LEAST_ACTIVE,
-        "margin": MARGIN,
         "chunk": options.chunk,
         "stride": options.stride,
         "block": BLOCK,
@@ -325,32 +345,41 @@ def _n_threads(workers: Workers | None) -> int:
 def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
     """Ablate each head that has a role, on the first texts, and add the effects to the table of heads.
 
-    Heads are ablated by zero and by their mean, one kind of attention after the other.
-
-    If neither changes anything, the model does not need the head for what it looks like: attention is no evidence of
-    use (Jain and Wallace 2019).
+    A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not need the head
+    for what it looks like: attention is no evidence of use (Jain and Wallace 2019).
 
     Raises:
         AttnscopeError: The model cannot be ablated.
     """
-    # Ablate the heads with a role on the first texts, kind by kind: a head has a number of its own in each.
+    # Ablate kind by kind: layers and heads are numbered anew in each kind of attention.
     heads = findings.table("heads")
-    has_role = heads.select(heads["role"] != "")
+    has_role = heads["role"] != ""
+    with_role = heads.select(has_role)
     first = list(islice(distinct(texts, Copies()), EFFECT_TEXTS))
-    kinds = list(dict.fromkeys(has_role["kind"].tolist()))
+    kinds = list(dict.fromkeys(with_role["kind"].tolist()))
     ablations = []
     for number, kind in enumerate(kinds):
-        chosen = has_role.select(has_role["kind"] == kind)
-        pick = tuple(zip(chosen["layer"].tolist(), chosen["head"].tolist(), strict=True))
+        pick = tuple(with_role.select(with_role["kind"] == kind).places)
         options = AblateOptions(choice=Choice(pick=pick), kind=kind)
         ablations.append(ablate(model, first, options, scale_report(report, number, len(kinds))))
     if not ablations:
         return findings
+    # Effects become columns of the table of heads; they are NaN for heads without a role.
+    ablated = Table.stack([each.table("heads") for each in ablations])
+    columns = {**heads.columns}
+    values = {**heads.values}
+    for name, effects in ablated.values.items():
+        # Kind, layer and head are in the table already.
+        if name not in heads:
+            values[name] = np.full(len(heads), np.nan)
+            values[name][has_role] = effects
+    columns |= {name: ablated.columns[name] for name in ablated.numbers}
+
     # Say how effects were measured: by the predictions if the model makes any, else by hidden states.
     ablation = ablations[0]
     quantity = "kl" if len(ablation.table("whole")) else "l2"
     complete = all(each.corpus["complete"] for each in ablations)
-    how = {
+    causal = {
         "quantity": quantity,
         "what": _EFFECTS[quantity],
         "nothing_below": NOTHING_BELOW[quantity],
@@ -359,22 +388,13 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    # Effects become columns of the table of heads; they are NaN for heads that were not taken out.
-    ablated = Table.stack([each.table("heads") for each in ablations])
-    row_of = {head: row for row, head in enumerate(ablated.head_names(with_kind=True))}
-    rows = np.array([row_of.get(head, -1) for head in heads.head_names(with_kind=True)])
-    is_ablated = rows >= 0
-    for name in ablated.numbers:
-        values = np.where(is_ablated, ablated[name][rows], np.nan)
-        parts = {}
-        for part in ("low", "high", "count"):
-            parts[part] = np.where(is_ablated, ablated.part(name, part)[rows], np.nan)
-        heads = heads.with_column(ablated.columns[name], values, **parts)
-    notes = [note for each in ablations for note in each.run["notes"]]
+    notes = [*findings.run["notes"]]
+    for each in ablations:
+        notes += each.run["notes"]
     return replace(
         findings,
-        tables={**findings.tables, "heads": heads},
-        options={**findings.options, "causal": how, "quantities": list(ablation.quantities)},
-        run={**findings.run, "notes": list(dict.fromkeys([*findings.run["notes"], *notes]))},
+        tables={**findings.tables, "heads": Table(columns, values)},
+        options={**findings.options, "causal": causal, "quantities": list(ablation.quantities)},
+        run={**findings.run, "notes": list(dict.fromkeys(notes))},
         corpus=settle_corpus(findings.corpus, interrupted=not complete),
     )
