@@ -71,6 +71,8 @@ STUDIES = {
     ),
     "page": lambda model: vars(page_text(model, Prompt(TEXTS[0]), Choice())),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
+    "weights": lambda model: attnscope.weights(model),
+    "why": lambda model: attnscope.why(model, TEXTS[0], 1, 1, "@4", "@2"),
     "split": lambda model: attnscope.split(model, TEXTS[0], 1, attnscope.SplitOptions(counts=(1, 3))),
 }
 

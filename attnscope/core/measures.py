@@ -25,8 +25,8 @@ from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles
 from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, Measured, unit_queries
 from attnscope.core.facts import TextFacts, key_facts, outlying, pair_facts
 
-PAIRS_AT_ONCE = 2**18
-"""Pairs of a query and a key in one tile, however few heads there are."""
+FEWEST_HEADS = 6
+"""A tile holds no more pairs of a query and a key than it would with so many heads: each pair has a row of facts."""
 
 KEPT_PAIRS = 2**20
 """Pairs of a batch up to which their table is kept from layer to layer, as six numbers a pair."""
@@ -102,7 +102,8 @@ class HeadMeasures:
             mask_identity = mask.data_ptr(), mask.shape, mask.stride(), version
         plan_key = mask_identity, device, call.kind, call.is_causal, call.window, n_heads
         if plan_key not in self._plans:
-            elements = min(tiles.TILE_ELEMENTS, PAIRS_AT_ONCE * n_heads)
+            elements = tiles.tile_elements(device)
+            elements = min(elements, elements // FEWEST_HEADS * n_heads)
             texts = _MaskedTexts(
                 self._columns,
                 blocks(call, elements, unit=unit_queries(n_queries)),

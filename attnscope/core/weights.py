@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnscope.core.attention.precision import in_float64
+
 
 def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*heads"]:
     """Return the sum of the eigenvalues divided by that of their absolute values, -1 to 1; NaN where all are 0.
@@ -17,14 +19,14 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
     Source:
         Elhage et al. 2021, A Mathematical Framework for Transformer Circuits, "copying".
     """
-    values = torch.linalg.eigvals(matrix.double())
+    values = torch.linalg.eigvals(in_float64(matrix))
     score: Tensor = values.real.sum(-1) / values.abs().sum(-1)
     return score
 
 
 def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
     """Return L of rows = L Q, where Q has orthonormal rows: the factor without the directions, in the same unit."""
-    factor: Tensor = torch.linalg.qr(rows.double().mT, mode="r").R.mT
+    factor: Tensor = torch.linalg.qr(in_float64(rows).mT, mode="r").R.mT
     return factor
 
 
@@ -57,7 +59,7 @@ def eigenvalue_scores(
         The scores; and for each draw the scores if W_V read by G and W_O wrote by G' instead.
     """
     # The head itself, then the same singular values between random directions, (head, draw).
-    own = eigenvalue_score(reads.double() @ core.double() @ writes.double())
+    own = eigenvalue_score(in_float64(reads) @ in_float64(core) @ in_float64(writes))
     left, right = inner_factors(reads), inner_factors(writes.mT).mT
     chance = torch.stack([eigenvalue_score(a @ draws @ b) for a, b in zip(left, right, strict=True)])
     return own, chance
@@ -72,8 +74,8 @@ def singular_directions(
     k x k.
     """
     # Orthonormal bases of both factors, (d, k), then the decomposition of the k x k core.
-    q_left, r_left = torch.linalg.qr(left.double())
-    q_right, r_right = torch.linalg.qr(right.double().mT)
+    q_left, r_left = torch.linalg.qr(in_float64(left))
+    q_right, r_right = torch.linalg.qr(in_float64(right).mT)
     u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
     share = s.pow(2) / s.pow(2).sum().clamp(min=1e-300)
     return (q_left @ u[:, :n]).mT, (q_right @ vh[:n].mT).mT, share[:n]
@@ -83,14 +85,14 @@ def sender(
     writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 ) -> Float[Tensor, "heads d k"]:
     """Return W_O W_V with its right factor reduced to k columns: singular values and left directions stay the same."""
-    return writes.double() @ inner_factors(reads)
+    return in_float64(writes) @ inner_factors(reads)
 
 
 def receiver(
     left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
 ) -> Float[Tensor, "heads k d"]:
     """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
-    return inner_factors(left.mT).mT @ reads.double()
+    return inner_factors(left.mT).mT @ in_float64(reads)
 
 
 def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -> Float[Tensor, "s r"]:
@@ -105,9 +107,9 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
     r, k, d = receivers.shape
     s, _, j = senders.shape
     product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
-    norm = product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt().double()
-    receiver_norms = torch.linalg.matrix_norm(receivers).double()
-    sender_norms = torch.linalg.matrix_norm(senders).double()
+    norm = in_float64(product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt())
+    receiver_norms = in_float64(torch.linalg.matrix_norm(receivers))
+    sender_norms = in_float64(torch.linalg.matrix_norm(senders))
     composition: Tensor = (norm / (receiver_norms[:, None] * sender_norms[None])).T
     return composition
 
@@ -117,7 +119,7 @@ def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
 
     1 if one singular value has it all, 1/rank if all are equal.
     """
-    matrices = factors.double()
+    matrices = in_float64(factors)
     # The smaller one of both Gram matrices: they have the same eigenvalues s², except for zeros.
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnscope.core.attention.precision import in_float64
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_part
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.weights import (
@@ -219,8 +220,8 @@ class _Weights:
         written = written - written.mean(0)
         # Softmax ignores what a query's scores for all tokens have in common, so keys count less their mean.
         cores = {
-            "copying": (read.T @ written.to(read)).double(),
-            "matching": (read.T @ (read - read.mean(0))).double(),
+            "copying": in_float64(read.T @ written.to(read)),
+            "matching": in_float64(read.T @ (read - read.mean(0))),
         }
         # Where all norms centre, no head can read the mean over d_model: take it out of all that is read.
         if self._centres:

@@ -150,10 +150,10 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
     assert layer_run.around is not None  # a model was run
     call = select_heads(layer_run.around.call, [head])
     with torch.no_grad():
-        weights = attention_weights(call)[0, 0, query].double().cpu().numpy()
+        weights = attention_weights(call)[0, 0, query].cpu().double().numpy()
     # Recompute the scores in float64 from the model's queries and keys.
-    query_vector = call.query[0, 0, query].double().cpu().numpy()  # (d_head,)
-    key_vectors = call.key[0, 0].double().cpu().numpy()  # (key, d_head)
+    query_vector = call.query[0, 0, query].cpu().double().numpy()  # (d_head,)
+    key_vectors = call.key[0, 0].cpu().double().numpy()  # (key, d_head)
     scores = inputs.scale * (key_vectors @ query_vector)
     # There is a mask, or a bias, for each head, or one for all heads: (1 or n_heads, query, key).
     may = np.ones(len(scores), np.bool_)

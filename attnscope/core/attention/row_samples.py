@@ -27,7 +27,8 @@ def rows_of(
     """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys."""
     n_texts = len(range(call.query.shape[0])[texts])
     at_once = max(
-        tiles.TILE_ELEMENTS // max(n_texts * call.n_heads * call.key.shape[2], 1), tiles.LEAST_QUERIES
+        tiles.tile_elements(call.query.device) // max(n_texts * call.n_heads * call.key.shape[2], 1),
+        tiles.LEAST_QUERIES,
     )
     parts = []
     for some in queries.split(at_once):  # type: ignore[no-untyped-call]

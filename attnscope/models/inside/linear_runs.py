@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from attnscope.core.attention.precision import in_float64
 from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
@@ -161,7 +162,7 @@ class ScoreRun:
                 if slopes is None:
                     continue
                 # A slope has the leaf's shape behind a first axis of columns: (column, …) -> (column, part).
-                products = leaf.value.detach().double() * slopes.double()
+                products = in_float64(leaf.value.detach()) * in_float64(slopes)
                 sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
                 for part, numbers in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))

@@ -428,7 +428,7 @@ def measure_norm(module: nn.Module | None) -> Norm | None:
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     given = 64 * torch.cat([torch.stack([z, -z]), others])
     try:
-        gave = module(given.to(weight.device, weight.dtype)[None])[0].double().cpu()
+        gave = module(given.to(weight.device, weight.dtype)[None])[0].cpu().double()
     except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no vectors
         return None
 

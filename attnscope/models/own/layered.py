@@ -75,7 +75,7 @@ class LayeredModel(Model):
 
         require_numbers(self.info, ids, self._n_numbers)
         with torch.no_grad():
-            rows: Tensor = embedding(ids)
+            rows: Tensor = embedding(ids.to(self.info.device))
         return rows
 
     def untrained(self, seed: int) -> Self:

@@ -251,7 +251,7 @@ def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
     """Return a processor's picture of a photo as colours from 0 to 255, (height, width, 3)."""
-    values = pixels[0].double().cpu().numpy().transpose(1, 2, 0)
+    values = pixels[0].cpu().double().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         deviation = np.asarray(processor.image_std, np.float64)
         values = values * deviation + np.asarray(processor.image_mean, np.float64)
