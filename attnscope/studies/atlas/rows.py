@@ -1,7 +1,10 @@
-"""Read the attention of sampled texts and of examples: the second pass of an atlas."""
+"""Read the attention of sampled texts and of examples: the second pass of an atlas.
+
+`scores` says which texts, `tables` adds up those of the sample, and `study` makes the result.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -27,11 +30,11 @@ from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_i
 from attnscope.studies.run import Room
 from attnscope.studies.seen import Attention, count_heads, see
 
-Place = tuple[str, int, int]
+Head = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
 
 FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
-"""Tokens of sampled texts whose rows are read for profiles, tables and distances: a part of the corpus, within these
+"""How many tokens of the sample are read for profiles, tables and distances: one of `SHARE` of the corpus, within these
 bounds. So an atlas of a small corpus takes little longer than a study of its heads."""
 
 DISTANCE_QUERIES = 16
@@ -40,18 +43,25 @@ DISTANCE_QUERIES = 16
 WINDOW = 64
 """Tokens of an example that are shown at most."""
 
-_PINS = 4  # special tokens at either end of a text that are shown with any part of it
+_PINS = 4
+"""Special tokens at either end of a text that are shown with any part of it."""
+
 _AROUND_KEY = 2
+"""Tokens on either side of the key with the largest weight that are shown with it."""
+
 _ELEMENTS = 2**20
-"""Weights of a layer that are looked at at once."""
+"""Weights of a layer that are computed at once."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Hold an example that is to be read; its fields are the columns of that name.
+    """Say which head an example shows, and why; the fields are columns of the table `examples`.
 
     Attributes:
-        head: The row of its head.
+        head: The row of the head in the table of heads.
+        why: "top", one of its best texts, or "decile", a text from a decile of all.
+        rank: Its place among the best, or its decile, from 0.
+        score: The score of the text.
     """
 
     head: int
@@ -62,16 +72,19 @@ class Wanted:
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """Hold an example that was read.
+    """Hold an example that was read: some tokens of a text, with the largest weights of their rows.
 
     Attributes:
-        wanted: What it is to show.
-        text: The text's number in the corpus; `source` and `n_tokens` are the columns of that name.
+        wanted: Which head it shows, and why.
+        text: The text's number in the corpus.
+        source: Where the text comes from, such as alice.txt:12.
+        n_tokens: How many tokens the text has, or the chunk of a long one.
         places: The places of the shown tokens in their text, (token,), rising.
         labels: Their labels.
         special: Whether each is a special token, (token,).
         focus: Which of the shown tokens to look at first.
-        excerpt: The source's own characters, see `excerpt_of`; `offsets` are where each token stands in it.
+        excerpt: The source's own characters, see `excerpt_of`.
+        offsets: The first and the last + 1 character of each token in the excerpt, (token, 2).
         starts: Where each token's kept keys begin in `keys` and `codes`, and where the last ends, (token + 1,).
         keys: The kept keys, as numbers of shown tokens; largest weight first.
         codes: Their weights x 255, rounded.
@@ -91,19 +104,26 @@ class Example:
     keys: NDArray[np.uint8]
     codes: NDArray[np.uint8]
 
+    @property
+    def n_kept(self) -> NDArray[np.int64]:
+        """Return how many keys are kept of each token, (token,)."""
+        return np.diff(self.starts)
+
 
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Hold a text, or a chunk of a long one, that is read again.
 
     Attributes:
-        sampled: Whether it is in the sample.
+        text: The text.
+        chunk: The text, or its chunk, in tokens.
+        is_sampled: Whether it is in the sample.
         wanted: The examples that it gives.
     """
 
     text: CorpusText
     chunk: Chunk
-    sampled: bool
+    is_sampled: bool
     wanted: Sequence[Wanted]
 
 
@@ -125,7 +145,7 @@ class Rows:
 
 
 def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[Unit]:
-    """Return the texts that are read again, those of the sample first; in the order of their lots.
+    """Return the texts that are read again, those of the sample first, in the order of their hashes.
 
     Args:
         model: The model.
@@ -133,7 +153,7 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
         n_tokens: Tokens of the whole corpus.
         cut: How long texts are cut, as in `corpus.chunks`.
     """
-    # Sample texts up to the budget of tokens. One that is too long for what is left is passed over.
+    # Sample texts up to a number of tokens. One that is too long for what is left is passed over.
     left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
     sampled = []
     for number in scores.sample:
@@ -143,63 +163,52 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
     # Two are needed to tell how sure anything is, however long they are.
     if len(sampled) < 2:
         sampled = list(scores.sample[:2])
-    # The best texts of each head, and one per decile; -1 = none.
+    # By number of the text: the best texts of each head, and one per decile. There -1 = no text.
     wanted: dict[int, list[Wanted]] = defaultdict(list)
-    for why, by_head in (("top", scores.best()), ("decile", scores.deciles()[1])):
-        for head, rank in np.argwhere(by_head >= 0).tolist():
-            number = int(by_head[head, rank])
-            wanted[number].append(
-                Wanted(
-                    head,
-                    why,
-                    rank,
-                    float(scores.values[number, head]),
-                )
-            )
+    for why, numbers in (("top", scores.best()), ("decile", scores.deciles()[1])):
+        for head, rank in np.argwhere(numbers >= 0).tolist():
+            number = int(numbers[head, rank])
+            score = float(scores.values[number, head])
+            wanted[number].append(Wanted(head, why, rank, score))
     # Cut these texts again, as they were cut when they were scored.
     special = special_ids(model)
     units = []
     for number in dict.fromkeys([*sampled, *wanted]):
         scored = scores.texts[number]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
-        chunk = chunks(
-            tokens,
-            scored.index,
-            limit=model.info.max_tokens,
-            **cut,
-        )[scored.number]
-        units.append(
-            Unit(
-                scored.text,
-                chunk,
-                number in sampled,
-                wanted[number],
-            )
-        )
+        parts = chunks(tokens, scored.index, limit=model.info.max_tokens, **cut)
+        units.append(Unit(scored.text, parts[scored.number], number in sampled, wanted[number]))
     return units
 
 
 def read_rows(
-    rows: Rows, model: Model, heads: Sequence[Place], units: Sequence[Unit], report: Report | None = None
+    rows: Rows, model: Model, heads: Sequence[Head], units: Sequence[Unit], report: Report | None = None
 ) -> None:
-    """Run the model on texts again, and add the rows that an atlas shows; an interruption leaves those so far."""
+    """Run the model on texts again, and add to `rows` what an atlas shows of them, text by text.
+
+    Args:
+        rows: The results; an interruption leaves those so far.
+        model: The model.
+        heads: All heads, in the order of the table of heads.
+        units: The texts.
+        report: Called after each batch.
+    """
     # Prepare the tables by the texts of the sample.
     start = decoder_start(model)
-    sampled = [unit.chunk for unit in units if unit.sampled]
-    others = [unit.chunk for unit in units if not unit.sampled]
-    for kind, _, _ in heads:
-        if kind not in rows.tables:
-            n_heads = Counter(layer for of_kind, layer, _ in heads if of_kind == kind)
-            rows.tables[kind] = KindTables(n_heads, [_read_by(kind, chunk, start) for chunk in sampled])
+    unit_of = {unit.chunk: unit for unit in units}
+    sampled = [chunk for chunk, unit in unit_of.items() if unit.is_sampled]
+    others = [chunk for chunk, unit in unit_of.items() if not unit.is_sampled]
+    for kind in dict.fromkeys(kind for kind, _, _ in heads):
+        n_heads = Counter(layer for of_kind, layer, _ in heads if of_kind == kind)
+        rows.tables[kind] = KindTables(n_heads, [_read_by(kind, chunk, start) for chunk in sampled])
 
-    def run(batch: Sequence[Chunk]) -> Mapping[Any, Mapping[int, Attention]]:
+    def run(batch: Sequence[Chunk]) -> Any:
         """Return each kind of attention on a batch, by layer."""
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if start is None else [target_of(start, source) for source in tokens]
         return see(model, batch_of(tokens, targets))
 
     # Read sampled texts first, as far as an interruption allows: the tables need them.
-    unit_of = {unit.chunk: unit for unit in units}
     n_all = sum(map(len, unit_of))
     n_done = 0
     room = Room()
@@ -208,51 +217,44 @@ def read_rows(
             for number, chunk in enumerate(some):
                 unit = unit_of[chunk]
                 with delay_interrupts():
-                    for kind in rows.tables:
+                    for kind, tables in rows.tables.items():
                         text = _read_by(kind, chunk, start)
-                        layers = {
-                            layer: _SeenLayer(
-                                kind,
-                                of_layer,
-                                number,
-                                text,
-                            )
-                            for layer, of_layer in attention[kind].items()
-                        }
-                        _add_text(
-                            rows,
-                            layers,
-                            kind,
-                            heads,
-                            unit,
-                        )
-                    rows.n_sampled += unit.sampled
+                        layers = {}
+                        for layer, of_layer in attention[kind].items():
+                            layers[layer] = _SeenLayer(kind, of_layer, number, text)
+                        if unit.is_sampled:
+                            _add_to_tables(tables, text, [layers[layer] for layer in tables.n_heads])
+                        for wanted in unit.wanted:
+                            of_kind, layer, head = heads[wanted.head]
+                            if of_kind == kind:
+                                rows.examples.append(_example_of(wanted, unit, layers[layer], head))
+                    rows.n_sampled += unit.is_sampled
                 n_done += len(chunk)
             if report is not None:
-                report(
-                    Progress(
-                        len(rows.examples),
-                        n_done,
-                        n_done / n_all,
-                        "reading examples",
-                    )
-                )
+                report(Progress(len(rows.examples), n_done, n_done / n_all, "reading examples"))
 
 
 def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
     """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
     # A decoder beside an encoder reads the text behind its start token, which asks nothing that counts.
-    source = chunk.tokens
+    tokens = chunk.tokens
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
-        source = target_of(start, source)
+        tokens = target_of(start, tokens)
         asks = np.append(False, asks[:-1])
-    return ReadText(source, asks)
+    return ReadText(tokens, asks)
 
 
 @dataclass(frozen=True, eq=False)
 class _SeenLayer:
-    """Hold the attention of a layer on one text of a batch, its `number` there: a call, or dense weights."""
+    """Hold the attention of a layer on one text of a batch.
+
+    Attributes:
+        kind: The kind of attention.
+        attention: The layer on the whole batch: its call, or dense weights.
+        number: Which text of the batch it is.
+        text: What the heads read in it.
+    """
 
     kind: str
     attention: Attention
@@ -262,33 +264,28 @@ class _SeenLayer:
     def rows(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows of some queries, (head, query, key), and what they may attend to, (query, key)."""
         # A text that is one tile is computed once.
-        if self._step < len(self.text):
-            return self._read(queries)
+        if self._tile < len(self.text):
+            return self._compute(queries)
         weights, allowed = self._whole
         return weights[:, queries], allowed[queries]
 
     def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield all rows, tile by tile of queries: these, and `rows` of them."""
-        for queries in torch.arange(len(self.text)).split(self._step):  # type: ignore[no-untyped-call]
+        """Yield all rows, tile by tile: the queries of a tile, their rows, and what they may attend to."""
+        for queries in torch.arange(len(self.text)).split(self._tile):  # type: ignore[no-untyped-call]
             yield slice(int(queries[0]), int(queries[-1]) + 1), *self.rows(queries)
 
-    def _read(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        weights, allowed = read_some(
-            self.attention,
-            self.kind,
-            self.number,
-            queries,
-            len(self.text),
-        )
+    def _compute(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        n_keys = len(self.text)
+        weights, allowed = read_some(self.attention, self.kind, self.number, queries, n_keys)
         return weights.float(), allowed
 
     @cached_property
     def _whole(self) -> tuple[Tensor, Tensor]:
-        return self._read(torch.arange(len(self.text)))
+        return self._compute(torch.arange(len(self.text)))
 
     @property
-    def _step(self) -> int:
-        """Return how many queries are read at once."""
+    def _tile(self) -> int:
+        """Return how many queries are computed at once."""
         return max(16, _ELEMENTS // (len(self.text) * count_heads(self.attention)))
 
     @cached_property
@@ -299,66 +296,54 @@ class _SeenLayer:
         """
         # Counts and largest keys of all queries, (head, query), tile by tile.
         outside = torch.from_numpy(self.text.outside_sinks)
-        counts = []
-        keys = []
+        tiles_of_counts = []
+        tiles_of_keys = []
         for _, weights, allowed in self.tiles():
             rows = weights.double()
             away = rows * outside
             nats = allowed.sum(-1).clamp(min=1).double().log() - torch.special.entr(rows).sum(-1)
-            counts.append(away.sum(-1) * nats.clamp(min=0))
-            keys.append(away.argmax(-1))
-        focus = np.where(self.text.asks, torch.cat(counts, 1).numpy(), -1.0).argmax(1)
-        return np.stack([focus, torch.cat(keys, 1).numpy()[np.arange(len(focus)), focus]])
+            tiles_of_counts.append(away.sum(-1) * nats.clamp(min=0))
+            tiles_of_keys.append(away.argmax(-1))
+        counts = torch.cat(tiles_of_counts, 1).numpy()
+        keys = torch.cat(tiles_of_keys, 1).numpy()
+        queries = np.where(self.text.asks, counts, -1.0).argmax(1)
+        return np.stack([queries, keys[np.arange(len(queries)), queries]])
 
 
-def _add_text(
-    rows: Rows,
-    layers: Mapping[int, _SeenLayer],
-    kind: str,
-    heads: Sequence[Place],
-    unit: Unit,
-) -> None:
-    """Add what one kind of attention on a text shows to the tables and examples."""
-    # Tables take all rows; distances take a few queries at even steps.
-    text = next(iter(layers.values())).text
-    if unit.sampled:
-        tables = rows.tables[kind]
-        tables.add(text, [layers[layer].tiles() for layer in tables.n_heads])
-        some = np.unique(
-            np.linspace(0, len(text) - 1, min(len(text), DISTANCE_QUERIES)).astype(np.int64)
-        )
-        queries = torch.from_numpy(some[text.asks[some]])
-        if len(queries):
-            tables.compare(torch.cat([layers[layer].rows(queries)[0] for layer in tables.n_heads]))
-    # Examples show some tokens, with the rows of their weights, (shown token, key).
-    tokens = text.tokens
-    for wanted in unit.wanted:
-        of_kind, layer, head = heads[wanted.head]
-        if of_kind != kind:
-            continue
-        focus, key = layers[layer].focus[:, head].tolist()
-        places = window(tokens.special, focus, key)
-        weights = layers[layer].rows(torch.from_numpy(places))[0][head].double().numpy()
-        excerpt, offsets = excerpt_of(tokens, places)
-        example = Example(
-            wanted=wanted,
-            text=unit.text.index,
-            source=f"{unit.text.source}:{unit.text.line}",
-            n_tokens=len(tokens),
-            places=places,
-            labels=tuple(tokens.labels[place] for place in places),
-            special=tokens.special[places],
-            focus=int(np.searchsorted(places, focus)),
-            excerpt=excerpt,
-            offsets=offsets,
-            **keep_rows(
-                weights[:, places],
-                weights.sum(1),
-                KEPT_MASS,
-                MOST_KEYS,
-            )._asdict(),
-        )
-        rows.examples.append(example)
+def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLayer]) -> None:
+    """Add the attention of all layers of a kind on a text to its tables."""
+    tables.add(text, [layer.tiles() for layer in layers])
+    # Heads are compared on a few queries at even steps.
+    n_queries = min(len(text), DISTANCE_QUERIES)
+    places = np.unique(np.linspace(0, len(text) - 1, n_queries).astype(np.int64))
+    queries = torch.from_numpy(places[text.asks[places]])
+    if len(queries):
+        tables.compare(torch.cat([layer.rows(queries)[0] for layer in layers]))
+
+
+def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Example:
+    """Return an example of a head of a layer: the tokens that are shown, and the weights between them."""
+    tokens = layer.text.tokens
+    focus, key = layer.focus[:, head].tolist()
+    places = window(tokens.special, focus, key)
+    excerpt, offsets = excerpt_of(tokens, places)
+    # The rows of the shown tokens, (shown token, key).
+    by_head, _ = layer.rows(torch.from_numpy(places))
+    weights = by_head[head].double().numpy()
+    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MOST_KEYS)
+    return Example(
+        wanted=wanted,
+        text=unit.text.index,
+        source=f"{unit.text.source}:{unit.text.line}",
+        n_tokens=len(tokens),
+        places=places,
+        labels=tuple(tokens.labels[place] for place in places),
+        special=tokens.special[places],
+        focus=int(np.searchsorted(places, focus)),
+        excerpt=excerpt,
+        offsets=offsets,
+        **kept._asdict(),
+    )
 
 
 def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
@@ -371,12 +356,12 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
         focus: The query that counts most.
         key: Its largest key.
     """
-    # By how near they are to the focus, of two the earlier one; what must be shown comes before.
+    # The nearest to the focus are shown, of two the earlier one. What must be shown is nearer than any.
     places = np.arange(len(special))
-    named = np.flatnonzero(special)
+    special_places = np.flatnonzero(special)
     distances = np.abs(places - focus)
     distances[np.abs(places - key) <= _AROUND_KEY] = -1
-    distances[[0, *named[:_PINS], *named[-_PINS:]]] = -1
+    distances[[0, *special_places[:_PINS], *special_places[-_PINS:]]] = -1
     return np.sort(np.argsort(distances, kind="stable")[:WINDOW])
 
 
@@ -385,21 +370,21 @@ def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[
 
     Tokens that are left out are `LEFT_OUT`. The excerpt is empty if the tokenizer has no offsets.
     """
-    written = ""
+    excerpt = ""
     offsets = np.zeros((len(places), 2), np.int64)
     # Stretches of tokens that follow each other, as ranges of `places`.
     edges = [0, *np.flatnonzero(np.diff(places) > 1) + 1, len(places)]
     for first, last in pairwise(edges):
         if first:
-            written += LEFT_OUT
+            excerpt += LEFT_OUT
         starts, stops = tokens.offsets[places[first:last]].T
         has_characters = (starts >= 0) & (stops > starts)
-        # How far the text has come with each token. Bytes of one character share it.
+        # How far the text has come with each token. Bytes of one character share it; the others have no characters.
         begin = starts[has_characters.argmax()] if has_characters.any() else 0
         ends = np.maximum.accumulate(np.where(has_characters, stops, begin))
         starts = np.where(has_characters, starts, ends)
-        offsets[first:last] = np.stack([starts, ends], 1) - begin + len(written)
-        written += tokens.text[begin : ends[-1]]
+        offsets[first:last] = np.stack([starts, ends], 1) - begin + len(excerpt)
+        excerpt += tokens.text[begin : ends[-1]]
     if (offsets[:, 0] == offsets[:, 1]).all():
         return "", np.zeros_like(offsets)
-    return written, offsets
+    return excerpt, offsets

@@ -1,7 +1,8 @@
 """Choose the texts that show a head's behaviour: the best of each head, and a sample drawn by hash.
 
-Both are the same for every cut of a corpus: the best of all texts are among the best of its parts, and the texts with
-the least hashes among those with the least of its parts. Ties go to the lesser hash, so no order of texts matters.
+This is the first pass of an atlas: `AtlasMeasurer` scores texts as it measures heads. Both choices are the same for
+every cut of a corpus: the best of all texts are among the best of its parts, and the texts with the least hashes among
+those with the least of its parts. Ties go to the lesser hash, so no order of texts matters.
 """
 
 from __future__ import annotations
@@ -22,24 +23,29 @@ from attnscope.studies.heads.measuring import BatchResult, HeadMeasurer, HeadSum
 if TYPE_CHECKING:
     from attnscope.core.catalogue import Measured
 
-CONTENT_WHAT = (
+CONTENT_MEANING = (
     "the share of attention that rests on neither special tokens nor the first one, times the nats that attention is "
     "from uniform: means over the queries of the text"
 )
 
 
 def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
-    """Return each text's score by each head of a layer, (text, head); NaN if undefined. Texts have as many units."""
+    """Return the score of each text by each head of a layer, (text, head); NaN if undefined.
+
+    Args:
+        sums: The measures of the layer on a batch.
+        rank: The measure that texts are ranked by, or `CONTENT`.
+        n_texts: How many texts the batch has.
+    """
 
     def mean(name: str, totals: NDArray[np.float64]) -> NDArray[np.float64]:
-        # From (measure, text x unit, head) to (text, head).
+        """Return the mean of a measure over the queries of each text, (text, head)."""
+        # All texts have as many units: (measure, text x unit, head) -> (text, head).
         number = sums.names.index(name)
-        total, count = (
-            part[number].reshape(n_texts, -1, part.shape[2]).sum(1) for part in (totals, sums.count)
-        )
+        both = np.stack([totals[number], sums.count[number]])
+        total, count = both.reshape(2, n_texts, -1, both.shape[-1]).sum(2)
         return divide(total, count)
 
-    # A measure ranks by its mean, the content by two of them.
     if rank != CONTENT:
         return mean(rank, sums.sum)
     nats = mean("entropy_nats", sums.uniform_sum) - mean("entropy_nats", sums.sum)
@@ -48,12 +54,14 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, order=True)
 class ScoredText:
-    """Hold a text, or a chunk of a long one. Texts are in the order of their lots.
+    """Hold a text, or a chunk of a long one. Texts are in the order of their hashes.
 
     Attributes:
-        lot: Its hash, by which it is drawn.
+        lot: The hash of the text, by which it is drawn.
         index: The number of the text in the corpus.
-        number: Which chunk of it.
+        number: The number of the chunk in the text, from 0.
+        text: The text.
+        n_tokens: How many tokens the chunk has.
     """
 
     lot: int
@@ -68,10 +76,10 @@ class Scores:
     """Hold the texts that are among the best of a head, or of the sample, with their scores by all heads.
 
     Attributes:
-        texts: The texts, by their lots.
-        values: (text, head), float32; NaN where a score is undefined. Heads are those of each layer in turn.
-        n_top: How many are the best of a head.
-        n_sample: How many are the sample.
+        texts: The texts, by their hashes.
+        values: Their scores, (text, head), float32; NaN where undefined. Heads are those of each layer in turn.
+        n_top: How many texts of a head are its best.
+        n_sample: How many texts are the sample.
     """
 
     texts: Sequence[ScoredText] = ()
@@ -86,19 +94,18 @@ class Scores:
 
     def choose(self) -> Scores:
         """Return the scores of the texts that are kept among all these, which are in any order."""
-        order = sorted(range(len(self.texts)), key=self.texts.__getitem__)
-        every = self._take(order)
+        every = self._take(sorted(range(len(self.texts)), key=self.texts.__getitem__))
         best = every.best()
-        return every._take(np.union1d(every.sample, best[best >= 0]).astype(np.int64).tolist())
+        return every._take(sorted({*every.sample, *best[best >= 0].tolist()}))
 
     def _take(self, numbers: Sequence[int]) -> Scores:
-        return replace(
-            self, texts=[self.texts[number] for number in numbers], values=self.values[numbers]
-        )
+        """Return the scores of some texts."""
+        texts = [self.texts[number] for number in numbers]
+        return replace(self, texts=texts, values=self.values[numbers])
 
     def best(self) -> NDArray[np.int64]:
-        """Return the best texts of each head, (head, place), as numbers of texts; -1 where there are no more."""
-        # Texts are in the order of their lots, and ties go to it.
+        """Return the best texts of each head, (head, rank), as numbers of texts; -1 where there are no more."""
+        # Texts are in the order of their hashes: of equal scores the lesser hash comes first.
         order = np.argsort(-self.values.astype(np.float64), axis=0, kind="stable")[: self.n_top]
         # Texts without a score come last, and are no examples.
         is_undefined = np.isnan(np.take_along_axis(self.values, order, 0))
@@ -146,7 +153,7 @@ class ScoredSums(HeadSums):
 
 
 class AtlasMeasurer(HeadMeasurer):
-    """Measure heads as a study of heads does, and keep the texts that show them; the rest is as for `HeadMeasurer`."""
+    """Measure heads as `HeadMeasurer` does, whose other arguments it takes, and keep the texts that show them."""
 
     def __init__(self, *arguments: Any, options: AtlasOptions, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -163,30 +170,18 @@ class AtlasMeasurer(HeadMeasurer):
         rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
         if not rows:
             return
-        # The texts with their lots.
+        # The texts with their hashes.
         texts = []
-        for chunk in (batch[row] for row in rows):
+        for row in rows:
+            chunk = batch[row]
             text = part._block[chunk.text]
             lot = int.from_bytes(lot_of(text, self._options.seed, chunk.number), "big")
-            texts.append(
-                ScoredText(
-                    lot,
-                    chunk.text,
-                    chunk.number,
-                    text,
-                    len(chunk),
-                )
-            )
+            texts.append(ScoredText(lot, chunk.text, chunk.number, text, len(chunk)))
         # Scores by the heads of each layer in turn, (text, head).
         values = []
         for by_layer in result.sums.values():
-            for _, sums in sorted(by_layer.items()):
-                values.append(score(sums, self._options.rank, len(batch)))
+            for layer in sorted(by_layer):
+                values.append(score(by_layer[layer], self._options.rank, len(batch)))
         every = np.concatenate(values, 1).astype(np.float32)[rows]
-        scores = Scores(
-            texts,
-            every,
-            self._options.examples,
-            self._options.sample,
-        )
+        scores = Scores(texts, every, self._options.examples, self._options.sample)
         part.scores = part.scores.merge(scores) if part.scores else scores.choose()

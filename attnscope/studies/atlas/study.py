@@ -1,13 +1,17 @@
-"""Collect every head of a model with the texts that show its behaviour, in an `Atlas`. Pages are left to `pages`."""
+"""Collect every head of a model with the texts that show its behaviour: `attnscope atlas` and `attnscope.atlas`.
 
-from collections.abc import Iterable, Sequence
+`scores` is the first pass over the corpus, `rows` the second. Pages are left to `pages`.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from attnscope.core.distance import classical_mds
 from attnscope.core.plain_torch import with_plain_torch
@@ -18,7 +22,7 @@ from attnscope.results.result import settle_corpus
 from attnscope.results.table import HEADS, Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions
 from attnscope.studies.atlas.rows import Example, Rows, read_rows, units_of
-from attnscope.studies.atlas.scores import CONTENT_WHAT, AtlasMeasurer, ScoredSums, Scores
+from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import study_heads
 from attnscope.studies.inputs.texts import AnyTexts, Report, scale_report, texts_of
@@ -58,63 +62,46 @@ def atlas(
         AttnscopeError: As in `heads`.
     """
     options = options or AtlasOptions()
-    read = texts_of(corpus, model)
     # First pass: measure heads, and keep the texts that show them.
-    make = partial(AtlasMeasurer, options=options)
     findings, done = study_heads(
         model,
-        read,
+        texts_of(corpus, model),
         options.heads,
         report,
         workers,
-        make,
+        partial(AtlasMeasurer, options=options),
         ScoredSums(),
     )
     assert isinstance(done, ScoredSums)
+    if done.scores is None:
+        return _assemble(findings, options, Scores(), Rows())
     # Second pass: read the attention of the kept texts.
     rows = Rows()
-    scores = Scores()
-    if done.scores is not None:
-        table = findings.table("heads")
-        heads = list(zip(*(table[column.name].tolist() for column in HEADS), strict=True))
-        scores = done.scores
-        cut = {name: findings.options[name] for name in ("chunk", "stride")}
-        step = scale_report(report, 0, 1 + options.heads.causal)
-        try:
-            read_rows(
-                rows,
-                model,
-                heads,
-                units_of(
-                    model,
-                    scores,
-                    findings.corpus["n_tokens"],
-                    **cut,
-                ),
-                step,
-            )
-        except KeyboardInterrupt:
-            rows.complete = False
-        except Exception as error:
-            rows = Rows()
-            failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
-            findings = replace(findings, run={**findings.run, "failures": failed})
-    return _assemble(
-        findings,
-        options,
-        scores,
-        rows,
-    )
+    table = findings.table("heads")
+    heads = list(zip(*(table[column.name].tolist() for column in HEADS), strict=True))
+    n_tokens = findings.corpus["n_tokens"]
+    cut = {"chunk": options.heads.chunk, "stride": options.heads.stride}
+    step = scale_report(report, 0, 1 + options.heads.causal)
+    try:
+        units = units_of(model, done.scores, n_tokens, **cut)
+        read_rows(rows, model, heads, units, step)
+    except KeyboardInterrupt:
+        rows.complete = False
+    except Exception as error:
+        rows = Rows()
+        failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
+        findings = replace(findings, run={**findings.run, "failures": failed})
+    return _assemble(findings, options, done.scores, rows)
 
 
 def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows) -> Atlas:
-    """Return the result of both passes."""
-    # What the second pass says of heads, kind by kind.
+    """Return the result: what `heads` measured, the scores of the first pass, and the rows of the second."""
+    # Profiles, distances and tables of tokens, kind by kind; NaN where no text was sampled.
     table = findings.table("heads")
-    n = len(table)
-    profiles = np.full((2, n, N_OFFSETS), np.nan, np.float32)
-    distances = np.full((n, n), np.nan, np.float32)
-    places = np.full((n, 2), np.nan)
+    n_heads = len(table)
+    profiles = np.full((2, n_heads, N_OFFSETS), np.nan, np.float32)
+    distances = np.full((n_heads, n_heads), np.nan, np.float32)
+    places = np.full((n_heads, 2), np.nan)
     token_rows: list[dict[str, Any]] = []
     for kind, tables_of_kind in rows.tables.items() if rows.n_sampled else ():
         of_kind = np.flatnonzero(table["kind"] == kind)
@@ -123,11 +110,13 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
         distances[np.ix_(of_kind, of_kind)] = between
         places[of_kind] = classical_mds(between.astype(np.float64))[0]
         token_rows += tables_of_kind.rows(of_kind.tolist())
-    deciles = scores.deciles()[0] if scores.texts else np.full((n, 11), np.nan)
+    token_rows.sort(key=lambda row: row["head"])
 
     # The heads with their scores, and their places on the map of distances.
+    deciles = np.full((n_heads, 11), np.nan)
+    if scores.texts:
+        deciles, _ = scores.deciles()
     rank = options.rank
-    meaning = CONTENT_WHAT if rank == CONTENT else table.columns[rank].meaning
     near = "heads that attend alike stand near each other"
     for column, values in (
         (number("score_median", label=f"{rank} (median text)"), deciles[:, 5]),
@@ -139,56 +128,61 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
 
     # The other tables, and what the numbers mean.
     tables, grids = example_tables(rows.examples)
-    tokens = Table.of(Atlas.TABLES["tokens"], sorted(token_rows, key=lambda row: row["head"]))
-    tables |= {"heads": table, "roles": findings.table("roles"), "tokens": tokens}
+    tables |= {
+        "heads": table,
+        "roles": findings.table("roles"),
+        "tokens": Table.of(Atlas.TABLES["tokens"], token_rows),
+    }
     grids |= {
         "profile": profiles[0],
         "even_profile": profiles[1],
         "distance": distances,
         "deciles": deciles,
     }
-    chosen = {name: getattr(options, name) for name in ("examples", "sample", "seed", "rank")}
-    chosen |= {"score": meaning, "lift": OUTSIDE_SINKS}
-    corpus = settle_corpus(
-        {**findings.corpus, "n_sampled": rows.n_sampled}, interrupted=not rows.complete
-    )
-    return Atlas(
-        findings.run,
-        corpus,
-        {**findings.options, **chosen},
-        tables,
-        grids,
-    )
+    described = {
+        **findings.options,
+        "examples": options.examples,
+        "sample": options.sample,
+        "seed": options.seed,
+        "rank": rank,
+        "score": CONTENT_MEANING if rank == CONTENT else table.columns[rank].meaning,
+        "lift": OUTSIDE_SINKS,
+    }
+    corpus = settle_corpus(findings.corpus, interrupted=not rows.complete)
+    corpus["n_sampled"] = rows.n_sampled
+    return Atlas(findings.run, corpus, described, tables, grids)
 
 
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of examples, by head, what they are to show, and rank."""
-    order = sorted(
-        examples, key=lambda read: (read.wanted.head, read.wanted.why != "top", read.wanted.rank)
-    )
+    """Return the tables and arrays of examples: by head, the best texts before those of deciles, by rank."""
+    examples = sorted(examples, key=_order_of)
+    # Excerpts stand one after the other: a row says where its own begins.
     rows = []
     n_characters = 0
-    # A row says where its excerpt begins among all characters.
-    for example in order:
-        excerpt = {"first_character": n_characters, "n_characters": len(example.excerpt)}
+    for example in examples:
+        row = {**vars(example), **vars(example.wanted)}
+        row["first_character"] = n_characters
+        row["n_characters"] = len(example.excerpt)
         n_characters += len(example.excerpt)
-        rows.append({**vars(example), **vars(example.wanted), **excerpt})
+        rows.append(row)
 
-    def join(parts: Iterable[ArrayLike], *width: int) -> NDArray[Any]:
+    def join(name: str, *width: int) -> NDArray[Any]:
         """Return the arrays of all examples as one; of no example it is empty."""
-        return np.concatenate([np.zeros((0, *width), np.int64), *parts])
+        arrays = map(attrgetter(name), examples)
+        return np.concatenate([np.zeros((0, *width), np.int64), *arrays])
 
     # The shown tokens of all examples, (token,). Labels are numbered as they come.
-    labels = list(chain.from_iterable(example.labels for example in order))
+    labels = list(chain.from_iterable(example.labels for example in examples))
     vocabulary = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    offsets = join((example.offsets for example in order), 2)
-    n_kept = join(np.diff(example.starts) for example in order)
+    offsets = join("offsets", 2)
+    n_kept = join("n_kept")
+    n_shown = [len(example.places) for example in examples]
     shown = Table.of_arrays(
         Atlas.TABLES["shown"],
-        example=np.repeat(np.arange(len(order)), [len(example.places) for example in order]),
-        place=join(example.places for example in order),
+        example=np.repeat(np.arange(len(examples)), n_shown),
+        place=join("places"),
         label=[vocabulary[label] for label in labels],
-        special=join(example.special for example in order),
+        special=join("special"),
         start=offsets[:, 0],
         stop=offsets[:, 1],
         first_kept=np.cumsum(n_kept) - n_kept,
@@ -199,11 +193,16 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         "shown": shown,
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    # Characters and kept keys of all examples, one after the other.
-    excerpts = "".join(example.excerpt for example in order).encode("utf-32-le", "surrogatepass")
+    # The kept keys and the characters of all examples, one after the other.
+    excerpts = "".join(example.excerpt for example in examples).encode("utf-32-le", "surrogatepass")
     grids = {
-        "kept_key": join(example.keys for example in order).astype(np.uint8),
-        "kept_code": join(example.codes for example in order).astype(np.uint8),
+        "kept_key": join("keys").astype(np.uint8),
+        "kept_code": join("codes").astype(np.uint8),
         "characters": np.frombuffer(excerpts, "<u4").copy(),
     }
     return tables, grids
+
+
+def _order_of(example: Example) -> tuple[int, bool, int]:
+    wanted = example.wanted
+    return wanted.head, wanted.why != "top", wanted.rank

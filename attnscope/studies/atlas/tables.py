@@ -1,4 +1,4 @@
-"""Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads."""
+"""Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads; `rows` reads it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,19 @@ BY_LIFT, BY_MASS = 10, 5
 """Rows of a table: those with the largest lower ends of their lifts, and those with the largest masses beside."""
 
 _MOST_TYPES = 1024
-"""Items of "asks", and of "gets"."""
+"""How many types of token are items as queries, and how many as keys."""
+
+_ANY = -1
+"""In an item, the type of a query or key that may be any token."""
 
 _CODES = 2**31
-"""More than any number of a token."""
+"""More than the number of any token + 1."""
 
 _MOST_BYTES = 56 * 2**20
+"""Memory for the sums of pairs."""
+
 _BYTES_A_SUM = 48
-"""Memory for the sums of pairs, and what a pair takes of it for each head: six numbers of `ItemSums`."""
+"""What a pair takes of it for each head: six numbers of `ItemSums`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,28 +73,41 @@ class ReadText:
         return np.where(self.outside_sinks, self.tokens.ids, -1)
 
 
-class KindTables:
-    """Hold the tables of the heads of one kind of attention, text by text.
+def _code_items(queries: Numbers, keys: Numbers) -> Numbers:
+    """Return a number for each pair of a query's and a key's type, (query · key,); `_ANY` stands for any token."""
+    codes: Numbers = np.add.outer((queries + 1) * _CODES, keys + 1).ravel()
+    return codes
 
-    There are three, each with its items: "asks" (tokens as queries), "gets" (tokens as keys) and "pairs" of both. Items
-    of "asks" and "gets" are numbers of tokens; those of "pairs" are codes: the query's number x `_CODES` + the key's.
-    `n_heads` are the heads of each layer.
+
+class KindTables:
+    """Hold what is added up of the heads of one kind of attention, text by text.
+
+    An item is a type of query and a type of key: of a token that asks, the key is any token, and of one that gets, the
+    query is. There are items for frequent types and pairs of them.
+
+    Args:
+        n_heads: How many heads each layer has.
+        texts: All texts that will be added.
     """
 
     def __init__(self, n_heads: Mapping[int, int], texts: Sequence[ReadText]) -> None:
         self.n_heads = n_heads
         total = sum(n_heads.values())
-        # An id's label is that of the first text that has it. No token, -1, has none.
-        self._labels = {-1: ""}
+        # An id's label is that of the first text that has it.
+        self._labels = {_ANY: ""}
         for text in reversed(texts):
             self._labels |= zip(text.tokens.ids.tolist(), text.tokens.labels, strict=True)
-        # List the items that enough texts have, the most frequent up to a limit.
+        # List the types and pairs that enough texts have, the most frequent up to a limit.
         self._least_texts = max(1, min(LEAST_TEXTS, len(texts)))
-        self._asks = self._list_items([text.queries for text in texts], _MOST_TYPES)
-        self._gets = self._list_items([text.keys for text in texts], _MOST_TYPES)
+        self._asks = self._list_frequent([text.queries for text in texts], _MOST_TYPES)
+        self._gets = self._list_frequent([text.keys for text in texts], _MOST_TYPES)
         most_pairs = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
-        self._pairs = self._list_items([self._items_of(text)[2] for text in texts], most_pairs)
-        self._sums = [ItemSums(len(items), total) for items in (self._asks, self._gets, self._pairs)]
+        pairs = self._list_frequent([_code_items(*self._types_of(text)) for text in texts], most_pairs)
+        any_token = np.array([_ANY])
+        asks = _code_items(self._asks, any_token)
+        gets = _code_items(any_token, self._gets)
+        self._items = np.sort(np.concatenate([asks, gets, pairs]))
+        self._sums = ItemSums(len(self._items), total)
         # Attention by offset, of heads and of their keys evenly, (2, head, offset); and of how many queries.
         self._profiles = np.zeros((2, total, N_OFFSETS))
         self._n_queries = np.zeros((total, 1))
@@ -97,78 +115,44 @@ class KindTables:
         self._divergences = np.zeros((total, total))
         self._compared = np.zeros((total, total))
 
-    def _list_items(self, items_of_texts: Sequence[Numbers], most: int) -> Numbers:
-        """Return the items that enough texts have, ascending: those of most texts up to a limit."""
-        every = [np.unique(items[items >= 0]) for items in items_of_texts]
-        items, n_texts = np.unique(np.concatenate([np.zeros(0, np.int64), *every]), return_counts=True)
-        # By falling number of texts: the items that enough texts have come first.
+    def _list_frequent(self, numbers_of_texts: Sequence[Numbers], most: int) -> Numbers:
+        """Return the numbers that enough texts have, ascending: those of most texts up to a limit."""
+        by_text = [np.unique(numbers[numbers >= 0]) for numbers in numbers_of_texts]
+        every = np.concatenate([np.zeros(0, np.int64), *by_text])
+        numbers, n_texts = np.unique(every, return_counts=True)
+        # By falling number of texts: those that enough texts have come first.
         n_frequent = (n_texts >= self._least_texts).sum()
-        chosen = np.lexsort((items, -n_texts))[:n_frequent][:most]
-        listed: Numbers = np.sort(items[chosen])
+        chosen = np.lexsort((numbers, -n_texts))[:n_frequent][:most]
+        listed: Numbers = np.sort(numbers[chosen])
         return listed
 
-    def _items_of(self, text: ReadText) -> tuple[Numbers, Numbers, Numbers]:
-        """Return the places of the items of "asks" and of "gets" that a text has, and the codes of their pairs."""
-        asks = np.flatnonzero(np.isin(self._asks, text.queries))
-        gets = np.flatnonzero(np.isin(self._gets, text.keys))
-        codes: Numbers = np.add.outer(self._asks[asks] * _CODES, self._gets[gets]).ravel()
-        return asks, gets, codes
+    def _types_of(self, text: ReadText) -> tuple[Numbers, Numbers]:
+        """Return the listed types of the queries and of the keys of a text."""
+        asks = np.isin(self._asks, text.queries)
+        gets = np.isin(self._gets, text.keys)
+        return self._asks[asks], self._gets[gets]
 
     def add(self, text: ReadText, tiles_of_layers: Sequence[Tiles]) -> None:
         """Add a text, by the tiles of each layer."""
-        asks, gets, codes = self._items_of(text)
-        is_listed = np.isin(codes, self._pairs)
-        pairs = np.searchsorted(self._pairs, codes[is_listed])
-        # Which of its items each query and key is, (query, item + 1) and (key, item). The last item is of all queries.
-        is_query = np.append(
-            text.queries[:, None] == self._asks[asks], np.ones((len(text), 1), np.bool_), 1
-        )
-        is_key = text.keys[:, None] == self._gets[gets]
-
+        asks, gets = self._types_of(text)
+        codes = _code_items(np.append(asks, _ANY), np.append(gets, _ANY))
+        is_listed = np.isin(codes, self._items)
+        items = np.searchsorted(self._items, codes[is_listed])
+        # Of which type each query and key is, (query, type + 1) and (key, type). The last one is of all queries.
+        every = np.ones((len(text), 1), np.bool_)
+        is_query = np.append(text.queries[:, None] == asks, every, 1)
+        is_key = text.keys[:, None] == gets
         first = 0
         for n_heads, tiles in zip(self.n_heads.values(), tiles_of_layers, strict=True):
             heads = slice(first, first + n_heads)
             first += n_heads
-            sums = (
-                self._sum_layer(
-                    heads,
-                    text,
-                    is_query,
-                    is_key,
-                    tiles,
-                )
-                .double()
-                .numpy()
-            )
-            # The last column is of attention on all keys, (row, item).
-            n_rows = len(sums)
-            sums_by_side = (
-                sums[:, :-1, -1],
-                sums[:, -1, :-1],
-                sums[:, :-1, :-1].reshape(n_rows, -1)[:, is_listed],
-            )
-            for of_side, items, rows in zip(
-                self._sums,
-                (asks, gets, pairs),
-                sums_by_side,
-                strict=True,
-            ):
-                counts, shares = rows[-2:]
-                # The largest lift: every query that could see an item gives it all.
-                most = np.divide(
-                    counts,
-                    shares,
-                    out=np.zeros_like(counts),
-                    where=shares > 0,
-                )
-                of_side.add(
-                    heads,
-                    items,
-                    rows[:n_heads],
-                    rows[n_heads:-2],
-                    counts,
-                    most,
-                )
+            sums = self._sum_layer(heads, text, is_query, is_key, tiles)
+            # (row, type of query + 1, type of key + 1) -> (row, item)
+            by_item = sums.double().flatten(1).numpy()[:, is_listed]
+            masses, even, (counts, shares) = np.split(by_item, [n_heads, 2 * n_heads])
+            # The largest lift: every query that could see an item gives it all.
+            most = np.divide(counts, shares, out=np.zeros_like(counts), where=shares > 0)
+            self._sums.add(heads, items, masses, even, counts, most)
 
     def _sum_layer(
         self,
@@ -178,14 +162,14 @@ class KindTables:
         is_key: NDArray[np.bool_],
         tiles: Tiles,
     ) -> Tensor:
-        """Add attention by offset, and return sums of a layer by the items of queries and keys.
+        """Add attention by offset, and return sums of a layer by the types of queries and keys.
 
-        The last query item is of all queries, the last key item of all keys outside sinks. Rows of sums: the weight of
-        each head; the even share of each head; how many queries could see the item; the even share in the largest lift.
-        (2 head + 2, query item + 1, key item + 1).
+        The last type of query stands for all queries, the last of key for all keys outside sinks. Rows of sums: the
+        weight of each head; the even share of each head; how many queries could see the item; the even share in the
+        largest lift. (2 head + 2, type of query + 1, type of key + 1).
         """
-        query_items = torch.from_numpy(is_query).float()
-        key_items = torch.from_numpy(is_key).float()
+        query_types = torch.from_numpy(is_query).float()
+        key_types = torch.from_numpy(is_key).float()
         outside = torch.from_numpy(text.outside_sinks)
         sums = torch.zeros(1)  # it grows to its shape as it is added to
         # Uniform attention outside the sinks is least for a query that sees all sinks and one other token.
@@ -205,13 +189,13 @@ class KindTables:
             even = outside_masses[-1:]
             sees = (even > 0).float()
             on_all = torch.cat([of_heads, even.expand_as(of_heads), sees, least_even * sees])
-            # What each key would get of a query's attention outside the sinks, were that spread evenly over these keys.
-            shares = (even_weights(allowed & outside) * counted[:, None] @ key_items)[None]
-            on_keys = torch.cat(
-                [rows[:-1] @ key_items, of_heads[..., None] * shares, (shares > 0).float(), shares]
-            )
-            # By pair: the queries of each token times what they give each key's token.
-            sums = sums + query_items[queries].T @ torch.cat([on_keys, on_all[..., None]], -1)
+            # What each type would get of the attention outside the sinks, were that spread evenly over these keys.
+            shares = even_weights(allowed & outside) * counted[:, None] @ key_types
+            even_shares = of_heads[..., None] * shares
+            seen = (shares > 0).float()
+            on_types = torch.cat([rows[:-1] @ key_types, even_shares, seen[None], shares[None]])
+            # By pair: the queries of each type times what they give each type of key.
+            sums = sums + query_types[queries].T @ torch.cat([on_types, on_all[..., None]], -1)
         return sums
 
     def compare(self, rows: Tensor) -> None:
@@ -223,41 +207,39 @@ class KindTables:
     def distances(self) -> NDArray[np.float32]:
         """Return the distance of every two heads, (head, head); NaN where they were never compared."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            distances: NDArray[np.float32] = np.sqrt(self._divergences / self._compared).astype(
-                np.float32
-            )
-        return distances
+            distances = np.sqrt(self._divergences / self._compared)
+        return distances.astype(np.float32)
 
     def profiles(self) -> NDArray[np.float32]:
         """Return mean attention by offset, of heads and of uniform attention over their keys, (2, head, offset)."""
-        profiles: NDArray[np.float32] = (self._profiles / np.maximum(self._n_queries, 1)).astype(
-            np.float32
-        )
-        return profiles
+        profiles = self._profiles / np.maximum(self._n_queries, 1)
+        return profiles.astype(np.float32)
 
     def rows(self, heads: Sequence[int]) -> list[dict[str, Any]]:
         """Return rows of the table `tokens`; `heads` are the numbers of the heads there."""
-        # The tokens of each item, as a query and as a key.
-        tokens: dict[str, tuple[Any, Any]] = {
-            "asks": (self._asks, -1),
-            "gets": (-1, self._gets),
-            "pairs": np.divmod(self._pairs, _CODES),
-        }
+        queries = self._items // _CODES - 1
+        keys = self._items % _CODES - 1
+        lifts = np.stack(self._sums.lifts())  # (part, item, head)
         rows = []
-        for (side, of_side), sums in zip(tokens.items(), self._sums, strict=True):
-            queries, keys = np.broadcast_arrays(*of_side)
-            lifts = sums.lifts()
+        for side, is_side in (
+            ("asks", keys == _ANY),
+            ("gets", queries == _ANY),
+            ("pairs", (queries != _ANY) & (keys != _ANY)),
+        ):
+            items = np.flatnonzero(is_side)
             for number, head in enumerate(heads):
-                of_head = Lifts(*(part[:, number] for part in lifts))
+                of_head = lifts[:, items, number]
                 for item in choose_items(
-                    of_head, above_even=side != "asks", least_texts=self._least_texts
+                    Lifts(*of_head),
+                    above_even=side != "asks",
+                    least_texts=self._least_texts,
                 ):
-                    mass, lift, low, high, n_queries, n_texts = (part[item] for part in of_head)
+                    mass, lift, low, high, n_queries, n_texts = of_head[:, item]
                     row = {
                         "head": head,
                         "side": side,
-                        "query": self._labels[queries[item]],
-                        "key": self._labels[keys[item]],
+                        "query": self._labels[queries[items[item]]],
+                        "key": self._labels[keys[items[item]]],
                         "mass": mass,
                         "lift": Estimate(lift, low, high),
                         "n_queries": n_queries,
