@@ -176,8 +176,20 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
     for number in dict.fromkeys([*sampled, *wanted]):
         scored = scores.texts[number]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
-        parts = chunks(tokens, scored.index, limit=model.info.max_tokens, **cut)
-        units.append(Unit(scored.text, parts[scored.number], number in sampled, wanted[number]))
+        parts = chunks(
+            tokens,
+            scored.index,
+            limit=model.info.max_tokens,
+            **cut,
+        )
+        units.append(
+            Unit(
+                scored.text,
+                parts[scored.number],
+                number in sampled,
+                wanted[number],
+            )
+        )
     return units
 
 
@@ -200,7 +212,17 @@ def read_rows(
     others = [chunk for chunk, unit in unit_of.items() if not unit.is_sampled]
     for kind in dict.fromkeys(kind for kind, _, _ in heads):
         n_heads = Counter(layer for of_kind, layer, _ in heads if of_kind == kind)
-        rows.tables[kind] = KindTables(n_heads, [_read_by(kind, chunk, start) for chunk in sampled])
+        rows.tables[kind] = KindTables(
+            n_heads,
+            [
+                _read_by(
+                    kind,
+                    chunk,
+                    start,
+                )
+                for chunk in sampled
+            ],
+        )
 
     def run(batch: Sequence[Chunk]) -> Any:
         """Return each kind of attention on a batch, by layer."""
@@ -215,23 +237,45 @@ def read_rows(
     for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
         for some, attention in room.each(batch, run):
             for number, chunk in enumerate(some):
-                unit = unit_of[chunk]
+                # An interruption waits until a text is in all tables.
                 with delay_interrupts():
-                    for kind, tables in rows.tables.items():
-                        text = _read_by(kind, chunk, start)
-                        layers = {}
-                        for layer, of_layer in attention[kind].items():
-                            layers[layer] = _SeenLayer(kind, of_layer, number, text)
-                        if unit.is_sampled:
-                            _add_to_tables(tables, text, [layers[layer] for layer in tables.n_heads])
-                        for wanted in unit.wanted:
-                            of_kind, layer, head = heads[wanted.head]
-                            if of_kind == kind:
-                                rows.examples.append(_example_of(wanted, unit, layers[layer], head))
-                    rows.n_sampled += unit.is_sampled
+                    _add_text(rows, heads, unit_of[chunk], attention, number, start)
                 n_done += len(chunk)
             if report is not None:
                 report(Progress(len(rows.examples), n_done, n_done / n_all, "reading examples"))
+
+
+def _add_text(
+    rows: Rows,
+    heads: Sequence[Head],
+    unit: Unit,
+    attention: Any,
+    number: int,
+    start: Tokens | None,
+) -> None:
+    """Add a text to the tables, if it is in the sample, and its examples.
+
+    Args:
+        rows: The results.
+        heads: All heads.
+        unit: The text.
+        attention: The attention on a batch, by kind and layer.
+        number: The place of the text in the batch.
+        start: What a decoder beside an encoder starts with.
+    """
+    for kind, tables in rows.tables.items():
+        text = _read_by(kind, unit.chunk, start)
+        layers = {}
+        for layer, of_layer in attention[kind].items():
+            layers[layer] = _SeenLayer(kind, of_layer, number, text)
+        if unit.is_sampled:
+            _add_to_tables(tables, text, [layers[layer] for layer in tables.n_heads])
+        # Examples of heads of this kind.
+        for wanted in unit.wanted:
+            of_kind, layer, head = heads[wanted.head]
+            if of_kind == kind:
+                rows.examples.append(_example_of(wanted, unit, layers[layer], head))
+    rows.n_sampled += unit.is_sampled
 
 
 def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
@@ -276,7 +320,13 @@ class _SeenLayer:
 
     def _compute(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         n_keys = len(self.text)
-        weights, allowed = read_some(self.attention, self.kind, self.number, queries, n_keys)
+        weights, allowed = read_some(
+            self.attention,
+            self.kind,
+            self.number,
+            queries,
+            n_keys,
+        )
         return weights.float(), allowed
 
     @cached_property
@@ -324,13 +374,19 @@ def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLay
 def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Example:
     """Return an example of a head of a layer: the tokens that are shown, and the weights between them."""
     tokens = layer.text.tokens
+    # The query that counts most, its largest key, and the tokens around both.
     focus, key = layer.focus[:, head].tolist()
     places = window(tokens.special, focus, key)
     excerpt, offsets = excerpt_of(tokens, places)
     # The rows of the shown tokens, (shown token, key).
     by_head, _ = layer.rows(torch.from_numpy(places))
     weights = by_head[head].double().numpy()
-    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MOST_KEYS)
+    kept = keep_rows(
+        weights[:, places],
+        weights.sum(1),
+        KEPT_MASS,
+        MOST_KEYS,
+    )
     return Example(
         wanted=wanted,
         text=unit.text.index,

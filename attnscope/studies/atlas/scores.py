@@ -46,6 +46,7 @@ def score(sums: Measured, rank: str, n_texts: int) -> NDArray[np.float64]:
         total, count = both.reshape(2, n_texts, -1, both.shape[-1]).sum(2)
         return divide(total, count)
 
+    # The mean of a measure, or the content.
     if rank != CONTENT:
         return mean(rank, sums.sum)
     nats = mean("entropy_nats", sums.uniform_sum) - mean("entropy_nats", sums.sum)
@@ -90,10 +91,15 @@ class Scores:
     def merge(self, other: Scores) -> Scores:
         """Return the scores of the texts of both, which have no text in common."""
         texts = [*self.texts, *other.texts]
-        return replace(self, texts=texts, values=np.concatenate([self.values, other.values])).choose()
+        return replace(
+            self,
+            texts=texts,
+            values=np.concatenate([self.values, other.values]),
+        ).choose()
 
     def choose(self) -> Scores:
         """Return the scores of the texts that are kept among all these, which are in any order."""
+        # Put them into their order, by which the best and the sample are chosen.
         every = self._take(sorted(range(len(self.texts)), key=self.texts.__getitem__))
         best = every.best()
         return every._take(sorted({*every.sample, *best[best >= 0].tolist()}))
@@ -106,7 +112,11 @@ class Scores:
     def best(self) -> NDArray[np.int64]:
         """Return the best texts of each head, (head, rank), as numbers of texts; -1 where there are no more."""
         # Texts are in the order of their hashes: of equal scores the lesser hash comes first.
-        order = np.argsort(-self.values.astype(np.float64), axis=0, kind="stable")[: self.n_top]
+        order = np.argsort(
+            -self.values.astype(np.float64),
+            axis=0,
+            kind="stable",
+        )[: self.n_top]
         # Texts without a score come last, and are no examples.
         is_undefined = np.isnan(np.take_along_axis(self.values, order, 0))
         return np.where(is_undefined, -1, order).T.astype(np.int64)
@@ -131,7 +141,11 @@ class Scores:
         order = np.argsort(values, axis=0, kind="stable")
         n_scored = np.isfinite(values).sum(0)
         edges = np.arange(11)[:, None] * n_scored // 10
-        ends = np.take_along_axis(values, np.take_along_axis(order, edges.clip(max=n_texts - 1), 0), 0)
+        ends = np.take_along_axis(
+            values,
+            np.take_along_axis(order, edges.clip(max=n_texts - 1), 0),
+            0,
+        )
         ends[-1] = np.fmax.reduce(values)
         # The least number of a text is that of the least hash. Texts without a score are in an 11th decile.
         decile = (np.arange(n_texts)[:, None, None] >= edges).sum(1) - 1
@@ -170,18 +184,31 @@ class AtlasMeasurer(HeadMeasurer):
         rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
         if not rows:
             return
-        # The texts with their hashes.
+        # The texts with their hashes. Each chunk of a long text counts as one.
         texts = []
         for row in rows:
             chunk = batch[row]
             text = part._block[chunk.text]
             lot = int.from_bytes(lot_of(text, self._options.seed, chunk.number), "big")
-            texts.append(ScoredText(lot, chunk.text, chunk.number, text, len(chunk)))
+            texts.append(
+                ScoredText(
+                    lot,
+                    chunk.text,
+                    chunk.number,
+                    text,
+                    len(chunk),
+                )
+            )
         # Scores by the heads of each layer in turn, (text, head).
         values = []
         for by_layer in result.sums.values():
             for layer in sorted(by_layer):
                 values.append(score(by_layer[layer], self._options.rank, len(batch)))
         every = np.concatenate(values, 1).astype(np.float32)[rows]
-        scores = Scores(texts, every, self._options.examples, self._options.sample)
+        scores = Scores(
+            texts,
+            every,
+            self._options.examples,
+            self._options.sample,
+        )
         part.scores = part.scores.merge(scores) if part.scores else scores.choose()

@@ -142,16 +142,28 @@ class KindTables:
         every = np.ones((len(text), 1), np.bool_)
         is_query = np.append(text.queries[:, None] == asks, every, 1)
         is_key = text.keys[:, None] == gets
+        # Layer by layer; heads are counted over all layers.
         first = 0
         for n_heads, tiles in zip(self.n_heads.values(), tiles_of_layers, strict=True):
             heads = slice(first, first + n_heads)
             first += n_heads
-            sums = self._sum_layer(heads, text, is_query, is_key, tiles)
+            sums = self._sum_layer(
+                heads,
+                text,
+                is_query,
+                is_key,
+                tiles,
+            )
             # (row, type of query + 1, type of key + 1) -> (row, item)
             by_item = sums.double().flatten(1).numpy()[:, is_listed]
             masses, even, (counts, shares) = np.split(by_item, [n_heads, 2 * n_heads])
             # The largest lift: every query that could see an item gives it all.
-            most = np.divide(counts, shares, out=np.zeros_like(counts), where=shares > 0)
+            most = np.divide(
+                counts,
+                shares,
+                out=np.zeros_like(counts),
+                where=shares > 0,
+            )
             self._sums.add(heads, items, masses, even, counts, most)
 
     def _sum_layer(
@@ -220,6 +232,7 @@ class KindTables:
         queries = self._items // _CODES - 1
         keys = self._items % _CODES - 1
         lifts = np.stack(self._sums.lifts())  # (part, item, head)
+        # By side, and for each head the items that it stands out by.
         rows = []
         for side, is_side in (
             ("asks", keys == _ANY),

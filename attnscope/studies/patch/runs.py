@@ -205,7 +205,11 @@ class PairRuns:
             assert outputs.logits is not None  # the model has answers
             total = self.batch.difference(outputs.logits).sum()
             tensors = leaves.tensors
-            slopes = torch.autograd.grad(total, list(tensors.values()), materialize_grads=True)
+            slopes = torch.autograd.grad(
+                total,
+                list(tensors.values()),
+                materialize_grads=True,
+            )
         # First order: the slope times the change of the values. (pair, head, token)
         estimates = {}
         for (place, base), slope in zip(tensors.items(), slopes, strict=True):
