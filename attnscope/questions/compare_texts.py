@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import amount
 from attnscope.questions.distances import distance_line, guide, texts_line, three_decimals
+from attnscope.questions.heatmap import MOST_ROW_SUM
 from attnscope.questions.heatmap_plates import axis_of
 from attnscope.report.blocks import Block, Grid, HeadMap, Report, Special, Words, rank_heads
 from attnscope.report.numbers import largest_first
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 FIRST, SECOND = "first", "second"
 _SIDES = {FIRST: "text", SECOND: "other_text"}
 """The two texts, by the endings of their tables and arrays, and their names in a corpus."""
-
-_MOST_ROW_SUM = 1.1
-"""What a row of weights sums to at most, however it was rounded."""
 
 _MOST_NAMED = 6
 """Heads that the report names; of more it says how many."""
@@ -58,7 +56,7 @@ def require_texts(comparison: Comparison) -> None:
     sides = [*_SIDES] if comparison.compared == "texts" else [FIRST]
     for side in sides:
         tokens(comparison, side)
-        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > _MOST_ROW_SUM:
+        if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MOST_ROW_SUM:
             raise ValueError("its weights sum to more than 1 in a row")
 
 

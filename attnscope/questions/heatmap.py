@@ -1,4 +1,7 @@
-"""What does every head attend to? The attention maps that a model gave a text, a picture or a recording. NumPy only."""
+"""Declare the exact attention maps of a model on a text, a picture or a recording, and what may be done to them.
+
+NumPy only: `heatmap_figures` draws them, `heatmap_terminal` prints them.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ from attnscope.questions.map_changes import (
     average,
     divide_by_rest,
     largest_of_rows,
+    merge_pictures,
     merge_weights,
+    with_all_rows,
 )
 from attnscope.questions.maps import LINK, MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
-_MOST = 1.1
-"""More than this a row cannot sum to, however it was rounded."""
+MOST_ROW_SUM = 1.1
+"""What a row of weights sums to at most, however it was rounded."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class AttentionMap(HeadMaps):
-    """The attention weights of one kind of attention of one model on one text; see `HeadMaps` for its other fields.
+    """Hold the weights of one kind of attention of one model on one text; `HeadMaps` has its other fields.
 
     Attributes:
         weights: Attention weights after the softmax, (layer, head, query, key), float32, 0 to 1; each row sums to 1
@@ -43,7 +48,7 @@ class AttentionMap(HeadMaps):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap(MapsResult[AttentionMap]):
-    """The exact attention weights of the chosen heads on one text; `MapsResult` has text, maps, run and picked.
+    """Hold the exact attention weights of the chosen heads on one text; `MapsResult` has text, maps, run and picked.
 
     Attributes:
         changes: What was done to the weights after the model gave them, in order: "hide_special", "words", and
@@ -131,16 +136,21 @@ class Heatmap(MapsResult[AttentionMap]):
     # Changes
 
     def sinks(self, attention: AttentionMap) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which queries and which keys of one of its maps are sinks, as `Tokens.sinks` has them.
+        """Return which queries, (query,), and which keys, (key,), of one of its maps are sinks, as of `Tokens.sinks`.
 
-        The first token of a decoder is one where its text is words, begins in this map, and has its sinks still.
+        The first token of a decoder is a sink where the map is of a text, holds it, and no sinks were hidden.
         """
-        # Without a kind only special tokens count; a part that begins later does not have the first token.
         first_query, first_key = attention.first
+        # Without a kind only special tokens count.
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
-        return attention.queries.sinks("" if first_query else kind), attention.keys.sinks(
-            "" if first_key else kind
-        )
+        queries = attention.queries.sinks("" if first_query else kind)
+        keys = attention.keys.sinks("" if first_key else kind)
+        return queries, keys
+
+    @property
+    def _has_parts(self) -> bool:
+        """Return whether a map is a part of a whole one, so that the sums of rows are not known."""
+        return bool(self.pictures) or any(attention.part is not None for attention in self.maps)
 
     def without_sinks(self) -> Heatmap:
         """Return the same where sinks get nothing: each row is divided by what other keys get, as by `hide_special`.
@@ -150,15 +160,16 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: It is a part of a map, or its word pieces are merged.
         """
-        has_sinks = any(keys.any() for _, keys in map(self.sinks, self.maps))
-        if {"hide_special", "without_sinks"} & {*self.changes} or not has_sinks:
+        key_sinks = [keys for _, keys in map(self.sinks, self.maps)]
+        is_done = "hide_special" in self.changes or "without_sinks" in self.changes
+        if is_done or not np.concatenate(key_sinks).any():
             return self
-        if "words" in self.changes or self.pictures or any(m.part is not None for m in self.maps):
+        if "words" in self.changes or self._has_parts:
             raise AttnscopeError("sinks are left out of whole maps of tokens, not of a part or of words")
         maps = []
-        for attention in self.maps:
-            others = np.where(self.sinks(attention)[1], 0, attention.weights)
-            maps.append(replace(attention, weights=divide_by_rest(others).astype(np.float32)))
+        for attention, sinks in zip(self.maps, key_sinks, strict=True):
+            weights = divide_by_rest(np.where(sinks, 0, attention.weights)).astype(np.float32)
+            maps.append(replace(attention, weights=weights))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "without_sinks"))
 
     def hide_special(self, *, keep: str | None = None) -> Heatmap:
@@ -174,11 +185,10 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: It is a part of a map, its word pieces are merged, or nothing would be left.
         """
-        if "hide_special" in self.changes or not any(
-            side.any() for m in self.maps for side in self.sinks(m)
-        ):
+        has_sinks = any(np.concatenate(self.sinks(attention)).any() for attention in self.maps)
+        if "hide_special" in self.changes or not has_sinks:
             return self
-        if any(m.part is not None for m in self.maps) or self.pictures:
+        if self._has_parts:
             raise AttnscopeError(
                 "special tokens are hidden in whole maps, not in a part: its rows do not sum to 1"
             )
@@ -186,16 +196,18 @@ class Heatmap(MapsResult[AttentionMap]):
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
         for attention in self.maps:
-            rows, columns = (~side for side in self.sinks(attention))
+            # Which rows and columns stay, (query,) and (key,).
+            rows, columns = map(np.logical_not, self.sinks(attention))
             if keep is not None:
                 rows[list(attention.queries.find(keep))] = True
             if not rows.any() or not columns.any():
                 raise AttnscopeError(
                     "nothing is left when special tokens are hidden", "the text has no other tokens"
                 )
-            shares = divide_by_rest(attention.weights[:, :, rows][:, :, :, columns]).astype(np.float32)
+            left = attention.weights[:, :, rows][:, :, :, columns]
+            weights = divide_by_rest(left).astype(np.float32)
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
-            maps.append(replace(attention, weights=shares, queries=queries, keys=keys))
+            maps.append(replace(attention, weights=weights, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
     def merge_words(self) -> Heatmap:
@@ -206,7 +218,7 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: The tokenizer cannot tell which tokens make a word.
         """
-        if any(side.words is None for m in self.maps for side in (m.queries, m.keys)):
+        if any(m.queries.words is None or m.keys.words is None for m in self.maps):
             raise AttnscopeError(
                 "words are not known: this model's tokenizer cannot tell where its tokens stand in the text",
                 "leave out --words",
@@ -214,32 +226,35 @@ class Heatmap(MapsResult[AttentionMap]):
         maps = []
         pictures = self.pictures
         for attention in self.maps:
-            rows, columns = attention.queries.word_groups(), attention.keys.word_groups()
-            word_of = np.repeat(np.arange(len(columns)), [len(group) for group in columns])
-            part = attention.part  # (first query, first key, queries of the whole, keys of the whole)
+            # The pieces of each word, and the word of each key, (key,).
+            rows = attention.queries.word_groups()
+            columns = attention.keys.word_groups()
+            word_of = np.repeat(np.arange(len(columns)), list(map(len, columns)))
             if attention is self.maps[0]:
                 pictures = tuple(picture.move(word_of) for picture in self.pictures)
+            part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
                 # Of all keys: words before the pictures may have been merged.
-                part = (int(word_of[part[0]]), 0, len(columns), len(columns))
+                first_query, _, _, _ = part
+                part = (int(word_of[first_query]), 0, len(columns), len(columns))
+            weights = merge_weights(attention.weights, rows, columns)
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
-            weights = merge_weights(attention.weights, [g[0] for g in rows], [g[0] for g in columns])
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
         # The queries of cross-attention are the words of the next map, which were counted there.
-        if (
-            len(maps) > 1
-            and maps[0].kind == "cross"
-            and maps[0].part is not None
-            and maps[1].part is not None
-        ):
-            whole = (maps[1].part[0], 0, maps[1].part[2], len(maps[0].keys))
-            maps[0] = replace(maps[0], part=whole)
+        if len(maps) > 1 and maps[0].kind == "cross":
+            across, among_words = maps[:2]
+            if across.part is not None and among_words.part is not None:
+                first_query, _, n_queries, _ = among_words.part
+                maps[0] = replace(across, part=(first_query, 0, n_queries, len(across.keys)))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
 
     @property
     def averaged(self) -> str:
         """Return what its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
-        return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
+        for change in self.changes:
+            if change.startswith(MEAN_OF):
+                return change
+        return ""
 
     def average(self, over: str) -> Heatmap:
         """Return the same with means of the heads that are shown, in place of heads.
@@ -253,62 +268,27 @@ class Heatmap(MapsResult[AttentionMap]):
         require_choice("mean over", over, [*AXES])
         if self.averaged:
             return self
-        shown = [(attention, self.chosen(attention)) for attention in self.maps]
-        maps = tuple(average(attention, heads, over) for attention, heads in shown if heads)
-        # What the mean is of, in words: by the heads of the first map, or of the last if that shows none.
-        heads = shown[0][1] or shown[-1][1]
-        layers = spans(sorted({layer for layer, _ in heads}))
-        numbers = spans(sorted({head for _, head in heads}))
+        heads_of_maps = [self.chosen(attention) for attention in self.maps]
+        maps = []
+        for attention, heads in zip(self.maps, heads_of_maps, strict=True):
+            if heads:
+                maps.append(average(attention, heads, over))
+        # The mean in words: by the heads of the first map, or of the last one if the first shows none.
+        heads = heads_of_maps[0] or heads_of_maps[-1]
+        layers = [layer for layer, _ in heads]
+        numbers = [head for _, head in heads]
         change = f"{MEAN_OF}{amount(len(heads), 'head')}"
         if over == "heads":
-            change = f"{MEAN_OF}heads {numbers} in each layer"
+            change = f"{MEAN_OF}heads {spans(numbers)} in each layer"
         elif over == "layers":
-            change = f"{MEAN_OF}layers {layers} for each head"
-        return replace(self, maps=maps, picked=None, changes=(*self.changes, change))
+            change = f"{MEAN_OF}layers {spans(layers)} for each head"
+        return replace(self, maps=tuple(maps), picked=None, changes=(*self.changes, change))
 
     def with_pictures_as_one(self) -> Heatmap:
-        """Return the same with each photo as one key, that gets what all its patches get: a map of words is left.
-
-        What stands between its patches (ends of rows, marks of tiles) is one key more. Where words attend across to
-        the pictures, all else that they look at is one key, and maps of other kinds stay as they are.
-        """
-        attention = self.maps[0]
-        is_across = attention.kind == "cross"
-        photos: dict[str, list[int]] = {}
-        for picture in self.pictures:
-            assert picture.cells is not None
-            photos.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
-        # The keys that become one, by what that is called.
-        merged = {**photos}
-        if is_across:
-            merged["elsewhere"] = sorted({*range(len(attention.keys))} - {*sum(photos.values(), [])})
-        else:
-            for photo, places in photos.items():
-                merged[f"marks of {photo}"] = sorted({*range(min(places), max(places))} - {*places})
-        # The first key of its group, for each key.
-        group = np.arange(len(attention.keys))
-        names = {}
-        for name, places in merged.items():
-            if places:
-                names[min(places)] = name
-                group[places] = min(places)
-        firsts, inverse = np.unique(group, return_inverse=True)
-        labels = tuple(names.get(place, attention.keys.labels[place]) for place in firsts.tolist())
-        keys = replace(attention.keys.take(firsts), labels=labels)
-        # Weights, (layer, head, query, key), summed by group.
-        order = np.argsort(inverse, kind="stable")
-        starts = np.searchsorted(inverse[order], np.arange(len(firsts)))
-        weights = np.add.reduceat(
-            attention.weights[..., order], starts, axis=3, dtype=np.float64
-        ).astype(np.float32)
-        part = attention.part
-        if part is not None and is_across:
-            part = (part[0], 0, part[2], len(firsts))
-        elif part is not None:
-            # Where no row is kept, the first one lies behind all keys.
-            part = (int(inverse[min(part[0], len(inverse) - 1)]), 0, len(firsts), len(firsts))
-        folded = replace(attention, weights=weights, keys=keys, part=part)
-        return replace(self, maps=(folded, *self.maps[1:]), pictures=())
+        """Return the same with each photo as one key, as `merge_pictures` does; maps but the first stay as they are."""
+        return replace(
+            self, maps=(merge_pictures(self.maps[0], self.pictures), *self.maps[1:]), pictures=()
+        )
 
     def make_square(self) -> Heatmap:
         """Return the same with as many rows as columns, and pictures as one key each: rows not kept are empty.
@@ -317,9 +297,8 @@ class Heatmap(MapsResult[AttentionMap]):
             AttnscopeError: It is a part that holds some of the keys alone.
         """
         record = self.with_pictures_as_one() if self.pictures else self
-        return replace(
-            record, maps=tuple(_with_all_rows(attention, record.maps) for attention in record.maps)
-        )
+        maps = tuple(with_all_rows(attention, record.maps) for attention in record.maps)
+        return replace(record, maps=maps)
 
     # Files
 
@@ -328,36 +307,37 @@ class Heatmap(MapsResult[AttentionMap]):
         yield LINK
         for attention in self.maps:
             first_query, first_key = attention.first
+            queries, keys = attention.queries.labels, attention.keys.labels
             for layer, head in self.chosen(attention):
                 layer_name = "mean" if self.averaged and attention.n_layers == 1 else layer
-                name = attention.head_name(head) if attention.head_names else head
+                head_name = attention.head_name(head) if attention.head_names else head
                 weights = attention.of(layer, head)
                 for query, key in largest_of_rows(weights, self.top):
-                    weight = weights[query, key]
-                    tokens = attention.queries.labels[query], attention.keys.labels[key]
                     yield (
                         attention.kind,
                         layer_name,
-                        name,
+                        head_name,
                         first_query + query,
                         first_key + key,
-                        *tokens,
-                        float(str(weight)),  # no more digits than float32 has
+                        queries[query],
+                        keys[key],
+                        # No more digits than float32 has.
+                        float(str(weights[query, key])),
                     )
 
     def as_json(self) -> dict[str, Any]:
         """Return what `Result` does; with `top` the largest weights are in `links`, the others are left out."""
         document = super().as_json()
         if self.top:
+            for name in list(document):
+                if name.partition(":")[0] == "weights":
+                    del document[name]
             header, *rows = self.rows()
-            document = {
-                name: value for name, value in document.items() if name.partition(":")[0] != "weights"
-            }
             document["links"] = [dict(zip(header, row, strict=True)) for row in rows]
         return document
 
     def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return the words of a recording, what was seen and heard, and what describes it."""
+        """Return the words of a recording as a table, pictures and sound as arrays, and what describes these."""
         tables: dict[str, Table] = {}
         arrays: dict[str, NDArray[Any]] = {}
         options: dict[str, Any] = {
@@ -367,10 +347,10 @@ class Heatmap(MapsResult[AttentionMap]):
         }
         if self.picture is not None:
             arrays["pixels"] = self.picture.pixels
-        for place, picture in enumerate(self.pictures):
+        for index, picture in enumerate(self.pictures):
             assert picture.cells is not None
-            arrays[f"pixels:{place}"] = picture.pixels
-            arrays[f"cells:{place}"] = picture.cells
+            arrays[f"pixels:{index}"] = picture.pixels
+            arrays[f"cells:{index}"] = picture.cells
         if self.sound is not None:
             arrays["envelope"] = self.sound.envelope
             if self.sound.spectrogram is not None:
@@ -384,53 +364,41 @@ class Heatmap(MapsResult[AttentionMap]):
     def read_more(cls, stored: Result) -> dict[str, Any]:
         """Return the pictures and the sound that were kept."""
         options, arrays = stored.options, stored.grids
-        more: dict[str, Any] = {"pictures": []}
-        # The one picture has no number in the names of its arrays, those among words have :0, :1 and so on.
-        described = [
-            ("", options["picture"]),
-            *((f":{n}", each) for n, each in enumerate(options["pictures"])),
-        ]
-        for name, fields in described:
-            if fields is None:
-                continue
-            cells = arrays[f"cells{name}"].astype(np.int32) if name else None
-            known = {key: freeze(value) for key, value in fields.items()}
-            picture = Picture(pixels=arrays[f"pixels{name}"].astype(np.uint8), cells=cells, **known)
-            picture.require_whole()
-            if name:
-                more["pictures"].append(picture)
-            else:
-                more["picture"] = picture
-        more["pictures"] = tuple(more["pictures"])
+        more: dict[str, Any] = {}
+        if options["picture"] is not None:
+            more["picture"] = _read_picture(options["picture"], arrays["pixels"], None)
+        pictures = []
+        for index, fields in enumerate(options["pictures"]):
+            cells = arrays[f"cells:{index}"].astype(np.int32)
+            pictures.append(_read_picture(fields, arrays[f"pixels:{index}"], cells))
+        more["pictures"] = tuple(pictures)
         if options["sound"] is not None:
-            words: tuple[SpokenWord, ...] = ()
+            words = []
             if "words" in stored.tables:
                 _, *rows = stored.tables["words"].rows()  # the names of columns come first
-                words = tuple(
-                    SpokenWord(word, start, end, (first, stop)) for word, start, end, first, stop in rows
-                )
-            known = {key: freeze(value) for key, value in options["sound"].items()}
-            sound = Sound.rebuild(known, arrays["envelope"], arrays.get("spectrogram"), words)
+                for word, start, end, first, stop in rows:
+                    words.append(SpokenWord(word, start, end, (first, stop)))
+            fields = {key: freeze(value) for key, value in options["sound"].items()}
+            sound = Sound.rebuild(fields, arrays["envelope"], arrays.get("spectrogram"), tuple(words))
             sound.require_whole()
             more["sound"] = sound
         return more
 
     def require_whole(self) -> None:
-        """Refuse weights that are none, and tokens that are not those of its picture or sound."""
+        """Refuse weights that are none, and tokens that are not those of its pictures or sound."""
         super().require_whole()
-        # Weights, and the tokens that they are of.
         for attention in self.maps:
             weights = attention.weights
             if not weights.size:
                 raise ValueError("its weights are empty")
-            if np.nansum(weights, -1).max() > _MOST:
+            if np.nansum(weights, -1).max() > MOST_ROW_SUM:
                 raise ValueError("its weights sum to more than 1 in a row")
             if self.sound is not None and len(attention.keys) != len(self.sound.envelope):
                 raise ValueError("its keys are not the frames of its sound")
+            if self.picture is None:
+                continue
             for tokens in (attention.queries, attention.keys):
-                if self.picture is not None and int((~tokens.special).sum()) != np.prod(
-                    self.picture.grid
-                ):
+                if int((~tokens.special).sum()) != np.prod(self.picture.grid):
                     raise ValueError("its tokens are not the patches of its picture")
         for picture in self.pictures:
             cells = picture.cells
@@ -438,9 +406,19 @@ class Heatmap(MapsResult[AttentionMap]):
                 raise ValueError("its tokens are not the patches of its pictures")
 
 
+def _read_picture(
+    fields: dict[str, Any], pixels: NDArray[Any], cells: NDArray[np.int32] | None
+) -> Picture:
+    """Return the picture that `Picture.describe` was made of, with its arrays."""
+    known = {key: freeze(value) for key, value in fields.items()}
+    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **known)
+    picture.require_whole()
+    return picture
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Heatmap):
-    """Attention rollout of one model on one text (Abnar & Zuidema 2020), beside the mean attention of each layer.
+    """Hold attention rollout of one model on one text (Abnar & Zuidema 2020), beside each layer's mean attention.
 
     The two stand in the place of heads. The columns of mean attention are the layer's keys, those of rollout are the
     input tokens: how much of each is in each place after the layer.
@@ -521,25 +499,3 @@ class Rollout(Heatmap):
             target=target,
             answer_token=answer_token,
         )
-
-
-def _with_all_rows(attention: AttentionMap, maps: Sequence[AttentionMap]) -> AttentionMap:
-    """Return a part with empty rows for the queries that it lacks: a word has the same row in all maps.
-
-    A part of what words look at across stays as it is where no other map has those words.
-    """
-    if attention.part is None:
-        return attention
-    first, first_key, n_queries, n_keys = attention.part
-    queries = attention.keys
-    if attention.kind == "cross":
-        others = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
-        if not others:
-            return replace(attention, part=None)
-        queries = others[0]
-    rows = slice(first, first + len(attention.queries))
-    if first_key or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
-        raise AttnscopeError("a part of a map with some of its keys has no page", "leave out --cols")
-    weights = np.zeros((*attention.weights.shape[:2], len(queries), len(attention.keys)), np.float32)
-    weights[:, :, rows] = attention.weights
-    return replace(attention, weights=weights, queries=queries, part=None)
