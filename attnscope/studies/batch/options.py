@@ -45,10 +45,10 @@ class BatchOptions:
     style: Style = field(default_factory=Style)
 
     def require(self) -> None:
-        """Refuse what maps cannot be asked for."""
+        """Refuse options that contradict each other: MapOptions does so as it is made."""
         _ = self.maps
 
     @property
     def maps(self) -> MapOptions:
-        """Return what is asked of the maps of each text."""
+        """Return the options of the maps of each text."""
         return MapOptions(choice=self.choice, between=self.between, **vars(self.tokens))

@@ -1,7 +1,7 @@
 """Draw many texts into one folder as `heatmap` draws each, by several processes, and nothing twice.
 
 Each text has a folder of its own, whose files appear together. One of them, `entry.json`, lists the others with a
-fingerprint of all that they depend on. So a run can be killed at any moment, and the next one draws what is not there.
+fingerprint of all that they depend on. So a run can be killed at any moment, and the next run draws what is missing.
 """
 
 import contextlib
@@ -55,18 +55,18 @@ INDEX = "index.html"
 ENTRY = "entry.json"
 
 SHARES = "shares.csv"
-"""What heads give from one part of a text to another: of each text in its folder, and of all above."""
+"""What heads give from one part of a text to another: a file in the folder of each text, and one of all texts."""
 
-_MARKS = {
+_BEGINNINGS = {
     MANIFEST: b'"index": ',
     INDEX: b": what each head attends to</title>",
     SHARES: b"index,source,line",
 }
-"""The files above those of texts, and what the first bytes of each hold."""
+"""The files that list all texts, and bytes near the beginning of each: a file without them is not ours to replace."""
 
 _PROCESS_BYTES = 700e6
 _TIMES_WEIGHTS = 2
-"""What a process needs besides its model, and how often it holds the weights as large as they lie on disk."""
+"""The memory of a process besides its model, and that of the model as a multiple of its files."""
 
 
 @with_plain_torch
@@ -79,20 +79,18 @@ def batch(
 ) -> Batch:
     """Draw every text into a folder of its own, with a manifest and an index.html of all.
 
-    A second call with the same arguments skips finished texts: those of the same text, model, options and versions. So
-    it completes a run that was interrupted or killed. The same texts give the same files, byte for byte, whatever the
-    number of workers.
+    A second call skips texts that are drawn already with the same model, options and versions. So it completes a run
+    that was interrupted or killed. The same texts give the same files, byte for byte, whatever the number of workers.
 
     Args:
-        spec: The model, as `attnscope.load` takes it by name: each worker loads it.
+        spec: The model by its name, as `attnscope.load` takes it: each worker loads it.
         texts: The texts; those of stdin are drawn as they come.
         out: The folder. No other run may write into it at the same time.
-        options: How they are drawn.
+        options: How they are drawn; None = the defaults.
         report: Called after each text that was drawn.
 
     Returns:
-        What became of each text. A text that fails does not end the run, nor does Ctrl-C lose what is done:
-        `complete` is False then.
+        The texts that are drawn, and those that failed: these do not end the run. After Ctrl-C `complete` is False.
 
     Raises:
         AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written.
@@ -102,10 +100,10 @@ def batch(
     options = options or BatchOptions()
     out = Path(out)
     # Check the folder, and remove half-written files before anything is drawn.
-    listed = texts_of(texts)
+    listed_texts = texts_of(texts)
     require_writable(out)
-    for name, mark in _MARKS.items():
-        require_replaceable(out / name, holds=mark)
+    for name, beginning in _BEGINNINGS.items():
+        require_replaceable(out / name, holds=beginning)
     _sweep(out)
     source = options.loading.resolve(spec)
     executor = _workers(options.running, source, options).executor_on(options.loading.device)
@@ -113,66 +111,70 @@ def batch(
         source = replace(source, folder=source.folder.absolute())  # Ray's workers stand elsewhere
     common = _hash_all_but_the_text(source, options)
 
-    # Read texts as workers need them, and pass over those that are done.
-    became: dict[int, DrawnText | FailedText | None] = {}
+    # Read texts as workers need them, and pass over those that are done. By index; None = not drawn yet.
+    results: dict[int, DrawnText | FailedText | None] = {}
 
-    def todo() -> Iterator[_Task]:
-        for text in listed:
+    def tasks() -> Iterator[_Task]:
+        for text in listed_texts:
             folder = out.absolute() / folder_name(text.index, text.written)
             task = _Task(text, folder, hashlib.sha256(common + text.digested()).hexdigest())
-            became[text.index] = task.find_done()
-            if became[text.index] is None:
+            results[text.index] = task.find_done()
+            if results[text.index] is None:
                 yield task
 
     # Draw the others.
-    n_fresh = n_tokens = 0
+    n_new = n_tokens = 0
     complete = True
     error: Exception | None = None
+    drawer = _Drawer(source, options, dict(HASHES))
     try:
-        with contextlib.closing(
-            executor.map_blocks(_Drawer(source, options, dict(HASHES)), todo())
-        ) as outcomes:
+        with contextlib.closing(executor.map_blocks(drawer, tasks())) as outcomes:
             for number, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
                 result = outcome.result or _fail(text, outcome.lost)
-                became[text.index] = result
+                results[text.index] = result
                 if isinstance(result, DrawnText):
-                    n_fresh += 1
+                    n_new += 1
                     n_tokens += len(result.tokens)
                 if report is not None:
-                    report(Progress(number, n_tokens, share_read(listed, text.index)))
+                    report(Progress(number, n_tokens, share_read(listed_texts, text.index)))
     except KeyboardInterrupt:
         complete = False
-    except Exception as raised:  # told when what was drawn before it has its index
+    except Exception as raised:  # it is raised when the texts that are drawn have their index
         error = raised
         complete = False
 
-    # List what there is. Where nothing was drawn before Ctrl-C, an earlier list stays.
-    _sweep(out)  # a worker that was stopped leaves half a text
-    drawn = [result for result in became.values() if isinstance(result, DrawnText)]
-    failed = [result for result in became.values() if isinstance(result, FailedText)]
+    # Remove the half text of a worker that was stopped, and list all others.
+    _sweep(out)
+    drawn = [result for result in results.values() if isinstance(result, DrawnText)]
+    failed = [result for result in results.values() if isinstance(result, FailedText)]
     if isinstance(texts, Corpus):
         failed += [
             FailedText(problem.source, problem.line, problem.reason) for problem in texts.problems
         ]
-    finished = Batch(source.name, len(became), drawn, failed, n_fresh, complete)
-    if drawn or complete:
-        with replace_together(out) as staged:
-            write_whole(staged / INDEX, _encode(page(finished)))
-            write_whole(staged / MANIFEST, _encode(finished.manifest()))
-            _write_shares(out, drawn, staged / SHARES)
+    finished = Batch(source.name, len(results), drawn, failed, n_new, complete)
+    _write_lists(out, finished)
     if error is not None:
         raise error
     return finished
 
 
 def folder_name(index: int, text: str) -> str:
-    """Return the folder of a text: `00007-the-first-words`; letters, digits and hyphens, whatever the text is."""
+    """Return the name of a text's folder, such as `00007-the-first-words`: letters, digits and hyphens alone."""
     return f"{index:05d}-{slug(text)}"
 
 
+def _write_lists(out: Path, finished: Batch) -> None:
+    """Write the files that list all texts. If nothing was drawn before Ctrl-C, those of an earlier run stay."""
+    if finished.drawn or finished.complete:
+        with replace_together(out) as staged:
+            write_whole(staged / INDEX, _encode(page(finished)))
+            write_whole(staged / MANIFEST, _encode(finished.manifest()))
+            _write_shares(out, finished.drawn, staged / SHARES)
+
+
 def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
-    """Write the shares of all texts into one file, if they have any."""
+    """Write the shares of all texts into one file, if any text has shares."""
     rows: list[tuple[str, ...]] = []
     for text in drawn:
         if SHARES in text.files:
@@ -185,7 +187,7 @@ def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
 
 
 def _encode(content: str) -> bytes:
-    """Return UTF-8. File names that are no text hold lone surrogates, which are written as JSON writes them."""
+    """Return a text in UTF-8. Lone surrogates, from file names that are no UTF-8, are escaped as in JSON."""
     return content.encode("utf-8", "backslashreplace")
 
 
@@ -194,9 +196,8 @@ def _fail(text: CorpusText, reason: str) -> FailedText:
 
 
 def _workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
-    """Return who draws: processes of this machine, one a core as memory allows, unless it is said otherwise."""
+    """Return the workers; by default one per core of this machine, as far as memory holds a model for each."""
     if running.workers is None and running.executor == "local":
-        # One worker per core, as far as memory holds a model for each.
         n_cores = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
@@ -205,22 +206,22 @@ def _workers(running: SharedWork, source: models.Source, options: BatchOptions) 
         n_fitting = memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights)
         running = replace(running, workers=max(1, int(min(n_cores, n_fitting))))
     workers = running.share(source.spec, options.loading)
-    assert workers is not None  # their number is given, or they are Ray's
+    assert workers is not None  # there is a number of workers, or they are Ray's
     return workers
 
 
 def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> bytes:
-    """Hash all that files depend on besides the text: the model, the options, the versions."""
-    # A changed weight, tokenizer or configuration must draw anew.
+    """Hash all that files depend on besides the text: the model's files, the options and the versions."""
+    # A built-in model has no files: it depends on our version alone.
     digests = {}
-    if source.folder is not None:  # a built-in model goes by the version
+    if source.folder is not None:
         digests["weights"] = verify(source)
         small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
         beside = [path for path in sorted(source.folder.iterdir()) if path.suffix in small]
         if source.adapter is not None:
             beside += sorted(source.adapter.iterdir())
         digests |= {str(path): file_sha256(path) for path in beside if path.is_file()}
-    # Who draws makes no difference to what is drawn.
+    # Figures do not depend on the number and place of workers.
     how = asdict(replace(options, running=SharedWork()))
     libraries = dict(versions()) | {name: version(name) for name in ("matplotlib", "pillow")}
     parts = json.dumps([source.name, digests, how, libraries], default=str)
@@ -239,13 +240,13 @@ def _sweep(out: Path) -> None:
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Return the files of the text that is drawn in a folder, as its entry lists them; empty without an entry."""
+    """Return the names of the files of a text, from the entry in its folder; empty without an entry."""
     files = _read_entry(folder).get("files")
     return [*map(str, files), ENTRY] if isinstance(files, dict) else []
 
 
 def _read_entry(folder: Path) -> dict[str, Any]:
-    """Return the entry of a text's folder; empty if there is no whole one."""
+    """Return what the entry in a text's folder holds; empty without an entry, or if it is damaged."""
     if folder.is_symlink():
         return {}
     try:
@@ -267,12 +268,12 @@ class _Task:
     fingerprint: str
 
     def drawn(self, entry: dict[str, Any]) -> DrawnText:
-        """Return the text with its entry, which does not keep its place in the corpus."""
+        """Return the text as drawn: its place in the corpus, and its entry."""
         text = self.text
         return DrawnText(text.index, text.source, text.line, self.folder.name, **entry)
 
     def find_done(self) -> DrawnText | None:
-        """Return the text if it is drawn with this fingerprint, and all its files are there."""
+        """Return the text if it is drawn already with this fingerprint, and all its files are there; else None."""
         entry = _read_entry(self.folder)
         if entry.get("fingerprint") != self.fingerprint:
             return None
@@ -293,8 +294,8 @@ class _Drawer:
     Attributes:
         source: The model.
         options: How texts are drawn.
-        hashes: Of the model's files; see `models.files.HASHES`.
-        model: The model, loaded.
+        hashes: Known hashes of the model's files; see `models.files.HASHES`.
+        model: The loaded model; None before `load`.
     """
 
     source: models.Source
@@ -303,12 +304,12 @@ class _Drawer:
     model: Model | None = None
 
     def load(self) -> None:
-        """Load the model, unless that is done, and check that it has the heads that are shown."""
+        """Load the model, unless that is done, and check that it has the chosen heads."""
         if self.model is not None:
             return
         import torch
 
-        # Else it tells of fonts, once a text.
+        # Without this, matplotlib warns of fonts at each text.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         torch.set_num_threads(self.options.running.threads or 1)
         HASHES.update(self.hashes)
@@ -316,9 +317,8 @@ class _Drawer:
         self.options.choice.within(self.model.info)
 
     def __call__(self, task: _Task) -> DrawnText | FailedText:
-        """Draw a text; an error is returned, and leaves the files that were there."""
+        """Draw a text, or return it as failed: then the files of an earlier run stay."""
         try:
-            # What is there stays until all of the new files are whole.
             if task.folder.is_symlink():
                 raise AttnscopeError(
                     f"{task.folder} is a link, which leads out of the batch", "remove it"
@@ -330,6 +330,7 @@ class _Drawer:
             return _fail(task.text, str(AttnscopeError(said["error"], said["hint"])))
 
     def _draw(self, task: _Task, folder: Path) -> DrawnText:
+        """Write the files of a text into a folder."""
         model = self.model
         assert model is not None
         options = self.options
@@ -351,19 +352,15 @@ class _Drawer:
             except AttnscopeError as error:  # of many texts, some lack a part
                 notes.append(f"{error} here")
         query = maps.query
-        if query is not None and not any(layer.queries.find(query) for layer in record.maps):
+        if query is not None and not any(attention.queries.find(query) for attention in record.maps):
             notes.append(f"no token is {query!r} here")  # of many texts, some lack it
             query = None
-        # Write figures and data, and the entry last: it lists the others.
+        # Write figures and data. Threads that compress would take the cores of other workers.
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
-        # Compressing beside drawing would take the cores of other workers.
+        others = [name for name in options.formats if name not in figures]
         files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
-        files = [
-            *files,
-            *write(record, folder, [name for name in options.formats if name not in figures]),
-            *shares,
-        ]
-        # The entry names all that the next run must find.
+        files = [*files, *write(record, folder, others), *shares]
+        # Write the entry last: it lists the other files, by which the next run knows that the text is done.
         entry: dict[str, Any] = {
             "text": text.text or "",
             "tokens": reading.tokens.labels,

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from attnscope.studies.workers import Workers
 
 WITH_HEAD = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-"""How the classes of encoders end that have a head."""
+"""How the names of transformers' classes of encoders end that have a head."""
 
 NUMPY_TOKENS = 256
-"""Up to so many tokens NumPy is done before torch would be loaded."""
+"""The most tokens of a text on which NumPy is done before torch would be loaded."""
 
 
 @options
@@ -70,13 +70,13 @@ class LoadOptions:
     )
 
     def require(self) -> None:
-        """Refuse an engine or a precision that there is not."""
+        """Refuse an unknown engine or precision."""
         from attnscope import models
 
         models.require_known(self.engine, self.dtype)
 
     def resolve(self, spec: str) -> models.Source:
-        """Find the model that a name means, with the adapter that is asked for."""
+        """Find the model of a name, with the adapter if one is asked for."""
         from attnscope import models
         from attnscope.models.catalog import with_adapter
 
@@ -88,11 +88,13 @@ class LoadOptions:
         return source
 
     def with_head(self, spec: str) -> LoadOptions:
-        """These options for a model with its head for masked words or classes, which the native engine leaves out."""
+        """Return these options with the engine "hf" for a model that has a head for masked words or classes.
+
+        The native engine leaves it out. An engine that the user names stays.
+        """
         from attnscope.models.catalog import read_config
 
         source = self.resolve(spec)
-        # The class of the model says whether it has a head.
         if self.engine == "auto" and source.folder is not None and not source.file:
             named = read_config(source).get("architectures") or ()
             if any(str(name).endswith(WITH_HEAD) for name in named):
@@ -105,21 +107,24 @@ class LoadOptions:
 
         return models.load(spec, **vars(self))
 
-    def load_to_look(self, spec: str | models.Source, prompts: Sequence[Prompt]) -> models.Model:
-        """Load a model of which no more is wanted than what it attends to on some texts.
+    def load_to_look(self, spec: str, prompts: Sequence[Prompt] | None) -> models.Model:
+        """Load a model for its attention on some texts alone; None = for more, or for something that is no text.
 
-        Where the engine is left open and the texts are short, that is there by NumPy before torch would be loaded.
+        If the engine is left open and the texts are short, NumPy runs it: that is done before torch would be loaded.
         """
-        source = self.resolve(spec) if isinstance(spec, str) else spec
+        if prompts is None:
+            return self.load(spec)
+        source = self.resolve(spec)
         if self._suits_numpy(source, prompts):
             return replace(self, engine="numpy").load(source)
         return self.load(source)
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
+        """Return whether NumPy can run the model on the texts, and is done before torch would be loaded."""
         from attnscope import models
         from attnscope.studies.inputs.reading import WHOLE_CHARACTERS, Prompt
 
-        # Whatever is asked for besides short texts is for torch.
+        # All other options, and prompts with more than texts, need torch.
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
@@ -128,31 +133,32 @@ class LoadOptions:
         if tokenizer is None:
             return False
         for prompt in prompts:
-            n_characters = len(prompt.text) + len(prompt.pair or "")
-            if (
-                n_characters > WHOLE_CHARACTERS
-                or len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS
-            ):
+            if len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS:
+                return False
+            if len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS:
                 return False
         return True
 
 
 def refuse_file_names(*texts: str | None, hint: str = "") -> None:
-    """Refuse texts that are names of files, with a hint; "" = that of a TEXT.
+    """Refuse texts that are names of files: most often, what is in the file was meant.
+
+    Args:
+        texts: The texts; None and "-" pass.
+        hint: The hint of the error; empty = how to pass a file instead of TEXT.
 
     Raises:
-        UsageError: There is such a file.
+        UsageError: A text is the name of a file.
     """
     from attnscope.text import refuse_file_name
 
     for text in texts:
         if text is not None and text != "-":
-            # Most often its content was meant.
             name = shlex.quote(text)
-            own = (
+            usual = (
                 f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
             )
-            refuse_file_name(text, hint or own)
+            refuse_file_name(text, hint or usual)
 
 
 @options
@@ -170,7 +176,7 @@ class OneText:
 
     @property
     def is_given(self) -> bool:
-        """Return whether there is one."""
+        """Return whether there is a text or a file."""
         return self.text is not None or self.file is not None
 
     def read(self, *, may_be_blank: bool = False) -> str:
@@ -200,7 +206,7 @@ class ReadingOptions:
         refuse_file_names(self.pair, self.target, hint="give the text itself")
 
     def prompt(self, text: str, pair: str | None = None) -> Prompt:
-        """Return a text, to be read so; with a second one, if it comes with one."""
+        """Return a text with these options; a `pair` of its own comes before that of the options."""
         from attnscope.studies.inputs.reading import Prompt
 
         return Prompt(text, pair or self.pair, self.target, self.chat, self.generate)
@@ -208,7 +214,7 @@ class ReadingOptions:
 
 @options
 class TextsWanted:
-    """Hold the texts that a study is to read."""
+    """Hold a text, or files of texts, for a study to read."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -240,11 +246,7 @@ class TextsWanted:
         return self.text is not None or bool(self.files)
 
     def require_split(self) -> None:
-        """Refuse a split that there is not.
-
-        Raises:
-            UsageError: There is none.
-        """
+        """Refuse an unknown split by a UsageError."""
         from attnscope.corpus import Split
 
         if self.split not in get_args(Split):
@@ -273,7 +275,7 @@ class TextsWanted:
 
 @options
 class TextFiles(TextsWanted):
-    """Hold the texts of files."""
+    """Hold files of texts, without a text on the command line."""
 
     text: None = option("No single text.", default=None, python_only=True)
 
@@ -300,10 +302,10 @@ class SharedWork:
     )
 
     def share(self, spec: str, loading: LoadOptions) -> Workers | None:
-        """Return the workers of a study of a model; None = it runs in this process.
+        """Return the workers of a study, who load the model `spec`; None = the study runs in this process.
 
         Raises:
-            UsageError: They mean nothing.
+            UsageError: The options contradict each other.
         """
         from attnscope.studies.workers import Workers
 
@@ -311,10 +313,8 @@ class SharedWork:
             if self.threads is not None:
                 raise UsageError("--threads is for workers", "add --workers, or --executor ray")
             return None
-        # Other executors, and numbers that make no sense, are refused there.
+        # `Workers` refuses unknown executors, and numbers that make no sense.
         threads = 1 if self.threads is None else self.threads
-        where: Any = self.executor
-        address = None
-        if where == "ray":
-            address = os.environ.get("RAY_ADDRESS")
-        return Workers(spec, self.workers, threads, where, address, loading)
+        executor: Any = self.executor
+        address = os.environ.get("RAY_ADDRESS") if executor == "ray" else None
+        return Workers(spec, self.workers, threads, executor, address, loading)

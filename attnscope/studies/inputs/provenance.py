@@ -1,4 +1,4 @@
-"""Describe the origin of a record: the model, its weights, versions."""
+"""Describe the origin of a record for its `run`: the model, its weights, and the versions of libraries."""
 
 import platform
 from collections.abc import Sequence
@@ -9,11 +9,10 @@ from typing import Any
 from attnscope.models.info import ModelInfo
 from attnscope.version import VERSION
 
-_HEAVY = ("torch", "transformers")
-"""What the numpy engine does without."""
+_NOT_OF_NUMPY = ("torch", "transformers")
+"""Libraries that the engine "numpy" does without."""
 
-
-_OF_MODEL = (
+_FACTS = (
     "name",
     "source",
     "sha256",
@@ -25,20 +24,20 @@ _OF_MODEL = (
     "checked",
     "n_parameters",
 )
-_CALLED = {"name": "model", "path": "road"}
-"""The facts of a model that a record keeps, and what it calls some of them."""
+_RENAMED = {"name": "model", "path": "road"}
+"""The fields of `ModelInfo` that a record keeps, and those that have another name there."""
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what made a record, as plain JSON values."""
-    run = {_CALLED.get(name, name): getattr(info, name) for name in _OF_MODEL}
+    """Return the `run` of a record, as plain JSON values: what made it, and notes after the model's own."""
+    run = {_RENAMED.get(name, name): getattr(info, name) for name in _FACTS}
     # By kind of attention.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
     # The versions that made the numbers.
     known = dict(versions())
     if info.engine == "numpy":
-        known = {name: number for name, number in known.items() if name not in _HEAVY}
+        known = {name: number for name, number in known.items() if name not in _NOT_OF_NUMPY}
     run |= {"seed": None, "versions": known, "notes": [*info.notes, *notes]}
     if info.adapter:
         run |= {"adapter": info.adapter, "adapter_sha256": info.adapter_sha256}
@@ -46,7 +45,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what made a record of the worked example, which reads no model."""
+    """Return the `run` of a record of the worked example, which has no model."""
     known = dict(versions())
     return {
         "model": "worked example",

@@ -17,16 +17,19 @@ from attnscope.studies.inputs.texts import UnknownWords, batch_of
 from attnscope.text import is_blank, require_text
 
 MOST_WRITTEN = 64
-"""Tokens that a model writes at most where no transcript is given."""
+"""The most tokens of a transcript that a model writes itself."""
 
 DEFAULT_ANSWER = 20
-"""Tokens that a model writes at most about a picture where nothing else is said."""
+"""The most tokens that a model writes about a picture unless `generate` says otherwise."""
 
 WHOLE_CHARACTERS = 2**20
-"""A text of so many characters is tokenised whole, so that it is known how many tokens it has."""
+"""A text of at most so many characters is tokenised whole, so that a note says how many tokens it has."""
 
 _CHARACTERS_PER_TOKEN = 16
 """A longer text is first cut to this many characters for each token of the model's limit. English has 4 to 5."""
+
+_MERGED_SHOWN = 8
+"""How many words a note on merged tokens names."""
 
 
 class PromptOptions(TypedDict, total=False):
@@ -58,10 +61,11 @@ class Prompt:
 
     def __post_init__(self) -> None:
         _require_string(self.text)
-        named = (("the text", self.text), ("the second text", self.pair), ("the target", self.target))
-        for name, text in named:
-            if text is not None:
-                require_text(text, name)
+        require_text(self.text)
+        if self.pair is not None:
+            require_text(self.pair, "the second text")
+        if self.target is not None:
+            require_text(self.target, "the target")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,7 @@ class Speech:
 
     Attributes:
         recording: The recording.
-        transcript: What the decoder is to write; None = its own greedy output. Encoders have none.
+        transcript: What the decoder is to write; None = its own greedy output, or the model has no decoder.
     """
 
     recording: Recording
@@ -83,12 +87,12 @@ class Speech:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Photos, and a question about them.
+    """Hold photos, and a question about them.
 
     Attributes:
         photos: The photos, in order.
-        text: The question; it goes into the model's own form of chat, after the photos. Without one a model that
-            describes pictures writes by itself.
+        text: The question; it goes into the model's own form of chat, after the photos. Empty = the model describes
+            the picture by itself, if it can.
         generate: How many tokens of its answer the model is to write.
     """
 
@@ -99,7 +103,7 @@ class View:
     def __post_init__(self) -> None:
         _require_string(self.text)
         if not is_blank(self.text):
-            require_text(self.text, "the text")
+            require_text(self.text)
         if not self.photos:
             raise AttnscopeError(
                 "there is no photo beside the text", "give at least one: --image photo.jpg"
@@ -113,23 +117,20 @@ def _require_string(text: object) -> None:
         )
 
 
-_MERGED_SHOWN = 8
-"""Words that a note on merged tokens names."""
-
 Given = Prompt | Photo | Speech | View
-"""What a model can be given to read."""
+"""The kinds of input that a user gives: a text, a photo, a recording, or photos and words."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading(SensoryInput):
-    """Hold the input of a model: of a text, or as it sees or hears. `inputs` is empty where it reads a text.
+    """Hold the input of a model as it reads, sees or hears it; see `SensoryInput` for its other fields.
 
-    From `SensoryInput` it has `inputs`, `tokens`, `notes`; `picture`, `pictures` or `sound`; and `axes`: queries and
-    keys by kind of attention, where words attend to patches by cross-attention.
+    `inputs` is empty for a text: the model reads the `tokens`. `axes` has queries and keys by kind of attention where
+    words attend to patches by cross-attention; else it is empty.
 
     Attributes:
-        text: What a record of it is called.
-        target: What its decoder reads, if it has an encoder too.
+        text: The text, or the name of a photo or a recording, as a record keeps it.
+        target: The tokens that the decoder of an encoder-decoder reads; None = there is no such decoder.
     """
 
     text: str = ""
@@ -137,30 +138,29 @@ class Reading(SensoryInput):
 
     @classmethod
     def of(cls, seen: SensoryInput, text: str, *notes: str, **more: Any) -> Reading:
-        """Return what a model sees or hears under a name, with notes that come after its own."""
+        """Return what a model sees or hears as a reading with a text; `notes` come after its own, `more` are fields."""
         fields = vars(seen) | {"notes": (*seen.notes, *notes)} | more
         return cls(**fields, text=text)
 
     def batch(self, device: str) -> Batch:
-        """Return it as a batch of one text, ids (1, token), on a device."""
-        if self.target is None:
-            return batch_of([self.tokens]).to(device)
-        return batch_of([self.tokens], [self.target]).to(device)
+        """Return a batch of this one text on a device, ids (1, token)."""
+        targets = [] if self.target is None else [self.target]
+        return batch_of([self.tokens], targets).to(device)
 
     @property
     def after_pictures(self) -> int:
-        """Return the first token after all that stand for patches: no earlier one is a word that sees them all."""
+        """Return the position of the first query that sees all patches: the token after the last patch; else 0."""
         if self.axes:
-            to_pictures = next(iter(self.axes.values()))
-            return to_pictures.first
-        # Patches stand among the tokens; `cells` has their positions.
-        return max(
-            (int(picture.cells.max()) + 1 for picture in self.pictures if picture.cells is not None),
-            default=0,
-        )
+            return next(iter(self.axes.values())).first
+        # Patches are among the tokens; `cells` has their positions.
+        last = -1
+        for picture in self.pictures:
+            if picture.cells is not None:
+                last = max(last, int(picture.cells.max()))
+        return last + 1
 
     def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
-        """Return the queries and keys of a kind of attention; a decoder without an encoder reads the text."""
+        """Return the queries and keys of a kind of attention; without a target, all kinds read the text."""
         if kind in self.axes:
             return self.axes[kind].queries, self.axes[kind].keys
         if self.target is None or kind == "encoder":
@@ -171,12 +171,11 @@ class Reading(SensoryInput):
 
 
 def reader_of(model: Model, item: Given) -> Model:
-    """Return the part of a model that reads the input: of two towers, the one that the input is for.
+    """Return the part of a model that reads an input: of two towers, such as CLIP's, the one for it.
 
     Raises:
-        AttnscopeError: It is the name of a model.
+        AttnscopeError: `model` is the name of a model.
     """
-    # A name in place of a model is the likeliest mistake.
     if isinstance(model, str):
         raise AttnscopeError(
             f"{model!r} is a name, not a model", f"load it first: attnscope.load({model!r})"
@@ -191,10 +190,12 @@ def reader_of(model: Model, item: Given) -> Model:
 def read(model: Model, item: Given) -> Reading:
     """Turn a text, a photo or a recording into a model's input; cut it to the model's limit, and note that.
 
-    Of two towers, `model` is the one of `reader_of`.
+    Args:
+        model: The model; of two towers, the one from `reader_of`.
+        item: What it reads.
 
     Raises:
-        AttnscopeError: The text is empty, or the model does not read such a thing.
+        AttnscopeError: The text is empty, or the model does not read such an input.
     """
     if isinstance(item, Photo):
         return _see(model, item)
@@ -206,15 +207,15 @@ def read(model: Model, item: Given) -> Reading:
 
 
 def group_words(reading: Reading, words: Sequence[str]) -> Reading:
-    """Return the reading with the tokens of listed words merged, and a note on the merged tokens."""
+    """Return the reading with the tokens of some words marked as words, to be merged, and a note on them."""
     if not words:
         return reading
-    # Of an encoder-decoder, on both sides.
+    # Do so in the target of an encoder-decoder, too.
     tokens = reading.tokens.with_words(words)
     target = reading.target
     if target is not None:
         target = target.with_words(words)
-    # Say which tokens are merged, and into what.
+    # Note how many tokens will be merged, and into which words.
     groups = [group for group in tokens.word_groups() if len(group) > 1]
     note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}"
     if groups:
@@ -226,17 +227,21 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
 
 
 def position_of(name: str | int, tokens: Tokens, option: str) -> int:
-    """Return the position of the one token that is named: by its number, a word, or a place such as @3.
+    """Return the position of the one token that is named: by its position, as a word, or as "@3".
+
+    Args:
+        name: The name.
+        tokens: The tokens.
+        option: The option of the command line that names it, for hints.
 
     Raises:
         AttnscopeError: The name means no token, or several.
     """
-    # A word or a place such as @3; else a number.
+    # A text is first a word, or "@3"; else it is a position as a number is.
     positions = tokens.find_one(name) if isinstance(name, str) else ()
     positions = positions or tokens.find_one(f"@{name}")
     if not positions:
         raise tokens.refuse(str(name))
-    # Several are told with their places.
     if len(positions) > 1:
         several = " ".join(f"@{position} {tokens.labels[position]}" for position in positions)
         raise AttnscopeError(
@@ -246,6 +251,7 @@ def position_of(name: str | int, tokens: Tokens, option: str) -> int:
 
 
 def _read_text(model: Model, prompt: Prompt) -> Reading:
+    """Return the tokens of a text; with a target, or with what a decoder writes after it."""
     # Tokenise, by the chat template if asked for.
     limit = model.info.max_tokens
     if prompt.chat:
@@ -273,13 +279,13 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
                 f"{model.info.name} cannot continue a text", "leave out --generate, or name a decoder"
             )
         tokens = model.writer.generate(tokens, prompt.generate)
-        written = len(tokens) - tokens.n_given
-        said = (
-            f"the model wrote {amount(written, 'token')}, each the most probable one (greedy decoding)"
+        n_written = len(tokens) - tokens.n_given
+        note = (
+            f"the model wrote {amount(n_written, 'token')}, each the most probable one (greedy decoding)"
         )
-        if written < prompt.generate:
-            said += f"; it ended the text or reached its limit before {prompt.generate}"
-        notes.append(said)
+        if n_written < prompt.generate:
+            note += f"; it ended the text or reached its limit before {prompt.generate}"
+        notes.append(note)
         if model.tokenizer.chat is not None and not prompt.chat:
             notes.append("its chat template was not used: --chat puts the text into it, as a question")
     return Reading({}, tokens, notes=tuple(filter(None, notes)), text=text, target=target)
@@ -287,7 +293,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
 
 def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     """Return the tokens that the decoder beside an encoder reads, and a note on them."""
-    # The given target, or the model's own answer.
+    # Take the user's target, or the model's own answer.
     if prompt.generate:
         raise AttnscopeError(
             f"{model.info.name} answers a text rather than continue it", "leave out --generate"
@@ -296,14 +302,13 @@ def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
     if prompt.target is not None:
         return encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)[1:]
     target = model.writer.greedy_target(tokens)
-    answer = target.text
-    if not answer.strip():
-        answer = "nothing"
+    answer = "nothing" if is_blank(target.text) else target.text
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
 
 def _see(model: Model, photo: Photo) -> Reading:
-    # What reads pictures among words may describe one by itself.
+    """Return the patches of a photo."""
+    # A model that reads pictures among words may describe one by itself.
     if model.eyes is None and model.viewer is not None:
         return _view(model, View((photo,), ""))
     if model.eyes is None:
@@ -316,6 +321,7 @@ def _see(model: Model, photo: Photo) -> Reading:
 
 
 def _view(model: Model, view: View) -> Reading:
+    """Return the tokens of photos and words; without words, the model writes some itself."""
     has_text = not is_blank(view.text)
     if model.viewer is None:
         raise AttnscopeError(
@@ -350,9 +356,9 @@ def _view(model: Model, view: View) -> Reading:
 
 
 def _hear(model: Model, speech: Speech) -> Reading:
-    """Read frames of a recording, or patches of its spectrogram; with the transcript where there is a decoder."""
+    """Return frames of a recording, or patches of its spectrogram; with a transcript where there is a decoder."""
     if model.ears is None:
-        # A model that is its own eyes reads pictures; else it has a tower beside it for them.
+        # This model, or its tower for pictures, may have eyes: only the one that sees by itself takes no texts.
         takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
@@ -382,12 +388,12 @@ def _hear(model: Model, speech: Speech) -> Reading:
 
 def _ordinary_text(tokens: Tokens) -> str:
     """Return the text without the special tokens at its ends, on one line."""
-    # From the first to the last character that an ordinary token stands for, (token, 2).
-    places = tokens.offsets[~tokens.special]
-    places = places[(places >= 0).all(1)]
-    if not len(places):
+    # The first and the last + 1 character of each ordinary token that stands for some text, (token, 2).
+    offsets = tokens.offsets[~tokens.special]
+    offsets = offsets[(offsets >= 0).all(1)]
+    if not len(offsets):
         return ""
-    return " ".join(tokens.text[places[0, 0] : places[-1, 1]].split())
+    return " ".join(tokens.text[offsets[0, 0] : offsets[-1, 1]].split())
 
 
 def encode_within(
@@ -395,7 +401,13 @@ def encode_within(
 ) -> tuple[str, Tokens, str]:
     """Tokenise a text, or a pair, and cut the tokens to what a model takes, as `truncate` does.
 
-    The tokenizer gets no more of a very long text than the beginning that holds these tokens.
+    Of a very long text, only a beginning that is long enough is tokenised.
+
+    Args:
+        limit: How many tokens the model takes; None = any number.
+        encode: The tokenizer.
+        text: The text.
+        pair: The second text of a pair.
 
     Returns:
         The text, or its beginning; the tokens; and a sentence that says what was cut, "" if nothing was.
@@ -403,19 +415,19 @@ def encode_within(
     texts = [text]
     if pair is not None:
         texts.append(pair)
-    begins = [_beginning(each, encode, limit) for each in texts]
-    tokens, note = truncate(encode(*begins), limit, is_whole=begins == texts)
-    return begins[0], tokens, note
+    beginnings = [_beginning(each, encode, limit) for each in texts]
+    tokens, note = truncate(encode(*beginnings), limit, is_whole=beginnings == texts)
+    return beginnings[0], tokens, note
 
 
 def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
     """Return the beginning of a very long text that has twice as many tokens as a model takes, else the text.
 
-    It ends where a word does: a word in two has other tokens. Without a blank the text stays whole.
+    It ends before a blank, as half a word would have other tokens. A text without blanks stays whole.
     """
     if limit is None or len(text) <= WHOLE_CHARACTERS:
         return text
-    # Twice as much each time, until there are tokens enough.
+    # Double the beginning until it has enough tokens.
     n_characters = _CHARACTERS_PER_TOKEN * limit
     while n_characters < len(text):
         end = max(text.rfind(blank, 0, n_characters) for blank in " \n\t")
@@ -428,13 +440,17 @@ def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> s
 def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tuple[Tokens, str]:
     """Return the tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
 
-    The first tokens stay, and all special ones; of a pair, the longer text is cut first. If the tokens are not those of
-    the whole text, the sentence says that there are more.
+    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+
+    Args:
+        tokens: The tokens.
+        limit: How many of them the model takes; None = any number.
+        is_whole: Whether they are the tokens of the whole text; else the sentence says that the text has more.
 
     Raises:
         AttnscopeError: There are no tokens but special ones.
     """
-    # Special tokens all stay; the others get the room that is left.
+    # All special tokens stay; the other ones get the room that is left.
     ordinary = np.flatnonzero(~tokens.special)
     if not len(ordinary):
         raise AttnscopeError(
@@ -445,9 +461,8 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     room = limit - int(tokens.special.sum())
     if room < 1:
         raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
-    # Of a pair, the longer text is cut first: the shorter one keeps up to half of the room.
+    # Of a pair, each text gets half of the room, and the second one also what the first does not fill.
     first, second = (ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1))
-    # The second also gets what the first does not fill.
     n_second = max(min(len(second), room // 2), room - len(first))
     kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
     # Say what is left out.

@@ -1,4 +1,4 @@
-"""Serve every study over many texts: list them, report progress, and list their problems."""
+"""Serve every study of many texts: take and describe texts, report progress, find unknown words, make batches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ _UNKNOWN_LENGTH = 20
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a study is: texts, tokens, the share of the corpus that was read (None = unknown), and at what."""
+    """Say how far a study is.
+
+    Attributes:
+        n_texts: How many texts are done.
+        n_tokens: Their tokens.
+        share: The share of the corpus that has been read, 0 to 1; None = unknown.
+        step: What the study is doing; empty = it has one step.
+    """
 
     n_texts: int
     n_tokens: int
@@ -41,7 +48,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class UnknownWords:
-    """Hold the words that a tokenizer does not know: how many, the first few, and what it reads in their place."""
+    """Hold the words that a tokenizer does not know.
+
+    Attributes:
+        n: How many there are.
+        first: The first of them, at most one more than a note names.
+        read_as: The token that it reads in their place.
+    """
 
     n: int = 0
     first: tuple[str, ...] = ()
@@ -56,60 +69,63 @@ class UnknownWords:
         label = tokenizer.spell(unknown_id)
         words: list[str] = []
         for tokens in texts:
-            for place in np.flatnonzero(tokens.ids == unknown_id).tolist():
-                start, stop = tokens.offsets[place]
-                text = (tokens.pair if tokens.segments[place] else None) or tokens.text
+            for position in np.flatnonzero(tokens.ids == unknown_id).tolist():
+                start, stop = tokens.offsets[position]
+                text = tokens.text
+                if tokens.segments[position] and tokens.pair:
+                    text = tokens.pair
                 word = text[start:stop]
-                # The token's own name may stand in the text, and it is no unknown word there.
+                # If the text itself names the token, such as "[UNK]", that is no unknown word.
                 if start >= 0 and word.strip() and word != label:
                     words.append(word)
         return cls(len(words), tuple(dict.fromkeys(words))[: _UNKNOWN_SHOWN + 1], label)
 
     def merge(self, other: UnknownWords) -> UnknownWords:
-        """Return the words of both, those of this one first."""
+        """Return these words, and the other ones after them."""
         first = tuple(dict.fromkeys((*self.first, *other.first)))[: _UNKNOWN_SHOWN + 1]
         return UnknownWords(self.n + other.n, first, self.read_as or other.read_as)
 
     @property
     def note(self) -> str:
-        """Return a sentence on them; empty if there are none."""
+        """Return a sentence that names the first of them; empty if there are none."""
         if not self.n:
             return ""
-        short = [
-            word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…" for word in self.first
-        ]
-        shown = ", ".join([*short[:_UNKNOWN_SHOWN], *["…"] * (len(short) > _UNKNOWN_SHOWN)])
+        named = []
+        for word in self.first[:_UNKNOWN_SHOWN]:
+            named.append(word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…")
+        if len(self.first) > _UNKNOWN_SHOWN:
+            named.append("…")
         words = amount(self.n, "word is", "words are")
-        return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {shown}"
+        listed = ", ".join(named)
+        return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {listed}"
 
 
 def scale_report(report: Report | None, number: int, of: int) -> Report | None:
-    """Return what reports the share of one of several equal parts as that of all of them."""
+    """Return a report for one of `of` equal parts of a study, by its number: it reports the share of the whole."""
     if report is None or of == 1:
         return report
 
-    def within(done: Progress) -> None:
-        share = done.share
+    def report_whole(progress: Progress) -> None:
+        share = progress.share
         if share is not None:
             share = (number + share) / of
-        report(replace(done, share=share))
+        report(replace(progress, share=share))
 
-    return within
+    return report_whole
 
 
 def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
-    """Return a corpus as it is; a text, or texts, with their numbers. Blank ones are left out, as in files.
+    """Return a corpus as it is, and a text or several as `CorpusText`s; blank texts are left out, as in files.
 
-    Conversations are written by the chat template of `model`, or plainly if it has none.
+    Conversations in a corpus are written by the chat template of `model`, or plainly if it has none.
 
     Raises:
         AttnscopeError: There is no text.
         UsageError: The text is the name of a file.
     """
-    # A corpus is read as it is used.
+    # A corpus is read as it is used. Only tokenizers of transformers have chat templates.
     if isinstance(texts, Corpus):
         if model is not None:
-            # Of transformers alone.
             texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly
         return texts
     if isinstance(texts, str):
@@ -130,7 +146,7 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
 
 
 def describe_texts(texts: Texts) -> dict[str, Any]:
-    """Return what a record says of texts, as plain JSON values.
+    """Return the `corpus` of a record, as far as the texts alone say it, as plain JSON values.
 
     Returns:
         `sources`: the files of a Corpus, else "texts". `split`: how plain text files were split; empty for other texts.
@@ -150,7 +166,10 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
 
 
 def share_read(texts: Texts, index: int | None = None) -> float | None:
-    """Return how much of a corpus has been read, in bytes; of a list, with the text of an index; None = unknown."""
+    """Return the share of texts that has been read, 0 to 1; None = unknown.
+
+    Of a corpus it is in bytes; of a list it is up to the text of an index.
+    """
     # The size of a stream is not known before its end.
     if isinstance(texts, Corpus):
         return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
@@ -160,9 +179,9 @@ def share_read(texts: Texts, index: int | None = None) -> float | None:
 
 
 def special_ids(model: Model) -> frozenset[int]:
-    """Return the numbers that the tokenizer adds to a text, by which they are known in texts that come as numbers.
+    """Return the ids of the special tokens that the tokenizer adds to a text; empty without a tokenizer.
 
-    None of a model in memory without a tokenizer.
+    By them special tokens are known in texts that come as ids.
     """
     try:
         example = example_tokens(model.tokenizer)
@@ -172,8 +191,7 @@ def special_ids(model: Model) -> frozenset[int]:
 
 
 def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Rows of different lengths as one array, filled up with zeros."""
-    # (row, number)
+    """Return rows of different lengths as one array, (row, column), filled up with zeros."""
     filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for number, row in enumerate(rows):
         filled[number, : len(row)] = row
@@ -181,7 +199,7 @@ def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
-    """Return texts padded to one length, as a model takes them; in an encoder-decoder with what its decoder reads."""
+    """Return texts as a batch, padded to one length; `targets` are what the decoder of an encoder-decoder reads."""
     import torch
 
     rows: dict[str, list[NDArray[Any]]] = {
@@ -192,6 +210,6 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
     if targets:
         rows["target_ids"] = [text.ids for text in targets]
         rows["target_mask"] = [np.ones(len(text), np.bool_) for text in targets]
-    # (text, token) each; `to` leaves out masks that hide nothing.
+    # Each is (text, token); `to` leaves out masks that hide nothing.
     padded = {name: torch.from_numpy(pad_rows(each)) for name, each in rows.items()}
     return Batch(**padded).to("cpu")

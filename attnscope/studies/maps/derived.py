@@ -54,14 +54,13 @@ def rollout(
             f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper"
         )
     record = _whole_maps(model, _given(text, image))
-    # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN; they are none to average.
+    # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN, and left out of the mean.
     with np.errstate(invalid="ignore"):
         mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
-    followed = Rollout.of_layers(
-        record, mean, rollouts.rollout(rollouts.mix_residual(mean, residual)), residual
-    )
-    require_query(followed, query)
-    return followed
+    through_layers = rollouts.rollout(rollouts.mix_residual(mean, residual))
+    result = Rollout.of_layers(record, mean, through_layers, residual)
+    require_query(result, query)
+    return result
 
 
 @with_plain_torch
@@ -107,33 +106,37 @@ def relevance(
         else:
             outputs = model.outputs(reading.batch(model.info.device), probe)
     assert outputs.logits is not None  # it has a head
-    # Leaves by (kind, layer): those of the first kind that ran, layer by layer.
+    # `probe.tensors` has the weights by (kind, layer): take those of the first kind that ran, layer by layer.
     kind, _ = next(iter(probe.tensors))
     layers = [probe.tensors[place] for place in sorted(probe.tensors) if place[0] == kind]
     _require_all_layers(model, record.maps[0].n_layers, len(layers))
     gradients = torch.autograd.grad(outputs.logits[0, position, target_index].float(), layers)
     # (head, query, key) of each layer → (layer, query, key).
-    means = []
+    by_layer = []
     for weights, gradient in zip(layers, gradients, strict=True):
-        means.append(
-            rollouts.head_relevance(weights[0].detach().cpu().numpy(), gradient[0].cpu().numpy())
-        )
-    # What attention adds to each token's own relevance, which is the identity.
-    added = rollouts.relevance(np.stack(means)) - np.eye(len(reading.tokens))
+        pattern = weights[0].detach().cpu().numpy()
+        by_layer.append(rollouts.head_relevance(pattern, gradient[0].cpu().numpy()))
+    means = np.stack(by_layer)
+    # At first each token is relevant for itself alone: the identity. Keep what attention adds to that.
+    added = rollouts.relevance(means) - np.eye(len(reading.tokens))
     # The token whose row the head reads: a classifier on a decoder reads the last one.
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
-    shares = rollouts.row_shares(np.stack(means))
-    through = rollouts.row_shares(added)
-    relevant = Rollout.of_layers(
-        record, shares, through, residual=0.0, target=target, answer_token=answer_token
+    result = Rollout.of_layers(
+        record,
+        rollouts.row_shares(means),
+        rollouts.row_shares(added),
+        residual=0.0,
+        target=target,
+        answer_token=answer_token,
     )
-    require_query(relevant, query)
-    return relevant
+    require_query(result, query)
+    return result
 
 
 def _given(text: str | None, image: Any) -> Given:
+    """Return the text or the photo; refuse both and neither."""
     if (text is None) == (image is None):
         raise UsageError("neither a text nor an image is given, or both", "give one of them")
     if text is None:
@@ -142,7 +145,7 @@ def _given(text: str | None, image: Any) -> Given:
 
 
 def _whole_maps(model: Model, given: Given) -> Heatmap:
-    """Return the maps of all layers and heads of the model's first stack."""
+    """Return the maps of all layers and heads of a model; of an encoder-decoder those of its encoder."""
     model = reader_of(model, given)
     has_two_stacks = isinstance(given, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}
     if isinstance(given, Prompt) and has_two_stacks:
@@ -160,10 +163,10 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
     return record
 
 
-def _require_all_layers(model: Model, n_layers: int, n_found: int) -> None:
-    if n_found < n_layers:
+def _require_all_layers(model: Model, n_layers: int, n_with_attention: int) -> None:
+    if n_with_attention < n_layers:
         raise AttnscopeError(
-            f"only {n_found} of the {n_layers} layers of {model.info.name} have attention",
+            f"only {n_with_attention} of the {n_layers} layers of {model.info.name} have attention",
             "tokens are followed through attention alone, which would tell nothing of the others",
         )
 
@@ -172,22 +175,23 @@ def _require_all_layers(model: Model, n_layers: int, n_found: int) -> None:
 
 
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
-    """Return the record with when each word of its transcript is spoken, in `record.sound.words`.
+    """Return the record with the times at which the words of its transcript are spoken, in `record.sound.words`.
 
     A token begins where the path of dynamic time warping (`core.alignment`) comes to its row. That is the row of the
-    token before it: what the model attends to as it writes the token. The path begins with the recording, so the first
-    word does. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are right
-    only if the heads follow the words.
+    token before it: what the model attends to as it writes the token. The path begins with the recording, and so does
+    the first word. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are
+    right only if the heads follow the words.
 
     Args:
-        record: What a speech model with a decoder attends to in a recording.
-        heads: Heads of its cross-attention, (layer, head), that follow the words.
+        record: The cross-attention of a speech model to a recording.
+        heads: Heads of it, (layer, head), that follow the words.
 
     Raises:
         AttnscopeError: There is no transcript, or a head that the record does not hold.
     """
-    # Check that there is sound, and the heads.
-    cross, sound = record.maps[0], record.sound
+    # Check the recording and the heads.
+    cross = record.maps[0]
+    sound = record.sound
     if sound is None or cross.kind != "cross":
         raise AttnscopeError(
             "word times need a recording and its transcript", "name a model such as Whisper"
@@ -200,31 +204,33 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     words = _words(cross.queries)
     if not words or not heads:
         raise AttnscopeError("there are no words to time, or no heads whose attention tells times")
-    # Where words begin, and where the last one ends.
-    begins = np.array([*(word[0] for word in words), words[-1][-1] + 1])
+    # The first token of each word, and the token after the last word.
+    begins = np.array([word[0] for word in words] + [words[-1][-1] + 1])
     if begins[0] == 0:
         raise AttnscopeError(
             "the transcript has no token before its first word", "its tokenizer writes none"
         )
-    # What is listened to as a token is written stands in the row of the token before it.
+    # As a token is written, its frames are attended to in the row of the token before it.
     rows = slice(begins[0] - 1, begins[-1])
     # (head, token, frame) → the first frame of each token.
     frames = align_tokens(np.stack([cross.of(*pair)[rows] for pair in heads]))
     seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)[begins - begins[0]].tolist()
     labels = cross.queries.merge(words).labels
-    spoken = tuple(
-        SpokenWord(label, start, end, (word[0], word[-1] + 1))
-        for word, label, start, end in zip(words, labels, seconds[:-1], seconds[1:], strict=True)
-    )
-    return replace(record, sound=replace(sound, words=spoken, followed=tuple(heads)))
+    spoken = []
+    for number, (word, label) in enumerate(zip(words, labels, strict=True)):
+        start, end = seconds[number : number + 2]
+        spoken.append(SpokenWord(label, start, end, (word[0], word[-1] + 1)))
+    return replace(record, sound=replace(sound, words=tuple(spoken), followed=tuple(heads)))
 
 
 def heads_to_follow(
     model: Model, picked: Sequence[tuple[int, int]] | None
 ) -> tuple[tuple[int, int], ...]:
-    """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name."""
+    """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name.
+
+    A model that hears nothing has none; it is refused later, as it reads the recording.
+    """
     named = () if model.writer is None else model.writer.alignment_heads
-    # What hears nothing is refused as it is given the recording.
     if picked or named or model.ears is None:
         return tuple(picked or named)
     raise AttnscopeError(
@@ -234,7 +240,7 @@ def heads_to_follow(
 
 
 def _words(tokens: Tokens) -> list[list[int]]:
-    """Return the tokens of each word; punctuation belongs to the word before it."""
+    """Return the positions of the tokens of each word; punctuation belongs to the word before it."""
     words: list[list[int]] = []
     for group in tokens.word_groups():
         if tokens.special[group].any():

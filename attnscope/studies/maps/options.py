@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 FEWEST_CELLS, MOST_CELLS = 8, 1024
+"""Bounds of the rows and columns of cells that a map may be pooled to."""
 
 
 def require_cells(cells: int) -> None:
@@ -62,23 +63,23 @@ class MapOptions(Tokens):
 
     @property
     def of_exact_maps(self) -> MapOptions:
-        """Return the options that only exact maps have."""
+        """Return the options with only those set that pooled maps do not have."""
         return replace(self, choice=Choice(), pooled=None, times=False)
 
     def require_for(self, given: Given) -> None:
-        """Refuse options that a photo or a recording has no use for."""
+        """Refuse options that mean nothing for what is to be read."""
         from attnscope.senses.photos import Photo
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
-        # A text has all but times.
+        # A text has all options but times.
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
         if isinstance(given, Prompt):
             return
-        # Neither is pooled, and keys are all of a picture or a recording.
+        # Photos and recordings are neither pooled, nor are some of their keys left out.
         flag = "--audio" if isinstance(given, Speech) else "--image"
         refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
-        # A View has the tokens of its question: these have words, and are rows.
+        # A View has a question, whose tokens have words and are rows.
         if not isinstance(given, View):
             refuse_beside(flag, words=self.words, words_from=self.words_from, rows=self.cut.rows)
         if not isinstance(given, Photo):
@@ -89,9 +90,9 @@ class MapOptions(Tokens):
 
 @options
 class PageTokens(Tokens):
-    """Hold the way that tokens are shown as the page opens."""
+    """Hold how tokens are shown as the page opens; there is no --query, as readers of the page pick tokens there."""
 
-    query: str | None = option("", default=None, python_only=True)  # the page's reader picks it
+    query: str | None = option("", default=None, python_only=True)
 
 
 @options
@@ -128,7 +129,7 @@ class PageOrder(TextFiles):
     tokens: PageTokens = group(PageTokens)
 
     def require(self) -> None:
-        """Refuse a page of nothing, a split that there is not, and a file that cannot be replaced."""
+        """Refuse a page of nothing, an unknown split, and a file that cannot be replaced."""
         from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable
 
         if not (self.is_read or self.record):
@@ -150,12 +151,11 @@ class PageOrder(TextFiles):
 
     @property
     def changes(self) -> Tokens:
-        """Return what is changed in the maps; the rest of `tokens` is how the page opens."""
+        """Return the changes of the maps themselves; the other options of `tokens` say how the page opens."""
         return Tokens(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
 
     def start(self) -> dict[str, str]:
-        """Return how the page opens, as its address says it."""
-        # Names and values are those of the page's JavaScript.
+        """Return how the page opens, as parameters of its address: names and values are the page's JavaScript's."""
         opened = {}
         if self.tokens.words:
             opened["words"] = "1"

@@ -37,10 +37,9 @@ from attnscope.studies.maps.study import apply_changes
 from attnscope.text import read_text, slug
 
 _FEW = 16
-"""Texts up to which a page may do without torch; more are read one by one."""
+"""The most texts of a page that may be run without torch."""
 
-
-_NAMING: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
+_WITH_ROLES: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
 """Records that name the roles of heads."""
 
 
@@ -60,9 +59,10 @@ class WrittenPage:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the notes of its records, each sentence once."""
-        return tuple(
-            dict.fromkeys(note for record in self.records for note in record.run.get("notes", ()))
-        )
+        notes: dict[str, None] = {}
+        for record in self.records:
+            notes |= dict.fromkeys(record.run.get("notes", ()))
+        return tuple(notes)
 
     @property
     def answer(self) -> str:
@@ -73,7 +73,7 @@ class WrittenPage:
         return ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return what `--json` prints, as plain JSON values."""
         return {
             "schema": PAGE_SCHEMA,
             "run": dict(self.records[0].run),
@@ -90,17 +90,17 @@ def write_page(
 
     Args:
         spec: The model.
-        order: What the page is made of.
+        order: The contents of the page, and its file.
         loading: How the model is loaded.
         report: Called after each text that the model has read.
     """
-    # The folder is checked before anything is computed.
+    # Check the folder before anything is computed.
     path = order.out
     if path is None:
         require_writable(HOME)
     elif not is_stream(path):
         require_writable(path.parent)
-    # What is at hand first: a record that cannot be read is said before a model runs.
+    # Load the records first: one that cannot be read is refused before a model runs.
     named, page_texts = _load_records(order)
     if order.is_read:
         _read_texts(spec, order, loading, page_texts, report)
@@ -112,7 +112,7 @@ def write_page(
         page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
     else:
         page = page_of(page_texts, findings=named, start=order.start())
-    # Written at once, or not at all; by default named by the model, the first text, and what is on the page.
+    # By default the file is named by the model, the first text, and a hash of the page.
     content = page.html.encode()
     if path is None:
         first = page_texts[0].record
@@ -126,8 +126,7 @@ def write_page(
 
 
 def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText]]:
-    """Return the record that names the roles, and the records of attention with the chosen heads."""
-    # Roles come from a record of heads, maps from records of attention.
+    """Return the record that names the roles of heads, if there is one, and the texts of the records with maps."""
     named: list[Heads | Atlas] = []
     shown = []
     for given in order.record:
@@ -135,8 +134,8 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
         schema = ""
         if path.is_file():
             schema = schema_of(path).partition("/")[0].removeprefix("attnscope.")
-        if schema in _NAMING:
-            named.append(_NAMING[schema].load(path))
+        if schema in _WITH_ROLES:
+            named.append(_WITH_ROLES[schema].load(path))
             continue
         kind = KINDS.get(schema)
         if kind is not None and kind.page and not kind.query:
@@ -162,14 +161,14 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
 def _read_texts(
     spec: str, order: PageOrder, loading: LoadOptions, page_texts: list[PageText], report: Report | None
 ) -> None:
-    """Run the model on each text of a page, which is added to those that are there."""
-    # Few short texts may be read without torch.
+    """Run the model on each text of a page, and append the texts with their maps to `page_texts`."""
+    # Read the first inputs: if there are few, and all are texts, the model may be run without torch.
     inputs = _inputs(order)
     first = [*islice(inputs, _FEW + 1)]
     prompts = [given for given, _ in first if isinstance(given, Prompt)]
-    is_short = len(prompts) == len(first) <= _FEW
-    model = loading.load_to_look(spec, prompts) if is_short else loading.load(spec)
-    # Read one after the other; each is changed as asked.
+    are_few = len(prompts) == len(first) <= _FEW
+    model = loading.load_to_look(spec, prompts if are_few else None)
+    # Run the model on one after the other, and change its maps as asked.
     n_tokens = 0
     for number, (given, share) in enumerate(chain(first, inputs), 1):
         shown = page_text(model, given, order.choice, page_texts)
@@ -183,27 +182,26 @@ def _read_texts(
 
 
 def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
-    """Yield the texts and photos that the model reads, each with the share of files that is read by then."""
+    """Yield what the model reads, each with the share of the files that has been read by then; None = unknown."""
     photos = tuple(map(read_photo, order.image))
-    n_tokens = order.reading.generate
-    # Photos alone.
-    if not (order.texts or order.files):
-        for photo in photos:
-            yield View((photo,), "", n_tokens) if n_tokens else photo, None
+    n_generated = order.reading.generate
 
-    def give(text: str, pair: str | None = None) -> Given:
+    def with_photos(text: str, pair: str | None = None) -> Given:
         if photos:
-            return View(photos, text, n_tokens)
+            return View(photos, text, n_generated)
         return order.reading.prompt(text, pair)
 
-    # Texts, then files.
-    for written in order.texts:
-        yield give(read_text(written, may_be_blank=bool(photos))), None
+    # Photos alone; else texts, then files.
+    if not (order.texts or order.files):
+        for photo in photos:
+            yield View((photo,), "", n_generated) if n_generated else photo, None
+    for text in order.texts:
+        yield with_photos(read_text(text, may_be_blank=bool(photos))), None
     if order.files:
         corpus = order.corpus()
         assert isinstance(corpus, Corpus)  # of files
-        for text in corpus:
-            yield give(text.text or "", text.pair), share_read(corpus)
+        for item in corpus:
+            yield with_photos(item.text or "", item.pair), share_read(corpus)
         if corpus.problems:
             raise AttnscopeError(f"cannot read {corpus.problems[0]}")
 
@@ -221,7 +219,7 @@ def page(
     Args:
         model: A loaded model, see `attnscope.load`.
         texts: One text or several.
-        findings: What `attnscope.heads` found about the model's heads: names their roles.
+        findings: The result of `attnscope.heads` for the model, which names the roles of its heads.
         prompt: `pair`, `target`, `chat` and `generate`, as `attnscope.heatmap` takes them.
 
     Returns:
@@ -246,7 +244,7 @@ def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageT
     Raises:
         AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
     """
-    # The outline tells how large the page will be.
+    # Refuse the page before the model runs, if it would be too large.
     model = reader_of(model, given)
     reading = read(model, given)
     record = outline(model.info, reading, choice.within(model.info))
@@ -264,6 +262,7 @@ def _stack_layers(attention: AttentionMap, by_layer: Mapping[int, Any]) -> NDArr
 
 
 def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
+    """Refuse a record of heads that is of other weights than the attention."""
     of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
     if of_heads and of_text and of_heads != of_text:
         raise AttnscopeError(

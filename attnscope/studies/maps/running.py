@@ -1,12 +1,14 @@
-"""Run a model on its input, and return its maps: outline the record, probe one pass, lay out the weights.
+"""Run a model on its input, and return its maps, exact or pooled.
 
-Exact maps and pooled ones share all of this. What a user asks for, and in which words, is the business of `study`.
+First the record is outlined: all of it but its weights. Then one pass with a probe fills it. `study` has what users
+call.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,7 +19,7 @@ from attnscope.host import require_memory
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.maps import spans
+from attnscope.questions.maps import HeadMaps, spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of
@@ -32,16 +34,13 @@ if TYPE_CHECKING:
     from attnscope.core.attention.seam import Kind, Probe
 
 CELLS = 256
-"""Rows and columns of cells, at most: what a figure can show and a reader can see."""
+"""The most rows and columns of cells, unless a user says otherwise: a figure shows no more."""
 
 LEAST_FAR = 32
 """A link is far where query and key are more than a cell apart, and at least this many tokens."""
 
 N_LINKS = 10
-"""Links that are kept of each head."""
-
-_SHARED = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_heads")
-"""Fields that a pooled map has of the whole one."""
+"""How many far links are kept of each head."""
 
 
 # The record without weights
@@ -50,70 +49,33 @@ _SHARED = ("kind", "heads", "queries", "keys", "n_layers", "n_heads", "n_kv_head
 def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
     """Return the record as it will be, without weights: a map for each kind of attention that has a chosen head.
 
-    For speech it is the cross-attention alone; of pictures among words, patches are keys alone.
+    Of speech with a transcript it is the cross-attention alone; of pictures among words, patches are keys alone.
 
     Raises:
-        AttnscopeError: A part is asked for that the text does not have, or of several maps; or no head is chosen.
+        AttnscopeError: `cut` asks for a part that the text does not have, or of several maps; or no head is chosen.
     """
     if cut and (len(info.kinds) > 1 or reading.axes):
         raise AttnscopeError(
             f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
             "leave out --rows and --cols",
         )
-    # Models with cross-attention to pictures begin with that; speech has the frames with sound as keys.
+    # Models with cross-attention to pictures have that first.
     kinds = tuple(reading.axes) or info.kinds
-    n_heard = None
     if reading.sound is not None and reading.target is not None:
         kinds = ("cross",)
-        n_heard = len(reading.sound.envelope)
-    notes = list(reading.notes)
     maps: list[AttentionMap] = []
     for kind in kinds:
-        kind_index = info.kinds.index(kind)
-        known: Sequence[int] = range(info.n_layers[kind_index])
-        if kind in reading.axes:
-            known = reading.axes[kind].layers
-        # Its chosen layers and heads.
-        layers = tuple(layer for layer in chosen.layers if layer in known)
-        heads = tuple(head for head in chosen.heads if head < info.n_heads[kind_index])
-        if not (layers and heads):
-            if kind == kinds[0] == "cross":
-                raise AttnscopeError(
-                    f"{info.name} has no cross-attention in the layers and heads that are chosen",
-                    f"it has layers {spans(known)} of {info.n_heads[kind_index]} heads",
-                )
-            continue
-        # The tokens at both sides, of which a part may be kept.
-        queries, keys = reading.queries_and_keys(kind)
-        rows = slice(reading.after_pictures, len(queries))
-        columns = slice(0, n_heard or len(keys))
-        # Without --rows the queries stay those after the pictures.
-        if cut:
-            cut_rows, columns = cut.within(len(queries), len(keys))
-            if cut.rows is not None:
-                rows = cut_rows
-        if cut and not reading.pictures:
-            notes.append(
-                f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
-                f"{columns.stop - 1} of {len(keys)} tokens; weights are those of the whole"
-            )
-        # Where the part stands in the whole, and how large that is.
-        part = None
-        if cut or rows.start > 0 or n_heard is not None:
-            part = (rows.start, columns.start, len(queries), len(keys))
-        maps.append(
-            AttentionMap(
-                kind=kind,
-                layers=layers,
-                heads=heads,
-                weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
-                queries=queries.take(np.arange(rows.start, rows.stop)),
-                keys=keys.take(np.arange(columns.start, columns.stop)),
-                n_layers=info.n_layers[kind_index],
-                n_heads=info.n_heads[kind_index],
-                n_kv_heads=info.n_kv_heads[kind_index],
-                part=part,
-            )
+        # If the first map is of cross-attention, it is what the user asks for.
+        is_needed = kind == kinds[0] == "cross"
+        attention = _outline_map(info, reading, chosen, cut, kind, is_needed=is_needed)
+        if attention is not None:
+            maps.append(attention)
+    notes = list(reading.notes)
+    if cut and not reading.pictures:
+        rows, columns = _slices_of(maps[0])
+        notes.append(
+            f"a part of the map: queries {rows.start} to {rows.stop - 1} and keys {columns.start} to "
+            f"{columns.stop - 1} of {len(reading.tokens)} tokens; weights are those of the whole"
         )
     return Heatmap(
         text=reading.text,
@@ -123,6 +85,55 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         picture=reading.picture,
         sound=reading.sound,
         pictures=reading.pictures,
+    )
+
+
+def _outline_map(
+    info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None, kind: str, *, is_needed: bool
+) -> AttentionMap | None:
+    """Return the map of a kind of attention without weights; None = none of the chosen heads is of this kind.
+
+    Raises:
+        AttnscopeError: The map is needed, and there is none.
+    """
+    # The chosen layers and heads of this kind; of cross-attention to pictures, not all layers have it.
+    kind_index = info.kinds.index(kind)
+    n_heads = info.n_heads[kind_index]
+    known_layers: Sequence[int] = range(info.n_layers[kind_index])
+    if kind in reading.axes:
+        known_layers = reading.axes[kind].layers
+    layers = tuple(layer for layer in chosen.layers if layer in known_layers)
+    heads = tuple(head for head in chosen.heads if head < n_heads)
+    if not (layers and heads):
+        if is_needed:
+            raise AttnscopeError(
+                f"{info.name} has no {kind}-attention in the layers and heads that are chosen",
+                f"it has layers {spans(known_layers)} of {n_heads} heads",
+            )
+        return None
+    # Of all tokens, keep the queries after pictures, and the frames with sound.
+    queries, keys = reading.queries_and_keys(kind)
+    rows = slice(reading.after_pictures, len(queries))
+    columns = slice(0, len(keys))
+    is_part = bool(cut) or rows.start > 0
+    if kind == "cross" and reading.sound is not None:
+        columns = slice(0, len(reading.sound.envelope))
+        is_part = True
+    if cut:
+        cut_rows, columns = cut.within(len(queries), len(keys))
+        if cut.rows is not None:
+            rows = cut_rows
+    return AttentionMap(
+        kind=kind,
+        layers=layers,
+        heads=heads,
+        weights=np.zeros((len(layers), len(heads), 0, 0), np.float32),
+        queries=queries.take(np.arange(rows.start, rows.stop)),
+        keys=keys.take(np.arange(columns.start, columns.stop)),
+        n_layers=info.n_layers[kind_index],
+        n_heads=n_heads,
+        n_kv_heads=info.n_kv_heads[kind_index],
+        part=(rows.start, columns.start, len(queries), len(keys)) if is_part else None,
     )
 
 
@@ -136,10 +147,10 @@ def run_model(
 
     Args:
         model: The model.
-        record: What `outline` made.
+        record: The record from `outline`.
         reading: What the model reads.
-        full_width: A dict to fill with what a single head over all of d_model would attend to in each layer, kind →
-            layer → (query, key); layers where it is not defined are missing. None = not wanted.
+        full_width: A dict to fill with the attention of a single head over all of d_model, kind → layer → (query, key);
+            layers where that is not defined are missing. None = not wanted.
 
     Raises:
         AttnscopeError: Weights are NaN, or do not fit into memory.
@@ -157,8 +168,8 @@ def run_model(
 
     kinds = tuple(cast("Kind", m.kind) for m in record.maps)
     if reading.axes or (record.maps[0].part is not None and model.info.path == "seam"):
-        # Keep only the part that is shown, for each kind, as kinds differ in queries and keys.
-        probes = {m.kind: _part_of(m) for m in record.maps}
+        # Keep only the part that is shown, by a probe for each kind, as kinds differ in queries and keys.
+        probes = {m.kind: _probe_part(m) for m in record.maps}
         run_probe(model, reading, probe_by_kind(probes))
     else:
         probe = Weights(layers, heads, kinds)
@@ -167,7 +178,7 @@ def run_model(
             probe.full = full_width
         run_probe(model, reading, probe)
         probes = dict.fromkeys(kinds, probe)
-    # Weights of the one text of the batch, (head, query, key), by layer.
+    # The weights of the one text of the batch by layer, (head, query, key).
     maps = []
     for m, kind in zip(record.maps, kinds, strict=True):
         weights = probes[kind].maps.get(kind, {})
@@ -177,14 +188,14 @@ def run_model(
 
 
 def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[int, ...] | None]:
-    """Return the layers and heads that one probe keeps for some maps; None = all heads, as layers may have fewer."""
+    """Return the layers and heads that one probe keeps for some maps; heads None = all, as layers may have fewer."""
     layers = sorted({layer for m in maps for layer in m.layers})
     if len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads:
         return layers, maps[0].heads
     return layers, None
 
 
-def _part_of(attention: AttentionMap) -> OfChosen[Tensor]:
+def _probe_part(attention: AttentionMap) -> OfChosen[Tensor]:
     """Return a probe that keeps the part of a map that is shown, (batch, chosen head, query, key), on the CPU."""
     import torch
 
@@ -212,7 +223,7 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
 
 
 def _slices_of(attention: AttentionMap) -> tuple[slice, slice]:
-    """Return which queries and keys of the whole a map holds."""
+    """Return which queries and which keys of the whole map are in a part of it."""
     query, key = attention.first
     return slice(query, query + len(attention.queries)), slice(key, key + len(attention.keys))
 
@@ -223,54 +234,29 @@ def _fill(
     probed_heads: Sequence[int] | None,
     info: ModelInfo,
 ) -> AttentionMap:
-    """Return the map with its weights, without layers that have no attention."""
-    layers = _layers_found(attention, by_layer)
-    weights = [by_layer[layer] for layer in layers]
+    """Return the outlined map with its weights.
+
+    Args:
+        attention: The map from `outline`.
+        by_layer: The weights of each layer that has attention, (probed head, query, key); of the part of the map that
+            is shown, or of the whole.
+        probed_heads: The numbers of the probed heads; None = all.
+        info: The facts of the model.
+    """
+    attention = _without_empty_layers(attention, by_layer)
+    weights = [by_layer[layer] for layer in attention.layers]
     # A model off the seam gives whole maps.
     if weights[0].shape[1:] != (len(attention.queries), len(attention.keys)):
         rows, columns = _slices_of(attention)
         weights = [each[:, rows, columns] for each in weights]
-    return replace(
-        attention, layers=layers, weights=_lay_heads(attention, layers, weights, probed_heads, info)
-    )
+    return replace(attention, weights=_lay_out(attention, weights, probed_heads, info))
 
 
-def _lay_heads(
-    attention: AttentionMap,
-    layers: Sequence[int],
-    numbers: Sequence[NDArray[Any]],
-    probed_heads: Sequence[int] | None,
-    info: ModelInfo,
-) -> NDArray[Any]:
-    """Return numbers of layers, each (head, ...) of the heads that were probed, as one array (layer, head, ...).
-
-    Heads that a layer lacks are NaN, or -1 in whole numbers.
+def _without_empty_layers(attention: AttentionMap, by_layer: Mapping[int, Any]) -> AttentionMap:
+    """Return the map without the layers that have no attention.
 
     Raises:
-        AttnscopeError: A number is NaN.
-    """
-    # (layer, head, ...), filled with what stands for a head that is not there.
-    shape = (len(layers), len(attention.heads), *numbers[0].shape[1:])
-    laid: NDArray[Any] = np.full(shape, np.nan, np.float32)
-    if np.issubdtype(numbers[0].dtype, np.integer):
-        laid = np.full(shape, -1, np.int32)
-    # Where the heads of the map stand in what was probed.
-    places = np.array(attention.heads)
-    if probed_heads is not None:
-        places = np.searchsorted(probed_heads, places)
-    for row, (layer, of_layer) in enumerate(zip(layers, numbers, strict=True)):
-        if np.isnan(of_layer).any():
-            raise refusal(info, (attention.kind, layer))
-        is_there = places < len(of_layer)
-        laid[row, is_there] = of_layer[places[is_there]]
-    return laid
-
-
-def _layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple[int, ...]:
-    """Return the layers of a map that have attention.
-
-    Raises:
-        AttnscopeError: None has.
+        AttnscopeError: None of its layers has attention.
     """
     layers = tuple(layer for layer in attention.layers if layer in by_layer)
     if not layers:
@@ -278,7 +264,37 @@ def _layers_found(attention: AttentionMap, by_layer: Mapping[int, Any]) -> tuple
             f"no attention in layers {spans(attention.layers)}: this model has none there",
             "choose other layers",
         )
-    return layers
+    return replace(attention, layers=layers)
+
+
+def _lay_out(
+    attention: AttentionMap,
+    of_layers: Sequence[NDArray[Any]],
+    probed_heads: Sequence[int] | None,
+    info: ModelInfo,
+) -> NDArray[Any]:
+    """Return the numbers of a map's layers, each (probed head, ...), as one array (layer, head, ...).
+
+    Heads that a layer lacks are NaN, or -1 in whole numbers. `probed_heads` None = all heads were probed.
+
+    Raises:
+        AttnscopeError: A number is NaN.
+    """
+    # Fill the array with what stands for a head that is not there.
+    shape = (len(of_layers), len(attention.heads), *of_layers[0].shape[1:])
+    laid_out: NDArray[Any] = np.full(shape, np.nan, np.float32)
+    if np.issubdtype(of_layers[0].dtype, np.integer):
+        laid_out = np.full(shape, -1, np.int32)
+    # The rows of the map's heads among the probed ones.
+    rows = np.array(attention.heads)
+    if probed_heads is not None:
+        rows = np.searchsorted(probed_heads, rows)
+    for layer_index, numbers in enumerate(of_layers):
+        if np.isnan(numbers).any():
+            raise refusal(info, (attention.kind, attention.layers[layer_index]))
+        is_there = rows < len(numbers)
+        laid_out[layer_index, is_there] = numbers[rows[is_there]]
+    return laid_out
 
 
 def _require_memory(record: Heatmap) -> None:
@@ -295,7 +311,7 @@ def _require_memory(record: Heatmap) -> None:
 
 
 def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> PooledHeatmap:
-    """Run a model, and return its maps pooled to at most so many rows and columns of cells.
+    """Run a model, and return its maps pooled to at most `cells` rows and columns of cells.
 
     Raises:
         AttnscopeError: The model's attention does not pass through the seam.
@@ -305,38 +321,32 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
             f"{model.info.name} does not pass its attention through the seam: only its whole maps can be seen",
             "--pool 0, on fewer tokens",
         )
-    whole = outline(model.info, reading, chosen)
     from attnscope.core.attention.pooling import pool_attention
     from attnscope.core.attention.probes import OfChosen
 
     # One pass, with a grid for each kind of attention.
+    whole = outline(model.info, reading, chosen)
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
-    layers_to_probe, heads = _layers_and_heads(whole.maps)
-    probe = OfChosen(
-        lambda call: pool_attention(call, grids[call.kind]), layers_to_probe, heads, tuple(grids)
-    )
+    layers, heads = _layers_and_heads(whole.maps)
+    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), layers, heads, tuple(grids))
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []
-    for m in whole.maps:
-        kind = cast("Kind", m.kind)
+    for (kind, grid), m in zip(grids.items(), whole.maps, strict=True):
         by_layer = probe.maps.get(kind, {})
-        layers = _layers_found(m, by_layer)
+        m = _without_empty_layers(m, by_layer)
+        shared = {field.name: getattr(m, field.name) for field in fields(HeadMaps)}
         arrays: dict[str, Any] = {}
         for name in PooledMap.ARRAYS:
-            numbers = [getattr(by_layer[layer], name)[0].numpy() for layer in layers]
-            arrays[name] = _lay_heads(m, layers, numbers, probe.heads, model.info)
-        grid = grids[kind]
-        shared = {name: getattr(m, name) for name in _SHARED}
-        far = -1 if grid.far is None else grid.far
+            numbers = [getattr(by_layer[layer], name)[0].numpy() for layer in m.layers]
+            arrays[name] = _lay_out(m, numbers, probe.heads, model.info)
         maps.append(
             PooledMap(
                 **shared,
                 **arrays,
-                layers=layers,
                 query_cell=grid.query_cell,
                 key_cell=grid.key_cell,
-                far_tokens=far,
+                far_tokens=-1 if grid.far is None else grid.far,
             )
         )
     return PooledHeatmap(text=whole.text, maps=tuple(maps), run=whole.run, picked=whole.picked)
@@ -348,12 +358,13 @@ def _grid(attention: AttentionMap, cells: int) -> Grid:
 
     from attnscope.core.attention.pooling import Grid
 
-    # As many tokens a cell as it takes, rounded up.
-    key_cell = -(-len(attention.keys) // cells)
+    # Tokens of a cell, rounded up.
+    query_cell = math.ceil(len(attention.queries) / cells)
+    key_cell = math.ceil(len(attention.keys) / cells)
     no_key = attention.keys.special.copy()
     no_key[0] = True  # heads that have nothing to do rest on the first token, special or not
     return Grid(
-        query_cell=-(-len(attention.queries) // cells),
+        query_cell=query_cell,
         key_cell=key_cell,
         n_links=N_LINKS,
         far=None if attention.kind == "cross" else max(key_cell, LEAST_FAR),

@@ -43,17 +43,14 @@ POOLED_OVER = 400
 
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
     """Load a model, and run it on a text, a photo or a recording, as `attnscope heatmap` does."""
-    # Check the options before the model loads.
+    # Check the options, and read the list of words, before the model loads.
     options.require_for(given)
     words: Sequence[str] = ()
     if options.words_from is not None:
         words = read_text(None, options.words_from).split()
         options = replace(options, words=True)
-    if isinstance(given, Prompt) and not options.pooled:
-        model = loading.load_to_look(spec, [given])
-    else:
-        model = loading.load(spec)
-    record = look(model, given, options, words)
+    prompts = [given] if isinstance(given, Prompt) and not options.pooled else None
+    record = look(loading.load_to_look(spec, prompts), given, options, words)
     if isinstance(record, Heatmap):
         require_query(record, options.query)
     return record
@@ -73,7 +70,7 @@ def look(
         given: What it reads.
         options: What is asked of its maps.
         words: Words whose tokens are merged, where the tokenizer leaves them apart.
-        tell: Is told each note on what was read otherwise than it was given.
+        tell: Called with each note on what the model reads in place of what it was given.
     """
     # Check what is chosen, then read.
     model = reader_of(model, given)
@@ -90,29 +87,29 @@ def look(
     cells = options.pooled
     needs_exact = options.of_exact_maps != MapOptions()
     can_pool = isinstance(given, Prompt) and model.info.path == "seam" and not needs_exact
-    if cells is None and can_pool and max(len(reading.tokens), len(reading.target or ())) > POOLED_OVER:
+    n_tokens = max(len(reading.tokens), len(reading.target or ()))
+    if cells is None and can_pool and n_tokens > POOLED_OVER:
         cells = CELLS
     if cells:
         return pool_maps(model, reading, chosen, cells)
     # Run the model, then change the maps as asked.
     record = run_model(model, outline(model.info, reading, chosen, options.cut), reading)
-    record = replace(record, top=options.cut.top)  # weights of each query that are written; 0 = all
+    record = replace(record, top=options.cut.top)
     if options.times:
         record = time_words(record, followed)
     return apply_changes(record, options)
 
 
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
-    """Return the name of the record's own folder: `<model>-<slug of the text>-<8 hex of text, model and options>`.
+    """Return the name of the folder for a record's figures: `<model>-<text>-<8 hex digits>`.
 
-    The same figures have the same name.
+    The digits are a hash of all that figures depend on, so that the same figures have the same name.
     """
-    # How it is drawn, and which part.
+    # How it is drawn, and which part. Options with their default values do not count: so a new option renames nothing.
     drawn_as: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
-    names = ("colours", "smooth", "layout", *SIZES)
-    for name in names:
+    for name in ("colours", "smooth", "layout", *SIZES):
         value = getattr(style, name)
-        if value != getattr(Style, name):  # the default
+        if value != getattr(Style, name):
             drawn_as[name] = value
     if isinstance(record, PooledHeatmap):
         drawn_as["cells"] = list(record.maps[0].cells.shape[2:])
@@ -123,7 +120,7 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
         hashlib.sha256(picture.pixels.tobytes()).hexdigest()
         for picture in getattr(record, "pictures", ())
     ]
-    parts = [
+    hashed = [
         record.text,
         [m.queries.ids.tolist() for m in record.maps],
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
@@ -134,7 +131,7 @@ def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) ->
         *pictures,
         sorted(drawn_as.items()),
     ]
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps(hashed).encode()).hexdigest()[:8]
     return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{digest}")
 
 
@@ -188,8 +185,8 @@ def heatmap(
         words=bool(words),
         pooled=0,
     )
-    listed = [] if isinstance(words, bool) else words
-    return _look(Heatmap, model, Prompt(text, **prompt), options, listed)
+    listed_words = [] if isinstance(words, bool) else words
+    return _look(Heatmap, model, Prompt(text, **prompt), options, listed_words)
 
 
 @with_plain_torch
@@ -349,17 +346,18 @@ def pooled_heatmap(
 def _look(
     kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()
 ) -> R:
-    """Return the maps, which are of this kind, and warn of what was read otherwise than it was given."""
-    # Past `with_plain_torch`.
+    """Return the maps, a record of the class `kind`; warn of what the model reads in place of what it was given."""
+    # Warnings point at the caller of `heatmap`, whose decorator is one of the levels.
     record = look(model, given, options, words, partial(warnings.warn, stacklevel=5))
     assert isinstance(record, kind)
     return record
 
 
 def apply_changes(record: Heatmap, changes: Tokens) -> Heatmap:
-    """Return the record as it is shown.
+    """Return the record as it is shown: the changes are made in a fixed order, each if it is asked for.
 
-    Special tokens are hidden but for a query's; then without sinks, by words, and as means over heads, layers or both.
+    Special tokens are hidden, but for rows of the query; sinks get nothing; tokens are merged into words; heads, layers
+    or both are averaged.
     """
     if changes.hide_special:
         record = record.hide_special(keep=changes.query)
