@@ -117,7 +117,7 @@ class HuggingFaceModel(Model):
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = raw.tokenizer
         if survey.beside and not isinstance(raw.tokenizer, WordlessTokenizer):
             hint = "give it one: --image photo.jpg"
-            self.tokenizer = WordlessTokenizer(raw.name, "reads words beside a picture alone", hint)
+            self.tokenizer = WordlessTokenizer(f"{raw.name} reads words beside a picture alone", hint)
         self._processor = raw.processor
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer

@@ -47,7 +47,10 @@ def main_input(model: PreTrainedModel) -> str:
 
 
 def input_name(model: PreTrainedModel) -> str:
-    """Return the name of a model's input; pixel_values for vision towers that name their language model's input."""
+    """Return the name of the input that a model takes.
+
+    That is pixel_values for vision towers whose main input is said to be their language model's.
+    """
     name = main_input(model)
     return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
 
@@ -55,7 +58,8 @@ def input_name(model: PreTrainedModel) -> str:
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """Return the token types with which PaliGemma reads a text causally, (batch, token); {} for other models.
 
-    Without it, its masks say one thing to eager attention and another to sdpa. Its prompts are all of the other type.
+    Without them, its masks say one thing to eager attention and another to sdpa. Its prompts beside pictures are all of
+    the other type.
     """
     return {"token_type_ids": torch.ones_like(ids)} if is_paligemma(model) else {}
 
@@ -68,8 +72,9 @@ def is_paligemma(model: PreTrainedModel) -> bool:
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
     """Return the noise that keeps an autoencoder's (ViT-MAE) patches in order, (batch, patch); {} for other models."""
     size = getattr(model.config, "patch_size", None)
-    if not accepts(model, "noise") or not isinstance(size, int):
+    if not (accepts(model, "noise") and isinstance(size, int)):
         return {}
+    # An autoencoder sorts patches by this noise, and hides the last ones.
     n_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
     return {"noise": torch.arange(n_patches, device=pixels.device).expand(len(pixels), -1)}
 
@@ -77,6 +82,7 @@ def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
 def hidden_states(output: Any) -> Tensor | None:
     """Return the last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
     for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
+        # One tensor, or a tuple of those of all layers.
         states = getattr(output, name, None)
         if states is not None and len(states):
             return states if isinstance(states, Tensor) else states[-1]
@@ -112,14 +118,11 @@ def pad_id(model: PreTrainedModel) -> int:
 
 
 def position_table(model: nn.Module) -> nn.Embedding | None:
-    """Return the table of learned positions, None if positions are not looked up."""
+    """Return the table of learned positions; None if positions are not looked up."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
-        if (
-            isinstance(module, nn.Embedding)
-            and ("position" in last or last == "wpe")
-            and "relative" not in last
-        ):
+        is_of_positions = ("position" in last and "relative" not in last) or last == "wpe"
+        if is_of_positions and isinstance(module, nn.Embedding):
             return module
     return None
 
@@ -127,13 +130,13 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 def max_tokens(model: PreTrainedModel) -> int | None:
     """Return the longest text a model takes, in tokens; None where there is no limit."""
     config = model.config.get_text_config()
-    # The limit that the configuration names; relative positions have none.
-    table = position_table(model)
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    limits = (getattr(config, name, None) for name in names)
-    limit = next((number for number in limits if isinstance(number, int)), None)
+    limits = [getattr(config, name, None) for name in names]
+    limit = next((number for number in limits if isinstance(number, int)), 0)
+    # Relative positions have no limit, whatever the configuration says.
+    table = position_table(model)
     is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
-    if limit is None or limit < 1 or is_relative:
+    if limit < 1 or is_relative:
         return None
     # RoBERTa's positions start behind the number of the padding token.
     if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
@@ -149,9 +152,9 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     inner = model.base_model
     if not isinstance(inner, PreTrainedModel):
         return model
-    # DINOv3's layers have the name that a base model has elsewhere: they do not take what the model does.
-    is_part = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
-    base = model if is_part else inner
+    # DINOv3's stack of layers has the name that a base model has elsewhere, but takes no pictures.
+    is_stack = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
+    base = model if is_stack else inner
     if base.config.is_encoder_decoder and reads_text(base) and not accepts(base, "decoder_input_ids"):
         # UMT5EncoderModel keeps the configuration of the whole; its encoder has one of its own.
         encoder = getattr(base, "encoder", None)
@@ -165,7 +168,7 @@ def reads_text(base: PreTrainedModel) -> bool:
 
 
 def reads_words(base: PreTrainedModel) -> bool:
-    """Return whether a model takes token numbers, in its decoder at least."""
+    """Return whether a model takes token numbers, if only in its decoder."""
     return reads_text(base) or accepts(base, "decoder_input_ids")
 
 
@@ -203,25 +206,23 @@ def listens(base: PreTrainedModel) -> bool:
 
 
 def takes_recordings(base: PreTrainedModel) -> bool:
-    """Return whether a model takes recordings in one of these ways."""
+    """Return whether a model takes recordings, as Whisper or as wav2vec 2.0 does."""
     return hears(base) or listens(base)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why."""
-    if sees_pictures(base) or (
-        base.main_input_name == "pixel_values" and not accepts(base, "decoder_input_ids")
-    ):
-        return WordlessTokenizer(
-            name, "sees pictures, and reads no text", "attnscope heatmap --image photo.png"
-        )
-    if takes_recordings(base):
-        return WordlessTokenizer(
-            name, "hears recordings, and reads no text", "attnscope heatmap --audio speech.wav"
-        )
-    return WordlessTokenizer(
-        name, f"reads {main_input(base)}, and no text", "models of text, pictures and sound can be shown"
-    )
+    reads_no_target = not accepts(base, "decoder_input_ids")
+    if sees_pictures(base) or (base.main_input_name == "pixel_values" and reads_no_target):
+        reason = "sees pictures, and reads no text"
+        hint = "attnscope heatmap --image photo.png"
+    elif takes_recordings(base):
+        reason = "hears recordings, and reads no text"
+        hint = "attnscope heatmap --audio speech.wav"
+    else:
+        reason = f"reads {main_input(base)}, and no text"
+        hint = "models of text, pictures and sound can be shown"
+    return WordlessTokenizer(f"{name} {reason}", hint)
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
@@ -232,7 +233,8 @@ def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     tower = getattr(base, "text_model", None)
     if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
         return None
-    return base_of(tower) if reads_text(base_of(tower)) else None
+    tower = base_of(tower)
+    return tower if reads_text(tower) else None
 
 
 def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
@@ -245,9 +247,10 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
     tower: Any = getattr(base, "vision_model", None) if is_beside else None
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
-    return (
-        base_of(tower) if isinstance(tower, PreTrainedModel) and sees_pictures(base_of(tower)) else None
-    )
+    if not isinstance(tower, PreTrainedModel):
+        return None
+    tower = base_of(tower)
+    return tower if sees_pictures(tower) else None
 
 
 def quantisation(config: Any) -> str:
@@ -261,13 +264,11 @@ def quantisation(config: Any) -> str:
 
 
 def notes_on_quantisation(config: Any) -> tuple[str, ...]:
-    """Return the note on a model whose configuration says that its weights are quantised."""
+    """Return the note on a model whose configuration says that its weights are quantised; () on others."""
     how = quantisation(config)
-    return (
-        (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",)
-        if how
-        else ()
-    )
+    if not how:
+        return ()
+    return (f"Its configuration says that its weights are {how}: the maps show the weights as loaded.",)
 
 
 # Adapters -------------------------------------------------------------------------------------------------------
@@ -281,6 +282,11 @@ class Adapter:
     """An adapter of peft (LoRA and its kin) that is part of a model.
 
     One from files is merged into the weights, so that nothing of what is shown depends on how peft computes it.
+
+    Attributes:
+        name: Of its folder, or as peft calls it; "" = there is none.
+        sha256: Of its weights; "" where it is not from files.
+        note: What a user must know of it.
     """
 
     name: str = ""
@@ -302,7 +308,11 @@ def require_peft(folder: Path) -> None:
 
 
 def merge(model: PreTrainedModel, folder: Path) -> Adapter:
-    """Merge the adapter in a folder into a model with its head, if it has one."""
+    """Merge the adapter in a folder into a model with its head, if it has one; return what was merged.
+
+    Raises:
+        AttnscopeError: It does not fit the model, or changes more than weights.
+    """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     path = folder / _WEIGHTS
@@ -316,15 +326,14 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         heads: set[str] = set()
         if not {name.removeprefix(_PREFIX).partition(".")[0] for name in weights} <= {*model._modules}:
             target = model.base_model  # type: ignore[assignment]
-            within = f"{_PREFIX}{target.base_model_prefix}."
-            inside = {
-                _PREFIX + name.removeprefix(within): w
-                for name, w in weights.items()
-                if name.startswith(within)
-            }
-            if inside:
-                heads = {name.split(".")[2] for name in weights if not name.startswith(within)}
-                weights = inside
+            prefix = f"{_PREFIX}{target.base_model_prefix}."
+            of_base = {}
+            for name, weight in weights.items():
+                if name.startswith(prefix):
+                    of_base[_PREFIX + name.removeprefix(prefix)] = weight
+            if of_base:
+                heads = {name.split(".")[2] for name in weights if not name.startswith(prefix)}
+                weights = of_base
 
         # peft is to leave no weights beside those of the target.
         config.task_type = None
@@ -346,14 +355,10 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
             "name the model it was made for",
         ) from error
     sha256 = file_sha256(path)
-    left_out = (
-        f"; its {', '.join(sorted(heads))} is left out, for attention does not depend on it"
-        if heads
-        else ""
-    )
-    return Adapter(
-        folder.name, sha256, f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in{left_out}."
-    )
+    note = f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in"
+    if heads:
+        note += f"; its {', '.join(sorted(heads))} is left out, for attention does not depend on it"
+    return Adapter(folder.name, sha256, f"{note}.")
 
 
 def unwrap(model: Any) -> tuple[Any, Adapter]:
@@ -370,11 +375,9 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
     names = {name for part in parts for name in part.merged_adapters}
     names |= {name for part in parts if not part.disable_adapters for name in part.active_adapters}
     name = "+".join(sorted(names))
-    note = (
-        f"Adapter {name} is active."
-        if name
-        else "The model's adapters are switched off: this is the base."
-    )
+    note = "The model's adapters are switched off: this is the base."
+    if name:
+        note = f"Adapter {name} is active."
     return model, Adapter(name, note=note)
 
 
@@ -391,8 +394,14 @@ def _require_merging(config: Any, name: str) -> None:
 
 
 @contextlib.contextmanager
-def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterator[None]:
-    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is."""
+def in_one_line(name: str, failure: str = "does not run", hint: str = "") -> Iterator[None]:
+    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is.
+
+    Args:
+        name: The model.
+        failure: What it does not do, such as "cannot be read".
+        hint: What to do about it.
+    """
     try:
         yield
     except AttnscopeError:
@@ -401,20 +410,20 @@ def in_one_line(name: str, what: str = "does not run", hint: str = "") -> Iterat
         if is_out_of_memory(error) or _is_ours(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
-        raise AttnscopeError(f"{name} {what}: its own code says {reason}", hint) from error
+        raise AttnscopeError(f"{name} {failure}: its own code says {reason}", hint) from error
 
 
-def load_errors(what: str, folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Within it, whatever transformers raises on files that it does not understand becomes one line."""
+def load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Within it, whatever transformers raises on the files of a part, such as "tokenizer", becomes one line."""
     return as_failure(
-        f"cannot load the {what} in {folder}", "get its files again, or install what it needs"
+        f"cannot load the {part} in {folder}", "get its files again, or install what it needs"
     )
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Return whether something outside of transformers raised it: a probe, say, which is not the model's own code.
+    """Return whether code outside of transformers raised an error: a probe, say, which is not the model's own code.
 
-    Torch only passes on what its caller did. That a model was called with what it does not take is the model's.
+    An error that torch raises is its caller's. One of a call with arguments that a model does not take is the model's.
     """
     # The last frame outside of torch is the one whose call failed.
     caller = ("", "")

@@ -2,9 +2,10 @@
 
 transformers lets a model look up its attention function and its mask function by name. Both are registered here, once
 a process, under two names, for two dialects: models that know torch's scaled_dot_product_attention leave out masks that
-plain causality can stand for; the others hand over every mask whole, and none means that every key may be seen. What
-happens at the seam is decided by the run in progress (a context
-variable, so that threads do not see each other's); where none is, the function is plain attention.
+plain causality can stand for; the others hand over every mask whole, and none means that every key may be seen.
+
+What happens at the seam is decided by the run in progress (a context variable, so that threads do not see each
+other's). Outside of a run, the function is plain attention.
 
 For long texts the mask functions do not write out which query may attend to which key, which takes gigabytes at 32,000
 tokens: they hand over the padding alone, (batch, 1, 1, key), and remember what else the model asked for, causality or a
@@ -41,7 +42,7 @@ from transformers.masking_utils import (
 
 from attnscope.core.attention.precision import without_autocast
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Probe, attend, attend_with_weights
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
 from attnscope.models.turns import take_turn
@@ -50,37 +51,15 @@ LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
 """The names of our attention and mask functions among transformers' implementations."""
 
-_HARMLESS = frozenset(
-    {
-        # What only other kernels read: packed sequences, and windows that the mask holds already.
-        *(
-            "cu_seq_lens_q",
-            "cu_seq_lens_k",
-            "max_length_q",
-            "max_length_k",
-            "sliding_window",
-            "deterministic",
-        ),
-        # What a model passes down to everything below it, and that no attention function of transformers reads.
-        *(
-            "position_ids",
-            "cache_position",
-            "use_cache",
-            "output_attentions",
-            "output_hidden_states",
-            "return_dict",
-        ),
-        *(
-            "output_router_logits",
-            "num_items_in_batch",
-            "position_embeddings",
-            "token_type_ids",
-            "mm_token_type_ids",
-        ),
-    }
+# What only other kernels read: packed sequences, and windows that the mask holds already.
+_OF_KERNELS = "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k sliding_window deterministic"
+# What a model passes down to everything below it, and that no attention function of transformers reads.
+_PASSED_DOWN = (
+    "position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
+    "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids"
 )
+_HARMLESS = frozenset([*_OF_KERNELS.split(), *_PASSED_DOWN.split()])
 """Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
-
 
 LIGHT_FROM = 1024
 """Tokens from which masks are handed over by key alone, where the model understands that."""
@@ -88,10 +67,15 @@ LIGHT_FROM = 1024
 
 @dataclass(frozen=True)
 class Light:
-    """The rule that a mask by key alone leaves out."""
+    """The rule that a mask by key alone leaves out.
 
-    is_causal: bool  # whether query i sees keys 0..i only
-    window: int | None  # query i sees keys less than this many tokens away only; None = all
+    Attributes:
+        is_causal: Whether query i sees keys 0..i only.
+        window: Query i sees only keys that are less than so many tokens away; None = all.
+    """
+
+    is_causal: bool
+    window: int | None
 
 
 Plan = Mapping[nn.Module, Sequence[Place]]
@@ -100,34 +84,55 @@ Plan = Mapping[nn.Module, Sequence[Place]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One attention as a rehearsal saw it; of one that a model gives out itself, the weights alone are known."""
+    """One attention as a rehearsal saw it; of one that a model gives out itself, the weights alone are known.
 
-    weights: Tensor  # (batch, head, query, key)
+    Attributes:
+        weights: (batch, head, query, key)
+        module: The module that computes it.
+        call: What reached the seam; its layer and kind mean nothing yet.
+        window: The sliding window that the module named, in tokens; None where it named none.
+    """
+
+    weights: Tensor
     module: nn.Module | None = None
-    call: AttentionCall | None = None  # its layer and kind mean nothing yet
-    window: int | None = None  # the sliding window that the module named, in tokens
+    call: AttentionCall | None = None
+    window: int | None = None
 
 
 @dataclass(eq=False)
 class _Run:
-    """One forward pass of one model in one thread: a rehearsal, or with a probe."""
+    """One forward pass of one model in one thread: a rehearsal, or with a probe.
 
-    probe: Probe | None = None  # None = a rehearsal, which keeps what it sees
-    # Calls of each module that are to come.
+    Attributes:
+        probe: What happens at the seam; None = a rehearsal, which keeps what it sees.
+        waiting: Module -> which attentions it has yet to compute, in their order.
+        beside: Whether modules that `waiting` does not name may attend too, unseen by the probe.
+        light_from: Keys from which masks are handed over by key alone; None = never.
+        masks: In a run with light masks, the masks that were handed over, each with the rule that it leaves out; None
+            of one that is written out.
+        seen: What a rehearsal saw.
+    """
+
+    probe: Probe | None = None
     waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)
     beside: bool = False
     light_from: int | None = None
-    light: list[tuple[Tensor, Light]] = field(default_factory=list)
+    masks: list[tuple[Tensor, Light | None]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
-    def __call__(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
+    def attend(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
+        """Return what a module's attention puts out, (batch, head, query, d_value), by the probe if there is one."""
         if self.probe is not None:
             return self.probe(call)
         output, weights = attend_with_weights(call)
         self.seen.append(Seen(weights, module, call, window))
         return output
 
-    def place(self, module: nn.Module) -> Place:
+    def next_place(self, module: nn.Module) -> Place:
+        """Return which attention a module computes now, and wait for it no longer.
+
+        In a rehearsal that is not known yet: attentions are counted.
+        """
         if self.probe is None:
             return "encoder", len(self.seen)
         if not self.waiting.get(module):
@@ -137,7 +142,8 @@ class _Run:
             )
         return self.waiting[module].pop(0)
 
-    def check_complete(self) -> None:
+    def require_complete(self) -> None:
+        """Refuse a run in which an attention that the plan names was not computed."""
         missing = next(itertools.chain(*self.waiting.values()), None)
         if missing is not None:
             kind, layer = missing
@@ -168,17 +174,18 @@ def perform(
 ) -> Any:
     """Run a model with the probe at the seam of every attention; return the output of its forward.
 
-    It must compute the attentions that the plan says, and leave as they are masks that say less than it seems.
-
     Args:
         model: The model.
-        inputs: What its forward gets.
+        inputs: The arguments of its forward.
         plan: Which call is which layer, of the calls that the forward makes.
         probe: What happens at the seam.
         light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
         through: What is called instead of the model, to run it: with a head on top, say, or only in part.
         beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
             tokens of pictures.
+
+    Raises:
+        AttnscopeError: The model computes other attentions than the plan names, or changes a light mask.
     """
     waiting = {module: list(places) for module, places in plan.items()}
     return _forward(model, through or model, inputs, _Run(probe, waiting, beside, light_from))
@@ -187,13 +194,14 @@ def perform(
 def _forward(
     model: PreTrainedModel, function: Callable[..., Any], inputs: Mapping[str, Any], run: _Run
 ) -> Any:
+    """Return the output of a function that calls the model, as part of a run."""
     with use_attention(model, implementation_for(model)):
         token = _run.set(run)
         try:
             output = function(**inputs)
         finally:
             _run.reset(token)
-    run.check_complete()
+    run.require_complete()
     return output
 
 
@@ -242,18 +250,21 @@ def attention_function(
             )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    # Find which layer this is. Attention beside the plan, as of what makes tokens of pictures, is no part of the run.
+    # Find which layer this is. Attention beside the plan, as in a tower that makes tokens of pictures, is no part of
+    # the run.
     run = _run.get()
     if run is not None and run.beside and module not in run.waiting:
         run = None
-    place: Place = ("encoder", 0) if run is None else run.place(module)
-    kind, layer = place
+    kind: Kind = "encoder"
+    layer = 0
+    if run is not None:
+        kind, layer = run.next_place(module)
     # Split masks and biases into booleans and finite floats: each broadcasts to (batch, head, query, key).
     light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
     if light is not None and light.window is None and mask is not None and bool(mask.all()):
-        # A mask that hides nothing keeps kernels from their fastest way. One beside a window stays: probes that work
-        # out once what calls with the same mask share must not take a windowed layer for a whole one.
+        # Leave out a mask that hides nothing: it keeps kernels from their fastest way. One beside a window stays, for
+        # probes reuse what they worked out for a mask, and must not take a windowed layer for one without.
         mask = None
     more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     # A query, key or value with a batch of 1 is shared by all texts.
@@ -277,7 +288,7 @@ def attention_function(
         dropout_p=dropout if run is None else 0.0,
     )
     # (batch, head, query, d_value) -> (batch, query, head, d_value), as transformers expects it.
-    output = attend(call) if run is None else run(module, call, others.get("sliding_window"))
+    output = attend(call) if run is None else run.attend(module, call, others.get("sliding_window"))
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -331,21 +342,25 @@ def implementation_for(model: PreTrainedModel) -> str:
 
 
 def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """Return a mask as transformers' own function makes it, or a light one in a run that takes them."""
+    """Return a mask as transformers' own function makes it, or a light one of many keys in a run that takes them."""
     run = _run.get()
-    n_keys = int(request["kv_length"])
-    if run is None or run.light_from is None or n_keys < run.light_from:
+    if run is None or run.light_from is None:
         return written_out(**request)
-    # A light mask needs a rule that two words can say, and padding by key.
-    rule = _rule(request)
+    # A light mask needs a rule of causality and windows alone, and padding by key.
+    n_keys = int(request["kv_length"])
+    rule = _rule(request) if n_keys >= run.light_from else None
     padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if padding is None:
         padding = torch.ones(int(request["batch_size"]), n_keys, device=request.get("device", "cpu"))
+    mask: Tensor | None
     if rule is None or padding.ndim != 2:
-        return written_out(**request)
-    # The padding alone, (batch, 1, 1, key); `_light_of` finds the rule by this very tensor.
-    mask = padding.bool()[:, None, None, :n_keys].clone()
-    run.light.append((mask, rule))
+        rule = None
+        mask = written_out(**request)
+    else:
+        # The padding alone: (batch, 1, 1, key)
+        mask = padding.bool()[:, None, None, :n_keys].clone()
+    if mask is not None:
+        run.masks.append((mask, rule))
     return mask
 
 
@@ -360,16 +375,17 @@ def _rule(request: Mapping[str, Any]) -> Light | None:
         return None
     is_causal = False
     windows: list[int] = []
-    # A conjunction of functions, each of which must allow a key; values that made a function stand in its closure.
-    waiting = [request.get("mask_function", causal_mask_function)]
-    for function in waiting:
+    # A conjunction of functions, each of which must allow a key. The list grows by the parts of conjunctions.
+    functions = [request.get("mask_function", causal_mask_function)]
+    for function in functions:
         code = getattr(function, "__code__", None)
+        # The values that a function was made of stand in its closure.
         if code is _AND:
-            waiting += inspect.getclosurevars(function).nonlocals["mask_functions"]
-        elif code in (_WINDOW, _BIDIRECTIONAL_WINDOW):
-            # The one says "less than", the other "at most".
-            is_wider = code is _BIDIRECTIONAL_WINDOW
-            windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"] + is_wider)
+            functions += inspect.getclosurevars(function).nonlocals["mask_functions"]
+        elif code is _WINDOW:  # less than so many tokens away
+            windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"])
+        elif code is _BIDIRECTIONAL_WINDOW:  # at most so many
+            windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"] + 1)
         elif function is causal_mask_function:
             is_causal = True
         elif function is not bidirectional_mask_function:
@@ -384,17 +400,14 @@ def _rule(request: Mapping[str, Any]) -> Light | None:
 def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
     """Return the rule behind a light mask; None for masks that say it all.
 
-    In a run with light masks any other is refused: it may be what the model made of a light one.
+    Where light masks were handed over, one that was not is refused: it may be what the model made of a light one.
     """
-    if mask is None or not run.light:
+    if mask is None or all(rule is None for _, rule in run.masks):
         return None
-    for issued, rule in run.light:
-        # A view of it, as of the first so many keys, is the same mask.
-        if (
-            mask.data_ptr() == issued.data_ptr()
-            and mask.shape[-1] == issued.shape[-1]
-            and mask.dtype == torch.bool
-        ):
+    for issued, rule in run.masks:
+        # It is the same mask, or a view of it, where it begins in the same place of memory.
+        is_same = mask.data_ptr() == issued.data_ptr() and mask.shape[-1] == issued.shape[-1]
+        if is_same and mask.dtype == issued.dtype:
             return rule
     raise AttnscopeError(
         f"{type(module).__name__} changes its mask before it attends, which is not known for texts of this length",
@@ -407,7 +420,7 @@ def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None
 
 _settings: "weakref.WeakKeyDictionary[nn.Module, dict[str, list[tuple[Any, str | None]]]]"
 _settings = weakref.WeakKeyDictionary()
-"""Model -> attention implementation -> what each of its configurations is to name for it."""
+"""Model -> attention implementation -> each of its configurations, and the name that it must hold for it."""
 
 
 @contextlib.contextmanager
@@ -426,7 +439,7 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
     )
     with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
         settings = _settings.setdefault(model, {})
-        # torch refuses to set requires_grad again on tensors made in inference mode, and they never learn.
+        # Tensors made in inference mode never learn, and torch refuses to set their requires_grad.
         learning = [
             parameter
             for parameter in model.parameters()
@@ -438,24 +451,29 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
                     module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
-            if (
-                isinstance(model, PreTrainedModel)
-                and implementation is not None
-                and implementation not in settings
-            ):
-                # transformers' own switch is slow but knows which parts can change: call it once, and keep its result.
-                model.set_attn_implementation(implementation)
-                # Classes chosen when the model was built look up "eager" alone anew, so every part must name it.
-                dark = implementation == "eager"
-                settings[implementation] = [
-                    (c, implementation if dark else c._attn_implementation_internal) for c in configs
-                ]
-            for config, name in settings.get(implementation or "", ()):
-                config._attn_implementation_internal = name
+            if implementation is not None and isinstance(model, PreTrainedModel):
+                if implementation not in settings:
+                    settings[implementation] = _switch(model, configs, implementation)
+                for config, name in settings[implementation]:
+                    config._attn_implementation_internal = name
             yield
         finally:
             for parameter in learning:
                 parameter.requires_grad_(True)
+
+
+def _switch(
+    model: PreTrainedModel, configs: Sequence[Any], implementation: str
+) -> list[tuple[Any, str | None]]:
+    """Make a model use an attention implementation; return the name that each of its configurations then holds.
+
+    transformers' own switch is slow, but knows which parts can change: its result is kept.
+    """
+    model.set_attn_implementation(implementation)
+    # Classes chosen when the model was built look up "eager" alone anew, so every part must name it.
+    if implementation == "eager":
+        return [(config, implementation) for config in configs]
+    return [(config, config._attn_implementation_internal) for config in configs]
 
 
 def parts_of_config(*configs: Any) -> list[Any]:
@@ -502,7 +520,7 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     finally:
         np.random.set_state(of_numpy)  # noqa: NPY002
         for holder, content in before:
-            # No content that is to stay is ever away: another thread may be reading it.
+            # What is to stay is never taken out, not even for a moment: another thread may be reading it.
             if isinstance(holder, list):
                 holder[:] = content
                 continue

@@ -272,14 +272,15 @@ class NumbersTokenizer(_TokensOfNumbers):
 
 
 class WordlessTokenizer(NumbersTokenizer):
-    """Stands in where a model reads no text; says what it reads instead, and how it is given that."""
+    """Stands in where a model reads no text; its message says what the model reads, the hint how it is given that."""
 
     name = "none: it reads no text"
     note = ""
 
-    def __init__(self, model: str, what: str, option: str) -> None:
-        self._message = f"{model} {what}", option
+    def __init__(self, message: str, hint: str) -> None:
+        self._message = message
+        self._hint = hint
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Refuse a text."""
-        raise AttnscopeError(*self._message)
+        raise AttnscopeError(self._message, self._hint)
