@@ -19,6 +19,7 @@ from attnscope.models.hf.parts import (
     input_name,
     pad_id,
     patch_order,
+    setting,
     standing_arguments,
     vocab_size,
 )
@@ -195,8 +196,8 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             # w2v-BERT: frames of a spectrogram, two by two.
             return 12, config.feature_projection_input_dim
     # A spectrogram, whose sizes may stand in the configuration of the part that hears.
-    part = getattr(config, "encoder_config", None) or getattr(config, "audio_config", None) or config
-    n_bands = getattr(part, "num_mel_bins", None) or getattr(part, "input_feat_per_channel", None)
+    part = setting(config, "encoder_config", "audio_config") or config
+    n_bands = setting(part, "num_mel_bins", "input_feat_per_channel")
     if name != "input_features" or not n_bands:
         raise AttnscopeError(
             f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check",

@@ -65,33 +65,52 @@ from attnscope.models.turns import take_turn
 
 @dataclass(frozen=True, eq=False)
 class RawModel:
-    """A model with its tokenizer, processor and adapter, before its attention is surveyed."""
+    """A model with its tokenizer, processor and adapter, before its attention is surveyed.
 
-    model: PreTrainedModel  # with its head if it has one
+    Attributes:
+        model: With its head if it has one.
+        tokenizer: Makes tokens of texts, or refuses them.
+        name: What it is called.
+        source: Where its files are from, or "memory".
+        sha256: Of its weights; "" where it is not from files.
+        notes: What a user must know of how it was read.
+        processor: Makes pictures or sound into what the model reads; None where there is none.
+        adapter: What was merged into its weights.
+        hashes: Of its files, by which the verdict of the check is remembered; None = it is not.
+        again: Whether to compare, whatever is remembered.
+    """
+
+    model: PreTrainedModel
     tokenizer: HuggingFaceTokenizer | NumbersTokenizer
     name: str
     source: str = "memory"
     sha256: str = ""
-    notes: tuple[str, ...] = ()  # what a user must know of how it was read
-    processor: Any = None  # makes what it reads of pictures or sound; None where there is none
+    notes: tuple[str, ...] = ()
+    processor: Any = None
     adapter: Adapter = field(default_factory=Adapter)
-    hashes: Mapping[str, str] | None = (
-        None  # of its files, by which its verdict is remembered; None = it is not
-    )
-    again: bool = False  # whether to compare, whatever is remembered
+    hashes: Mapping[str, str] | None = None
+    again: bool = False
 
 
 class HuggingFaceModel(Model):
     """A loaded transformers model, as a Model.
 
-    `open_eyes` makes a model of what sees pictures, where that is another part of the same files; `open_viewer` of what
-    reads pictures and words, where that is more than this.
+    Args:
+        raw: The model with all that it came with.
+        base: The part of it that attends.
+        survey: What is known of its attention.
+        open_eyes: Makes a model of the part that sees pictures, where that is another one of the same files.
+        open_viewer: Makes a model of pictures and words together, where that is more than this.
+        memory: What is remembered of it; None = nothing.
 
     Attributes:
         model: The transformers model, with its head if it has one.
         base: The part of it that attends.
-        survey: What was found out of its attention.
+        survey: What is known of its attention.
         layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
+        at_seam: Whether all of its attention passes the seam.
+        vocabulary: The tokenizer that it came with.
+        tokenizer: The same, or one that refuses texts where they are read beside a picture alone.
         device: Where it takes its inputs.
         is_spread: Whether accelerate moves what its parts get.
     """
@@ -170,8 +189,10 @@ class HuggingFaceModel(Model):
 
         Tried once, remembered if so.
         """
-        if not self.at_seam or (self._memory is not None and self._memory.resumes):
-            return self.at_seam
+        if not self.at_seam:
+            return False
+        if self._memory is not None and self._memory.resumes:
+            return True
         _, inputs = examples(self.base)
         batch = Batch(inputs["input_ids"], target_ids=inputs.get("decoder_input_ids"))
         with torch.no_grad():
@@ -261,6 +282,7 @@ class HuggingFaceModel(Model):
 
     def _rerun(self, batch: Batch, logits: bool, last: int | None = None, *, resumes: bool) -> Rerun:
         def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
+            # Attentions of blocks before the first are not computed.
             plan = {}
             for module, places in self.survey.plan.items():
                 plan[module] = [place for place in places if block_of.get(place, first) >= first]
@@ -278,7 +300,7 @@ class HuggingFaceModel(Model):
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
         """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
-        # Where a text alone cannot be read, its tokenizer says why.
+        # Where texts alone cannot be read, a tokenizer for such models raises an error that says why.
         if self.survey.beside:
             self.tokenizer.encode("")
         if not reads_text(self.base):
@@ -286,12 +308,11 @@ class HuggingFaceModel(Model):
         batch = batch.to(batch.ids.device)
         inputs = self._padded("", batch.ids, batch.mask)
         inputs |= causal_types(self.base, batch.ids)
-        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
         segments = batch.segments
-        knows_segments = getattr(self.base.config, "type_vocab_size", 0) > 1 and accepts(
-            self.base, "token_type_ids"
-        )
-        if segments is not None and knows_segments and bool(segments.any()):
+        n_types = getattr(self.base.config, "type_vocab_size", 0)
+        knows_segments = n_types > 1 and accepts(self.base, "token_type_ids")
+        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        if knows_segments and segments is not None and bool(segments.any()):
             inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
             if batch.target_ids is None:
@@ -306,19 +327,23 @@ class HuggingFaceModel(Model):
         """Return token numbers, checked, with the model's own padding, and their mask if there is one."""
         if position_table(self.base) is not None:
             require_length(self.info, ids.shape[1])
-        inputs = {}
         if mask is not None:
             ids = ids.masked_fill(~mask, pad_id(self.base))
-            inputs[f"{prefix}attention_mask"] = mask.long()
         self.require_known(ids)
-        return {f"{prefix}input_ids": ids, **inputs}
+        inputs = {f"{prefix}input_ids": ids}
+        if mask is not None:
+            inputs[f"{prefix}attention_mask"] = mask.long()
+        return inputs
 
     def modules(self) -> list[nn.Module]:
         """Return the transformers model, without what it has on top for its task."""
         return [self.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """Return the block of each attention whose hidden states are its keys'; one that holds several is nobody's."""
+        """Return the block of each attention whose keys are made of that block's own hidden states.
+
+        Cross-attention has none; nor have attentions of which one block holds several.
+        """
         blocks: dict[Place, nn.Module] = {}
         n_attentions: Counter[nn.Module] = Counter()
         for module, places in self.survey.plan.items():
@@ -367,7 +392,10 @@ class HuggingFaceModel(Model):
         require_numbers(self.info, ids, vocab_size(self.base))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that the forward gets, on the model's device."""
+        """Return all arguments of the forward, on the model's device.
+
+        Lengths are checked: mixed ones may be refused, and one beyond a window is compared with eager attention first.
+        """
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
             if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
                 raise MixedLengthsError(
@@ -381,7 +409,10 @@ class HuggingFaceModel(Model):
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
     def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
-        """Return whether this run gets light masks: on long texts, where the model is known to understand them."""
+        """Return the keys from which this run gets light masks (`seam.Light`); None = it gets none.
+
+        Long texts get them, where the model is known to understand them.
+        """
         # accelerate moves masks from device to device, so that they are not known again.
         if count_tokens(inputs) < LIGHT_FROM or self.is_spread:
             return None
@@ -393,6 +424,7 @@ class HuggingFaceModel(Model):
 
 
 def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo:
+    """Return the facts on a model that `attnscope models` shows and that results keep."""
     return ModelInfo(
         name=raw.name,
         source=raw.source,
@@ -411,9 +443,7 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
         device=str(input_device(base)),
         checked=survey.checked,
         remembered=survey.remembered,
-        notes=tuple(
-            note for note in (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note) if note
-        ),
+        notes=tuple(filter(None, [raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note])),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
         head=describe_head(raw.model, base),
@@ -421,22 +451,22 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
 
 
 def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
-    """Return whether a rerun of one text from each block on is what a whole forward with the same change gives.
+    """Return whether a rerun of one text from a block on gives what a whole forward with the same change gives.
 
-    Tried with the first head of each attention taken out, on the text twice over.
+    It is tried from each block, with the first head of its attention taken out, on two copies of the text.
     """
     try:
         allowed = tolerance(base, len(rerun.calls))
         for place, call in rerun.calls.items():
-            # The first copy is as it is, of the second a head is taken out: (copy, head).
+            # The first copy is left as it is, of the second the first head is taken out: (copy, head).
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
             gate = Gate({place: factors})
-            short = rerun.again(gate, rerun.block([place]), 2)
-            long = rerun.again(gate, 0, 2)
-            for ours, theirs in ((short.hidden, long.hidden), (short.logits, long.logits)):
-                if ours is not None and theirs is not None:
-                    require_equal({}, {"hidden": ours}, {"hidden": theirs}, allowed)
+            resumed = rerun.again(gate, rerun.block([place]), 2)
+            whole = rerun.again(gate, 0, 2)
+            require_equal({}, {"hidden": resumed.hidden}, {"hidden": whole.hidden}, allowed)
+            if resumed.logits is not None and whole.logits is not None:
+                require_equal({}, {"hidden": resumed.logits}, {"hidden": whole.logits}, allowed)
     except Exception:  # a model may fail in any way where part of it is set aside
         return False
     return True

@@ -92,14 +92,21 @@ def hidden_states(output: Any) -> Tensor | None:
 # Sizes ----------------------------------------------------------------------------------------------------------
 
 
-def setting(config: Any, name: str) -> Any:
-    """Return a setting of a configuration; None where it has none, or one that differs between layers."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # transformers refuses to give one answer where layers differ
-        layers = getattr(config, "per_layer_config", None) or ()
-        values = {getattr(layer, name, None) for layer in layers}
-        return values.pop() if len(values) == 1 else None
+def setting(config: Any, *names: str) -> Any:
+    """Return the first of these settings that a configuration has and that is not 0 or empty; None where none is.
+
+    One that differs between layers counts as none.
+    """
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:  # transformers refuses to give one answer where layers differ
+            layers = getattr(config, "per_layer_config", None) or ()
+            values = {getattr(layer, name, None) for layer in layers}
+            value = values.pop() if len(values) == 1 else None
+        if value:
+            return value
+    return None
 
 
 def vocab_size(model: PreTrainedModel) -> int:
@@ -129,14 +136,12 @@ def position_table(model: nn.Module) -> nn.Embedding | None:
 
 def max_tokens(model: PreTrainedModel) -> int | None:
     """Return the longest text a model takes, in tokens; None where there is no limit."""
-    config = model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions")
-    limits = [getattr(config, name, None) for name in names]
-    limit = next((number for number in limits if isinstance(number, int)), 0)
+    limit = setting(model.config.get_text_config(), *names)
     # Relative positions have no limit, whatever the configuration says.
     table = position_table(model)
     is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
-    if limit < 1 or is_relative:
+    if not isinstance(limit, int) or limit < 1 or is_relative:
         return None
     # RoBERTa's positions start behind the number of the padding token.
     if table is not None and table.padding_idx is not None and table.num_embeddings == limit:

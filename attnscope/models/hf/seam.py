@@ -53,7 +53,7 @@ LIKE_EAGER = "attnscope_explicit"
 
 # What only other kernels read: packed sequences, and windows that the mask holds already.
 _OF_KERNELS = "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k sliding_window deterministic"
-# What a model passes down to everything below it, and that no attention function of transformers reads.
+# What a model hands on to everything below it, and that no attention function of transformers reads.
 _PASSED_DOWN = (
     "position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
     "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids"

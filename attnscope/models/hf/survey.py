@@ -270,11 +270,8 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
             names = [name.format(side) for name in _SIDE_LAYERS]
     else:
         config = config.get_text_config()
-    for name in names:
-        n_layers = setting(config, name)
-        if isinstance(n_layers, int):
-            return n_layers or None
-    return None
+    n_layers = setting(config, *names)
+    return n_layers if isinstance(n_layers, int) else None
 
 
 def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
@@ -283,7 +280,7 @@ def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
     A list that does not name all `n_layers` says nothing about any.
     """
     config = config.get_text_config()
-    types = setting(config, "layers_block_type") or setting(config, "layer_types") or ()
+    types = setting(config, "layers_block_type", "layer_types") or ()
     layers = []
     for layer, name in enumerate(map(str, types)):
         if name == "hybrid" or ("attention" in name and "linear" not in name):
@@ -301,7 +298,7 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
     # Weights that a model gives out have all heads of queries; only its configuration knows the others.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
     inner = config if config.is_encoder_decoder else config.get_text_config()
-    n_kv_heads = setting(inner, "num_key_value_heads") or setting(inner, "num_kv_heads")
+    n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         n_kv_heads = 1  # Falcon
     is_divisor = isinstance(n_kv_heads, int) and n_kv_heads and n_heads % n_kv_heads == 0
