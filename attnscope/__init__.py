@@ -30,13 +30,17 @@ __version__ = VERSION
 
 @cache
 def _public() -> dict[str, tuple[str, str]]:
-    """Return the module of each public name and its name there, as the stub beside this file defines them."""
+    """Return the module that defines each public name, and its name there, as the stub beside this file has them."""
     import ast
     from pathlib import Path
 
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-    lines = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
-    return {one.asname or one.name: (str(line.module), one.name) for line in lines for one in line.names}
+    public: dict[str, tuple[str, str]] = {}
+    for line in stub.body:
+        if isinstance(line, ast.ImportFrom):
+            for imported in line.names:
+                public[imported.asname or imported.name] = (str(line.module), imported.name)
+    return public
 
 
 def __getattr__(name: str) -> Any:

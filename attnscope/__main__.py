@@ -1,4 +1,4 @@
-"""The command `attnscope`, also as `python -m attnscope`: from its first line on Ctrl-C ends it in one line."""
+"""Run the command `attnscope`, also as `python -m attnscope`, so that Ctrl-C always ends it in one line."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ from attnscope.host import die_at_once, wait_for_imports
 
 def main() -> None:
     """Run the command line; see `attnscope.cli.main`."""
-    # Of NumPy's matrix products, which are small here, a second thread costs more than it gives; torch has its own.
+    # NumPy's matrix products are small here: more threads would cost more than they give. Torch has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # It is closed: print would write to stdout, and C into the next file that is opened.
+    # If stderr is closed, print would write to stdout, and C into the next file that is opened.
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # pathlib takes longer to load
     try:
@@ -18,7 +18,8 @@ def main() -> None:
         from attnscope.cli import main as run
 
         run()
-    except KeyboardInterrupt:  # before it began, or as it was to end: nothing is left to do
+    # Ctrl-C before the command began, or after its last line; else the command handles it.
+    except KeyboardInterrupt:
         os.write(2, b"error: interrupted\n")
         os._exit(130)  # as shells count: 128 + SIGINT
     finally:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options
 class Choice:
-    """The layers and heads that a user asked for."""
+    """The options for choosing layers and heads."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -45,46 +45,50 @@ class Choice:
 
     def within(self, info: ModelInfo) -> Chosen:
         """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
-        # Single heads name their layers as well.
-        layers, heads = self.layers, self.heads
+        layers = self.layers
+        heads = self.heads
+        picked = None
         if self.pick is not None:
-            layers = tuple(layer for layer, _ in self.pick)
-            heads = tuple(head for _, head in self.pick)
-        # Refuse numbers beyond the model, and empty lists.
-        n_layers, n_heads = max(info.n_layers), max(info.n_heads)
-        for what, numbers, n in (("layer", layers, n_layers), ("head", heads, n_heads)):
-            if numbers is None:
-                continue
-            beyond = [number for number in numbers if not 0 <= number < n]
-            if beyond or not numbers:
-                said = f"there is no {what} {beyond[0]}" if beyond else f"no {what} is chosen"
-                raise AttnscopeError(
-                    f"{said}: {info.name} has {n} {what}s", f"they are numbered 0 to {n - 1}"
-                )
-        # All layers or heads where none are named.
+            picked = tuple(dict.fromkeys(self.pick))
+            layers = tuple(layer for layer, _ in picked)
+            heads = tuple(head for _, head in picked)
         return Chosen(
-            tuple(sorted(set(range(n_layers) if layers is None else layers))),
-            tuple(sorted(set(range(n_heads) if heads is None else heads))),
-            None if self.pick is None else tuple(dict.fromkeys(self.pick)),
+            _within("layer", layers, max(info.n_layers), info.name),
+            _within("head", heads, max(info.n_heads), info.name),
+            picked,
         )
+
+
+def _within(noun: str, numbers: tuple[int, ...] | None, n: int, model_name: str) -> tuple[int, ...]:
+    """Return numbers of layers or heads in order, all n where None; refuse those beyond n, and an empty list."""
+    if numbers is None:
+        return tuple(range(n))
+    beyond = [number for number in numbers if not 0 <= number < n]
+    if beyond or not numbers:
+        reason = f"there is no {noun} {beyond[0]}" if beyond else f"no {noun} is chosen"
+        raise AttnscopeError(
+            f"{reason}: {model_name} has {n} {noun}s", f"they are numbered 0 to {n - 1}"
+        )
+    return tuple(sorted(set(numbers)))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The heads of a model that are kept: a block of layers x heads, and which of it are shown (None = all)."""
+    """The heads of a model that are kept: all heads of some numbers in some layers, of which all or some are shown."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
+    # The (layer, head) that are shown; None = all
     picked: tuple[tuple[int, int], ...] | None
 
     @property
     def n_heads(self) -> int:
-        """Return how many heads these are, if each of the layers has them."""
+        """Return how many heads are shown, if each layer has all of `heads`."""
         return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
 
 
 Span = tuple[int, int | None]
-"""Numbers from a first one up to, but without, another (None = the end): as a Python slice."""
+"""The first number of a range, and the one after its last (None = up to the end), as in a Python slice."""
 
 
 @options
@@ -120,7 +124,7 @@ class Tokens:
 
 @options
 class Between:
-    """From which part of a text to which other one attention is added up."""
+    """The options for adding up attention from one part of a text to another."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -142,7 +146,7 @@ class Between:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """Both, empty where none is asked for."""
+        """Return the part of the queries and the part of the keys; "" where none is asked for."""
         return self.from_part or "", self.to_part or ""
 
     def __bool__(self) -> bool:
@@ -151,7 +155,7 @@ class Between:
 
 @options
 class Cut:
-    """The part of a map that a user asked for."""
+    """The options for showing a part of a map."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -178,10 +182,13 @@ class Cut:
     def require(self) -> None:
         """Refuse a part with no token."""
         for name, span in (("rows", self.rows), ("cols", self.cols)):
-            if span is not None and (span[0] < 0 or (span[1] is not None and span[1] <= span[0])):
-                stop = "" if span[1] is None else span[1]
+            if span is None:
+                continue
+            start, stop = span
+            if start < 0 or (stop is not None and stop <= start):
+                written = f"{start}:" if stop is None else f"{start}:{stop}"
                 raise UsageError(
-                    f"{name} {span[0]}:{stop} hold no token",
+                    f"{name} {written} hold no token",
                     "from:to goes up and counts from 0, such as 1000:1064",
                 )
 
@@ -190,17 +197,22 @@ class Cut:
 
     def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
         """Return the chosen queries and keys of a map; refuse tokens that it lacks, and say how many it has."""
-        slices = []
-        for name, span, n in (("rows", self.rows, n_queries), ("cols", self.cols, n_keys)):
-            start, stop = span or (0, None)
-            stop = n if stop is None else stop
-            if stop > n or start >= n:
-                raise UsageError(
-                    f"{name} {start}:{stop} reach beyond the text's {n} tokens",
-                    f"they are 0:{n} at most",
-                )
-            slices.append(slice(start, stop))
-        return slices[0], slices[1]
+        return _slice("rows", self.rows, n_queries), _slice("cols", self.cols, n_keys)
+
+
+def _slice(name: str, span: Span | None, n: int) -> slice:
+    """Return the rows or columns of a map in a span, all n where None; refuse those beyond n."""
+    start, stop = span or (0, n)
+    if stop is None:
+        stop = n
+    if stop > n or start >= n:
+        raise UsageError(
+            f"{name} {start}:{stop} reach beyond the text's {n} tokens", f"they are 0:{n} at most"
+        )
+    return slice(start, stop)
+
+
+# What Python users give -------------------------------------------------------------------------------------------
 
 
 def choice_from(
@@ -208,10 +220,10 @@ def choice_from(
     heads: int | Sequence[int] | None,
     pick: Sequence[tuple[int, int]] | None,
 ) -> Choice:
-    """Return the choice that a Python user names, of layers and heads one or several.
+    """Return the options for layers and heads, one or several of each, and for pairs of layer and head.
 
     Raises:
-        AttnscopeError: What is to be picked are no pairs.
+        AttnscopeError: `pick` does not hold pairs.
     """
     try:
         pairs = None if pick is None else tuple((layer, head) for layer, head in pick)
@@ -223,15 +235,19 @@ def choice_from(
 
 
 def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    if numbers is None:
-        return None
-    return (numbers,) if isinstance(numbers, int) else tuple(int(number) for number in numbers)
+    """Return one or several numbers as a tuple."""
+    if isinstance(numbers, int):
+        return (numbers,)
+    return None if numbers is None else tuple(map(int, numbers))
 
 
 def span_from(span: Span | slice | None) -> Span | None:
-    """Return a span as Python users give it: as a pair, or a slice without a step."""
+    """Return a span that is a pair, or a slice without a step."""
+    if span is None:
+        return None
     if isinstance(span, slice):
         if span.step not in (None, 1):
             raise UsageError("rows and cols are taken one after another", "leave out the step")
         return span.start or 0, span.stop
-    return None if span is None else (int(span[0]), None if span[1] is None else int(span[1]))
+    start, stop = span
+    return int(start), None if stop is None else int(stop)

@@ -1,4 +1,7 @@
-"""Exceptions that a user sees as one line: a message, and a hint at what to do. `__main__` prints them."""
+"""Define the exceptions that a user sees as one line, a message and a hint, and make text safe to print.
+
+`attnscope.cli` prints them.
+"""
 
 import contextlib
 import difflib
@@ -8,7 +11,7 @@ from typing import Any
 
 
 class AttnscopeError(Exception):
-    """Something that the user can mend: bad input, a missing file, a model that cannot be shown truly.
+    """An error that the user can mend: bad input, a missing file, a model that cannot be shown truly.
 
     The command line prints it as one line and a hint, never as a traceback, and exits with 1.
 
@@ -31,13 +34,13 @@ class UsageError(AttnscopeError):
 
 
 def require_choice(what: str, name: str, known: Sequence[str]) -> None:
-    """Refuse a name that is none of those known: the hint is the likeliest of them, or lists them."""
+    """Refuse an unknown name by a UsageError; `what` says what it names, such as "engine"."""
     if name not in known:
         raise UsageError(f"there is no {what} {name!r}", suggest(name, known))
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a name that is none of those known: the likeliest of them, or all."""
+    """Return a hint for an unknown name: the known one that is most like it, or all of them."""
     close = difflib.get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
@@ -47,15 +50,18 @@ class RoundingError(AttnscopeError):
 
 
 def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
-    """Refuse numbers that differ from what the model computed by more than rounding explains; NaN fails.
+    """Refuse numbers that differ from what the model computed by more than rounding explains.
 
     Args:
-        what: What differs from what, such as "weights differ from the model's own".
+        what: The message, such as "weights differ from the model's own".
         difference: The largest difference.
-        rounding: The largest that rounding explains.
+        rounding: The largest difference that rounding explains.
         hint: What to do about it.
+
+    Raises:
+        RoundingError: The difference is larger, or NaN.
     """
-    if not difference <= rounding:
+    if not difference <= rounding:  # this is also true of NaN
         raise RoundingError(
             f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint
         )
@@ -70,19 +76,18 @@ _WANT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory ran out: the device's, which only torch knows, or the host's."""
-    if isinstance(error, MemoryError) or any(
-        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
-    ):
+    """Return whether an exception says that memory ran out, the device's or the host's. Torch is not loaded for it."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    if "MemoryError" in names or "OutOfMemoryError" in names:
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANT_OF_MEMORY)
 
 
 @contextlib.contextmanager
 def as_failure(failure: str, hint: str = "") -> Iterator[None]:
-    """Within it, whatever a library raises becomes one line: the failure and the reason. Our own errors stay.
+    """Turn whatever a library raises within the context into one line: the failure and the reason. Our own errors stay.
 
-    A panic of a library in Rust is no `Exception`; each library has one of its own, which none exports.
+    A panic of a library in Rust is no `Exception`, and its class is not exported, so it is known by its name.
     """
     try:
         yield
@@ -96,40 +101,44 @@ def as_failure(failure: str, hint: str = "") -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """Return a library's message in one line of at most 200 characters; the exception's name if it has none."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )[:200]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip()[:200]
 
 
 def safe(text: str) -> str:
-    """Text with nothing in it that a terminal would obey: it may come from anywhere, and is to be printed."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
-    )
+    """Return a text to print, in which characters that a terminal may obey are written as "<U+001B>"."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
-MOST_QUOTED, MOST_SAID = 80, 2000
-"""The most characters of an argument that a message quotes, and the most that a message has."""
+MOST_QUOTED = 80
+"""The most characters of a quotation in a message."""
+
+MOST_SAID = 2000
+"""The most characters of a message."""
 
 _LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
-_LONG_WORD = re.compile(r"\S{260,}")  # no name of a file is longer
+"""A quotation mark, what is quoted, and the same mark again."""
+
+_LONG_WORD = re.compile(r"\S{260,}")
+"""A word that is longer than the names of files may be."""
 
 
 def one_line(message: str) -> str:
-    """Return a message in one line, with nothing in it that a terminal would obey: names and texts come from anywhere.
+    """Return a message in one line, and safe to print: names and texts in it may come from anywhere.
 
-    Quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the end.
+    Long quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the
+    end.
     """
     line = " ".join(message.split())
-    line = _LONG_QUOTE.sub(
-        lambda quoted: f"{quoted[1]}{_shorten(quoted[2], MOST_QUOTED)}{quoted[1]}", line
-    )
-    return safe(_shorten(_LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line), MOST_SAID))
+    line = _LONG_QUOTE.sub(lambda quote: quote[1] + _shorten(quote[2], MOST_QUOTED) + quote[1], line)
+    line = _LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line)
+    return safe(_shorten(line, MOST_SAID))
 
 
 def _shorten(text: str, most: int) -> str:
+    """Return the beginning and the end of a text, with … between, if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most + most // 2 :]}"
 
 
@@ -147,8 +156,8 @@ def amount(n: int, one: str, several: str = "") -> str:
     """Return a count with its noun, such as "1 layer", "26 texts" or "1,024 tokens".
 
     Args:
-        n: How many.
-        one: What one of them is called.
-        several: What more or none of them are called; empty = the same with an s.
+        n: The count.
+        one: The singular of the noun.
+        several: Its plural; "" = the singular with an s.
     """
     return f"{n:,} {one if n == 1 else several or one + 's'}"

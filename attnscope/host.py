@@ -1,8 +1,8 @@
-"""What attnscope changes in the process that it runs in; more in its own processes than in one that calls it.
+"""Handle Ctrl-C, the environment of processes, memory and special files: what depends on the machine.
 
 Ctrl-C waits for work that must not be cut in two. An import is such work: cut short, it would leave modules half made,
 and C extensions would turn the interruption into other errors. In a long import it ends the process: studies begin
-after imports, so nothing is lost.
+after imports, so nothing is lost. A process that calls attnscope from Python keeps its own handler of Ctrl-C.
 """
 
 import _thread
@@ -23,18 +23,17 @@ _AGAIN_S = 0.05
 """Seconds after which an interruption that fell into an import is tried again."""
 
 _PATIENCE_S = 1
-"""Seconds after which an interruption ends an import."""
-
+"""Seconds that an interruption waits for an import; then it ends the process."""
 
 _waits_since: float | None = None
-"""When the interruption came that now waits for an import to end; None = none is waiting."""
+"""The time at which an interruption came that waits for an import; None = none is waiting."""
 
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
-    """Handle SIGINT as Python does, but after a running import; end the process in a long one.
+    """Handle SIGINT: raise KeyboardInterrupt, but only after a running import; end the process in a long one.
 
     Raises:
-        KeyboardInterrupt: Nothing is being imported by the main thread.
+        KeyboardInterrupt: The main thread imports nothing.
     """
     global _waits_since
     if not _is_importing(frame):
@@ -49,27 +48,29 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
 
 
 def is_interrupted() -> bool:
-    """Return whether a Ctrl-C has not reached the command: it waits for an import."""
+    """Return whether an interruption waits for an import."""
     return _waits_since is not None
 
 
 def _interrupt_again() -> None:
-    again = threading.Timer(_AGAIN_S, _interrupt_main_thread)
-    again.daemon = True
-    again.start()
+    """Interrupt the main thread in a moment."""
+    timer = threading.Timer(_AGAIN_S, _interrupt_main_thread)
+    timer.daemon = True
+    timer.start()
 
 
 def _interrupt_main_thread() -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # all is said, see `die_at_once`
+    """Send SIGINT to the main thread, unless the process is ending already, see `die_at_once`."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         return
-    # A signal ends what the thread waits for; interrupt_main would come after it.
+    # A signal also wakes a thread that waits; interrupt_main would come after the wait.
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(cast(int, threading.main_thread().ident), signal.SIGINT)
     else:
         _thread.interrupt_main()
 
 
-def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
+def _repeat_interruption(unraisable: "sys.UnraisableHookArgs") -> None:
     """Repeat an interruption that Python could not raise, because it fell into a destructor or a callback."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _interrupt_again()
@@ -78,57 +79,59 @@ def _raise_what_was_swallowed(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a frame is part of an import."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib._bootstrap"):
         frame = frame.f_back
     return frame is not None
 
 
-_OURS: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
+_RAISING: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
+"""The handlers of SIGINT that raise KeyboardInterrupt: Python's, and our own."""
 
 
 def wait_for_imports() -> None:
     """Have Ctrl-C wait for imports from now on, and never be swallowed, unless someone else ignores or handles it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_imports)
-        sys.unraisablehook = _raise_what_was_swallowed
+        sys.unraisablehook = _repeat_interruption
 
 
 def die_at_once() -> None:
-    """Have Ctrl-C end this process without a word from now on: all is said, and Python is taking itself apart."""
-    if signal.getsignal(signal.SIGINT) in _OURS:
+    """Have Ctrl-C end this process without a word from now on: the command is done, and Python is shutting down."""
+    if signal.getsignal(signal.SIGINT) in _RAISING:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def delay_interrupts() -> Iterator[None]:
-    """Put Ctrl-C off until all within is done: sums that were added in part would be worth nothing."""
-    # Only the main thread gets signals, and only Python's or our own handler is replaced.
+    """Put Ctrl-C off until the context ends, for work such as sums, which would be wrong if they were cut in two."""
+    # Only the main thread gets signals, and a handler of the calling program is not replaced.
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT)
-    if not in_main or handler not in _OURS:
+    if not in_main or handler not in _RAISING:
         yield
         return
-    came = False
+    is_pending = False
 
-    def later(*_: object) -> None:
-        nonlocal came
-        came = True
+    def note(*_: object) -> None:
+        nonlocal is_pending
+        is_pending = True
 
-    # Note the signal, and raise it when the work is whole.
-    signal.signal(signal.SIGINT, later)
+    signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if came:
+    if is_pending:
         raise KeyboardInterrupt
 
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in this thread for a moment; it arrives right after.
+    """Keep Ctrl-C from this thread until the context ends; it arrives right after.
 
-    A process that starts meanwhile inherits this. One that Ctrl-C reaches before its first line ends with a traceback.
+    A process that is started within the context is born with Ctrl-C blocked. Else one that Ctrl-C reaches before its
+    first line would end with a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -140,16 +143,16 @@ def block_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# What libraries take from where the user stands --------------------------------------------------------------------
+# Environment -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def safe_path(**more: str) -> Iterator[None]:
-    """Start Python processes meanwhile that import no module from the working folder, such as a numpy.py there.
+def safe_path(**variables: str) -> Iterator[None]:
+    """Keep Python processes that are started within the context from importing modules of the working folder.
 
-    `more` are further variables of their environment.
+    Such a module may be the user's own numpy.py. `variables` are further variables of their environment.
     """
-    variables = {"PYTHONSAFEPATH": "1", **more}
+    variables["PYTHONSAFEPATH"] = "1"
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -162,7 +165,7 @@ def safe_path(**more: str) -> Iterator[None]:
 
 
 def tame_matplotlib() -> None:
-    """Have matplotlib, where it is imported later, draw on no screen: a window system must not stop it."""
+    """Have matplotlib, if it is imported later, draw without a window system."""
     os.environ["MPLBACKEND"] = "agg"
 
 
@@ -177,12 +180,12 @@ def physical_bytes() -> int | None:
         return None
 
 
-def require_memory(needed: int, said: str, hint: str) -> None:
-    """Refuse arrays of `needed` bytes that would take more than half of the memory, before a model runs for minutes.
+def require_memory(needed: int, arrays: str, hint: str) -> None:
+    """Refuse arrays that would take more than half of the memory, before a model runs for minutes.
 
     Args:
         needed: How many bytes they take.
-        said: What they are, such as "the maps of 9 tokens".
+        arrays: What they are, such as "the maps of 9 tokens".
         hint: What to do instead.
 
     Raises:
@@ -192,7 +195,7 @@ def require_memory(needed: int, said: str, hint: str) -> None:
     if available is not None and needed * 2 > available:
         gib = 2**30
         raise AttnscopeError(
-            f"{said} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint
+            f"{arrays} need {needed / gib:.0f} GiB, this machine has {available / gib:.0f} GiB", hint
         )
 
 
@@ -200,7 +203,7 @@ def require_memory(needed: int, said: str, hint: str) -> None:
 
 
 def refuse_pipe(path: Path, what: str) -> None:
-    """Refuse a pipe or an endless device where a file must be read from any place; `what` names what is read."""
+    """Refuse a pipe or an endless device, where a file is needed; `what` says what is read."""
     if path.is_fifo():
         raise AttnscopeError(
             f"{path} is a pipe, and {what} is read from a file", "write it into a file first"

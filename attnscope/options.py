@@ -1,7 +1,7 @@
-"""Options of a study, each declared once: one field carries its type, default, help, range and parser.
+"""Declare the options of a study, each once: one field carries its type, default, help, range and parser.
 
-The same dataclass gives a command its options and the Python function its argument. It loads neither torch, nor NumPy,
-nor typer.
+The same dataclass gives a command its options and the Python function its argument. This module loads neither torch,
+nor NumPy, nor typer.
 """
 
 import dataclasses
@@ -18,53 +18,49 @@ C = TypeVar("C", bound=type)
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option, beside its type and default.
+    """The declaration of an option, beside its type and default."""
 
-    Attributes:
-        help: What it does, for `--help` and the docstring of the dataclass.
-        flags: How it is written, such as ("-o", "--out"); empty = its name after two dashes.
-        least: Its least value; None = there is no bound.
-        most: Its largest value.
-        choices: The values that it may have; of a tuple, those that its members may have.
-        read: Parses the value from the command line; None = its type decides.
-        written: The default as written on the command line, for `read` to parse.
-        python_only: Whether only Python has it.
-        complete: What a shell completes it with: "models".
-        panel: Under which heading of the help it stands; None = under that of its group.
-        argument: Whether the command line takes it by its place, without a flag.
-        metavar: What the help calls the value of an argument; None = as typer does.
-        needed: Whether the command line has to give it, though Python has a default.
-        rare: Whether the help leaves it to --help-all.
-        several: Whether `read` takes the list of all values, as the option may be given several times.
-    """
-
+    # What it does, for `--help` and the docstring of the dataclass
     help: str
+    # How it is written, such as ("-o", "--out"); empty = its name after two dashes
     flags: tuple[str, ...] = ()
+    # The smallest and the largest number; None = there is no bound
     least: float | None = None
     most: float | None = None
+    # The values that it may have, or that the members of a tuple may have; empty = any
     choices: tuple[str, ...] = ()
+    # Parses the value from the command line; None = its type decides
     read: Callable[[Any], Any] | None = None
+    # The default as written on the command line, for `read` to parse
     written: Any = None
+    # Whether the command line does not have it
     python_only: bool = False
+    # What a shell completes it with: "models"; None = nothing
     complete: str | None = None
+    # The heading of the help that it stands under; None = that of its group
     panel: str | None = None
+    # Whether it is an argument of the command line, by position and without a flag
     argument: bool = False
+    # What the help calls the value of an argument; None = as typer does
     metavar: str | None = None
+    # Whether the command line must have it, though Python has a default
     needed: bool = False
+    # Whether only --help-all shows it
     rare: bool = False
+    # Whether it may be repeated on the command line, and `read` takes the list of all values
     several: bool = False
 
-    def require(self, option: str, value: Any) -> None:
-        """Refuse a value outside its range or choices; `option` is what a message calls the option."""
+    def require(self, name: str, value: Any) -> None:
+        """Refuse a value outside the range or the choices; `name` is what messages call the option."""
         members = value if isinstance(value, tuple) else (value,)
-        for each in members:
-            if self.choices and each is not None and each not in self.choices:
-                raise UsageError(f"{option} has no {each!r}", suggest(str(each), self.choices))
+        for member in members:
+            if self.choices and member is not None and member not in self.choices:
+                raise UsageError(f"{name} has no {member!r}", suggest(str(member), self.choices))
         if isinstance(value, int | float):
-            is_low = self.least is not None and value < self.least
-            if is_low or (self.most is not None and value > self.most):
-                limit = f"at least {self.least}" if is_low else f"at most {self.most}"
-                raise UsageError(f"{option} is {value}", f"it must be {limit}")
+            if self.least is not None and value < self.least:
+                raise UsageError(f"{name} is {value}", f"it must be at least {self.least}")
+            if self.most is not None and value > self.most:
+                raise UsageError(f"{name} is {value}", f"it must be at most {self.most}")
 
 
 def option(
@@ -77,14 +73,14 @@ def option(
     """Return a field of a dataclass of options; a bool whose default is True is switched off by its flag.
 
     Args:
-        help: As of `Option`.
-        flags: As of `Option`.
-        default: Its default.
-        default_factory: What makes its default, where each has one of its own.
+        help: `Option.help`.
+        flags: `Option.flags`.
+        default: The default of the field.
+        default_factory: A function that makes the default, as in `dataclasses.field`.
         more: Further fields of `Option`.
     """
-    how: dict[str, Any] = {"default": default, "default_factory": default_factory}
-    return dataclasses.field(**how, metadata={"option": Option(help, flags, **more)})
+    defaults: dict[str, Any] = {"default": default, "default_factory": default_factory}
+    return dataclasses.field(**defaults, metadata={"option": Option(help, flags, **more)})
 
 
 def group(kind: type) -> Any:
@@ -93,10 +89,14 @@ def group(kind: type) -> Any:
 
 
 def name_option(field: dataclasses.Field[Any]) -> str:
-    """Return what a message calls the option of a field: its long flag, or TEXT for the argument `text`."""
-    known = field.metadata.get("option", Option(""))
-    flags = [flag for flag in known.flags if flag.startswith("--")]
-    return field.name.upper() if known.argument else [*flags, f"--{field.name.replace('_', '-')}"][0]
+    """Return what messages call the option of a field: its long flag, or TEXT for the argument `text`."""
+    declared = field.metadata.get("option", Option(""))
+    if declared.argument:
+        return field.name.upper()
+    for flag in declared.flags:
+        if flag.startswith("--"):
+            return str(flag)
+    return f"--{field.name.replace('_', '-')}"
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option, dataclasses.field))
@@ -106,33 +106,34 @@ def options(cls: C) -> C:
     A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
 
-    # Each option checks its own range, then the class checks how they go together.
+    # Each option checks its own value, then the class checks how they go together. Dataclasses call it.
     def check(self: Any) -> None:
         for field in dataclasses.fields(self):
-            if (known := field.metadata.get("option")) is not None:
-                known.require(name_option(field), getattr(self, field.name))
+            if "option" in field.metadata:
+                field.metadata["option"].require(name_option(field), getattr(self, field.name))
         if hasattr(self, "require"):
             self.require()
 
-    # `check` runs when an object is made.
-    cls.__post_init__ = check  # type: ignore[attr-defined]  # what dataclasses call
+    cls.__post_init__ = check  # type: ignore[attr-defined]
     new_class: Any = dataclass(frozen=True)(cls)
     # The docstring lists the help of each option.
-    listed = [
-        textwrap.fill(
-            f"{field.name}: {known.help}", 112, initial_indent=" " * 8, subsequent_indent=" " * 12
-        )
-        for field in dataclasses.fields(new_class)
-        if (known := field.metadata.get("option")) is not None
-    ]
-    new_class.__doc__ = "\n".join(
-        [textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:", *listed]
-    )
+    lines = [textwrap.dedent(cls.__doc__ or "").strip(), "", "    Attributes:"]
+    for field in dataclasses.fields(new_class):
+        if "option" in field.metadata:
+            text = f"{field.name}: {field.metadata['option'].help}"
+            lines.append(textwrap.indent(textwrap.fill(text, 104, subsequent_indent="    "), " " * 8))
+    new_class.__doc__ = "\n".join(lines)
     return new_class  # type: ignore[no-any-return]  # the class, as a dataclass
 
 
 def refuse_beside(option: str, *groups: Any, **others: object) -> None:
-    """Refuse what cannot be given together with an option: anything true, and any field of a group that is changed."""
+    """Refuse options that cannot be given together with one option.
+
+    Args:
+        option: What messages call that option.
+        groups: Dataclasses of options, none of which may be other than its default.
+        others: Values of options by name, none of which may be true.
+    """
     names = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     for group in groups:
         names += _changed(group)
@@ -141,7 +142,7 @@ def refuse_beside(option: str, *groups: Any, **others: object) -> None:
 
 
 def _changed(group: Any) -> list[str]:
-    """Return what messages call the options of a group, and of the groups in it, that are changed."""
+    """Return what messages call the options of a group, and of the groups in it, that are not the default."""
     names = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
@@ -159,10 +160,10 @@ MOST_SEED = 2**32 - 1
 """The largest seed that every generator takes."""
 
 
-def seed_option(of: str, *, python_only: bool = False) -> Any:
-    """Return the field `seed` of a dataclass of options; `of` names what is drawn by it."""
+def seed_option(drawn: str, *, python_only: bool = False) -> Any:
+    """Return the field `seed` of a dataclass of options; `drawn` says what is drawn at random."""
     return option(
-        f"Seed of {of}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True
+        f"Seed of {drawn}.", default=0, least=0, most=MOST_SEED, python_only=python_only, rare=True
     )
 
 
@@ -202,13 +203,17 @@ def stride_option() -> Any:
     )
 
 
-# How values are read -------------------------------------------------------------------------------------------------
+# Parsers of values on the command line -------------------------------------------------------------------------------
 
 _NUMBERS = re.compile(r"\d+(-\d+)?", re.ASCII)
 _SPAN = re.compile(r"(\d*):(\d*)", re.ASCII)
-_MOST_DIGITS = 18
-_MOST_LAYERS = 9999
 _HEAD = re.compile(r"L?(\d+)[H.:](\d+)", re.IGNORECASE | re.ASCII)
+
+_MOST_DIGITS = 18
+"""The most digits of a number that fits into 64 bits."""
+
+_MOST_LAYERS = 9999
+"""More layers or heads than any model has: a range is listed in full."""
 
 
 def numbers_from(listed: str) -> tuple[int, ...]:
@@ -218,18 +223,19 @@ def numbers_from(listed: str) -> tuple[int, ...]:
     for part in _parts(listed, "layer or head", hint):
         if not _NUMBERS.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", hint)
-        first, _, last = part.partition("-")
-        start, stop = (read_number(digits, "a layer or head") for digits in (first, last or first))
-        if not start <= stop <= _MOST_LAYERS:
+        ends = [read_number(digits, "a layer or head") for digits in part.split("-")]
+        first = ends[0]
+        last = ends[-1]
+        if not first <= last <= _MOST_LAYERS:
             raise UsageError(
                 f"{part!r} is not a range of layers or heads", "a range goes up, such as 3-5"
             )
-        numbers += range(start, stop + 1)
+        numbers += range(first, last + 1)
     return tuple(dict.fromkeys(numbers))
 
 
 def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
-    """Return the numbers of a command-line list such as `1024,4096`."""
+    """Return the numbers of a list such as `1024,4096`; `option` is what messages call the option."""
     hint = "numbers with commas between, such as 1024,4096"
     parts = _parts(listed, option, hint)
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -238,7 +244,7 @@ def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
 
 
 def read_number(digits: str, what: str) -> int:
-    """Return a whole number from its digits; refuse more digits than any size has. `what` names it in a message."""
+    """Return a whole number from its digits; refuse more digits than any size has. Messages call the number `what`."""
     if len(digits) > _MOST_DIGITS:
         raise UsageError(
             f"{what} has {len(digits):,} digits", f"give a number of at most {_MOST_DIGITS} digits"
@@ -259,12 +265,15 @@ def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
 
 
 def _parts(listed: str, what: str, hint: str) -> list[str]:
-    """Return the parts of a list, of which none may be empty: a comma too many may be a head too few."""
+    """Return the parts of a list; refuse empty parts, for where a comma is too many, a head may be lacking.
+
+    Messages call a part `what`.
+    """
     parts = [part.strip() for part in listed.split(",")]
+    if not any(parts):
+        raise UsageError(f"no {what} is given", hint)
     if not all(parts):
-        raise UsageError(
-            f"no {what} is given" if not any(parts) else f"{listed!r} has a comma too many", hint
-        )
+        raise UsageError(f"{listed!r} has a comma too many", hint)
     return parts
 
 
@@ -274,9 +283,12 @@ def names_from(listed: str) -> tuple[str, ...]:
 
 
 def read_span(written: str, option: str) -> tuple[int, int | None]:
-    """Return a range of numbers without its end: `1000:1064`, `:64`, `1000:`."""
+    """Return the first number of a range, and the one after its last: `1000:1064`, `:64` (from 0), `1000:` (None).
+
+    Messages call the option `option`.
+    """
     match = _SPAN.fullmatch(written.strip())
-    if not match or (not match[1] and not match[2]) or len(written) > 20:
+    if not match or match[0] == ":" or len(written) > 20:
         raise UsageError(
             f"{option} {written!r} is not a range",
             "tokens are numbered from 0, from:to, such as 1000:1064",
@@ -285,8 +297,12 @@ def read_span(written: str, option: str) -> tuple[int, int | None]:
 
 
 def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return the names in a list such as `zero,mean`, each once; refuses unknown ones, and an empty list."""
-    names = tuple(dict.fromkeys(part.strip().lower() for part in listed.split(",") if part.strip()))
+    """Return the names in a list such as `zero,mean`, each once; refuse unknown ones, and an empty list.
+
+    Messages call a name `what`.
+    """
+    parts = dict.fromkeys(part.strip().lower() for part in listed.split(","))
+    names = tuple(filter(None, parts))
     for name in names:
         require_choice(what, name, known)
     if not names:

@@ -1,11 +1,13 @@
-"""What becomes of a record: files, one JSON document, or tables in the terminal. The only writer of results.
+"""Turn a record into files, one JSON document, or tables in the terminal; and end a command as its study ended.
 
 Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
-at all, see `results.storage`; what took the time stays even if it cannot be drawn.
+at all, see `results.storage`. Data are kept even if figures cannot be drawn: they may have taken hours. A study that
+was interrupted replaces no record, and one that failed in part ends the command with an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.errors import UsageError, one_line, safe
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, safe
+from attnscope.host import delay_interrupts
 from attnscope.options import read_names
 from attnscope.questions.maps import choose_heads
 from attnscope.results.kinds import (
@@ -26,6 +29,7 @@ from attnscope.results.kinds import (
     Kind,
     load_named,
 )
+from attnscope.results.result import failure_line, is_interrupted
 from attnscope.results.storage import (
     PAGE_MARK,
     replace_together,
@@ -33,13 +37,15 @@ from attnscope.results.storage import (
     require_writable,
     texts_in,
 )
-from attnscope.unfinished import fail_if_not_whole, keep_data, settle
 
 if TYPE_CHECKING:
     from attnscope.results.result import Result
 
 HOME = Path("attnscope-out")
-"""Where files go that no folder is named for."""
+"""The folder of files for which no folder is named."""
+
+INTERRUPTED = "interrupted"
+"""The folder, inside of the named one, of an interrupted study that would replace a record."""
 
 MOST_SAVED = 1 << 26
 """Bytes of weights up to which a heatmap that is drawn is saved too, so that `show` can draw it again."""
@@ -48,87 +54,85 @@ TEXT = "text"
 """The format that is drawn in the terminal."""
 
 _STYLE = ("scale", "cmap", "colours", "smooth", "layout", *SIZES)
+"""Options of how figures are drawn."""
+
 _CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
-    "hide_special": lambda record, _, chosen: record.hide_special(keep=chosen.get("query")),
-    "without_sinks": lambda record, _, chosen: record.without_sinks(),
-    "words": lambda record, _, chosen: record.merge_words(),
-    "mean": lambda record, over, chosen: record.average(over),
+    "hide_special": lambda record, _, options: record.hide_special(keep=options.get("query")),
+    "without_sinks": lambda record, _, options: record.without_sinks(),
+    "words": lambda record, _, options: record.merge_words(),
+    "mean": lambda record, axis, options: record.average(axis),
 }
-"""Options of `show` that change a record: how, by the value of the option and all that is asked for."""
+"""Options of `show` that change a record: functions of the record, the option's value and all options."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """The files, figures and printed text that a record becomes.
-
-    Attributes:
-        kind: What kind of record it is.
-        out: The folder for files; None = none are written, unless the record has a folder of its own.
-        formats: The formats of the files.
-        json: Whether one JSON document is printed instead of tables.
-        quiet: Whether notes are left out.
-        drawn: Whether maps are drawn in the terminal.
-        options: How it is shown: some of those that its kind has a use for.
-        stem: How files are called, without their endings; None = as their kind says.
-        columns: The columns of tables in files; none = the usual ones.
-        named: Whether the formats were asked for by name.
-        answers: Whether maps are answered in few lines, with the address of the first figure, above the files.
-        whole: The record that some heads were picked from, among which they are ranked.
-    """
+    """The files, figures and printed text that a record becomes."""
 
     kind: Kind
+    # The folder for files; None = none are written, unless the record has a folder of its own
     out: Path | None = None
+    # The formats of the files
     formats: tuple[str, ...] = ()
+    # Whether one JSON document is printed instead of tables
     json: bool = False
+    # Whether notes are left out
     quiet: bool = False
+    # Whether maps are drawn in the terminal
     drawn: bool = False
+    # How the record is shown, by options of its kind
     options: Mapping[str, Any] = field(default_factory=dict)
+    # The columns of tables in files; empty = the usual ones
     columns: tuple[str, ...] = ()
+    # The name of the files, without their endings; None = that of the kind
     stem: str | None = None
+    # Whether the formats were named by the user
     named: bool = True
+    # Whether maps are answered in few lines, and the address of the first figure is printed above the files
     answers: bool = False
+    # The record that some heads were picked from, among which they are ranked
     whole: Result | None = None
 
     def style(self, record: Result) -> Any:
         """Return how the figures of a record are drawn."""
-        return record.style(**{name: self.options[name] for name in _STYLE if name in self.options})
+        return record.style(**_pick(self.options, _STYLE))
 
     def deliver(self, record: Result, folder: Path | None = None, also: Sequence[Path] = ()) -> None:
-        """Write the files of a record, say its notes, and print it.
+        """Write the files of a record, print its notes and the record, and end as its study ended.
 
         Args:
             record: The record.
-            folder: Where its files go if no folder is named.
+            folder: The folder of its files if none is named.
             also: Files or folders that were written before, and are printed with its files.
 
         Raises:
-            AttnscopeError: A file cannot be written; or part of what was asked for could not be studied, which is
-                said when everything else is done.
-            KeyboardInterrupt: The study was interrupted; all that it found is printed and written.
+            AttnscopeError: A file cannot be written; or, when everything else is done, part of what was asked for could
+                not be studied.
+            KeyboardInterrupt: The study was interrupted; its results until then are printed and written.
         """
         record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
         self.finish(record, out, also)
-        fail_if_not_whole(getattr(record, "corpus", {}), getattr(record, "run", {}))
+        _fail_if_not_whole(record.corpus, record.run)
 
     def finish(self, record: Result, out: Path | None, also: Sequence[Path] = ()) -> None:
-        """Write the files of a record into a folder, if there is one, say its notes, and print it."""
-        notes = list(getattr(record, "run", {}).get("notes", ()))
+        """Write the files of a record into a folder, if there is one, and print its notes and the record."""
+        notes = list(record.run.get("notes", ()))
         formats = self.formats
-        size = (
-            sum(array.nbytes for array in record.arrays().values())
-            if self.kind.glance and not self.named
-            else 0
-        )
-        if size > MOST_SAVED:  # nobody asked for them by name
-            formats = tuple(name for name in formats if name in FIGURE_FORMATS)
-            notes.append(f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does")
+        # Large weights are saved only if the user named a format for them.
+        if self.kind.glance and not self.named:
+            size = sum(array.nbytes for array in record.arrays().values())
+            if size > MOST_SAVED:
+                formats = tuple(name for name in formats if name in FIGURE_FORMATS)
+                notes.append(
+                    f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
+                )
         paths = [] if out is None else write(record, out, formats, self.options, self.stem, self.columns)
         notes += note_fonts(texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
-        written = [*paths, *also]
+        paths += also
         if self.json:
-            print_json(record.to_json(files=[str(path) for path in written]))
+            print_json(record.to_json(files=list(map(str, paths))))
             return
         from attnscope.report.plain_text import open_console, print_record
 
@@ -136,7 +140,15 @@ class Output:
         print_record(
             record, open_console(), **{name: options.get(name) for name in self.kind.shown_with}
         )
-        print_paths(written, has_address=self.answers and not self.drawn)
+        print_paths(paths, has_address=self.answers and not self.drawn)
+
+
+def _pick(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return those of some options that have a value."""
+    return {name: options[name] for name in names if name in options}
+
+
+# Before a study ---------------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -150,7 +162,7 @@ def plan(
     has_folder: bool = False,
     **options: Any,
 ) -> Output:
-    """Check what is to become of a record, before it is made.
+    """Check how a record is to be written and shown, before it is made.
 
     Args:
         kind: The kind, such as "heads".
@@ -160,20 +172,25 @@ def plan(
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
         has_folder: Whether its files have a folder of their own where none is named.
-        options: How it is shown, as `results.kinds.Kind.options` says; None = not said.
+        options: How it is shown, by `results.kinds.Kind.options`; None leaves an option to its default.
 
     Raises:
         UsageError: There is no such format, or no folder for files.
         AttnscopeError: The folder cannot be written.
     """
-    about = KINDS[kind]
-    known = (*about.formats, *([TEXT] if about.glance else []))
-    output = _plan(about, out, formats, known, about.usual, options, columns, has_folder=has_folder)
+    record_kind = KINDS[kind]
+    known = [*record_kind.formats]
+    if record_kind.glance:
+        known.append(TEXT)
+    output = _plan(
+        record_kind, out, formats, known, record_kind.usual, columns, options, has_folder=has_folder
+    )
     if output.drawn and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    # Data alone, or with --quiet, is for programs: stdout has its files and nothing else.
-    is_drawn = any(name in (*FIGURE_FORMATS, *about.pages) for name in output.formats)
-    return replace(output, json=json, quiet=quiet, answers=has_folder and is_drawn and not quiet)
+    # Data alone, or with --quiet, are for programs: stdout has the paths of files and nothing else.
+    has_pictures = any(name in (*FIGURE_FORMATS, *record_kind.pages) for name in output.formats)
+    answers = has_folder and has_pictures and not quiet
+    return replace(output, json=json, quiet=quiet, answers=answers)
 
 
 def show(
@@ -191,34 +208,34 @@ def show(
     Args:
         record: The record.
         out: The folder for files; None = none.
-        formats: Formats of files, and "text"; None = "text" without a folder, else png, or of what is not drawn its
-            usual data.
+        formats: Formats of files, and "text"; None = "text" without a folder; with one png, or the usual data of what
+            is not drawn.
         columns: The columns of tables in files; none = the usual ones.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
-        options: How it is shown: None = not said.
+        options: How it is shown; None leaves an option to its default.
 
     Raises:
         UsageError: The kind of record has no such format, or no use for an option; or there is no folder for files.
         AttnscopeError: The folder cannot be written, or a token or head is not in the record.
     """
     kind = record.record_kind()
-    # The lines of a record from elsewhere are code, of which no script is made.
-    known = (*(name for name in kind.formats if name != "py"), TEXT)
-    usual = tuple(
-        name for name in kind.usual if name in known and ("png" not in kind.usual or name == "png")
-    )
-    output = _plan(kind, out, formats, known, (TEXT,) if out is None else usual, options, columns)
-    # The heads and changes that are asked for.
-    chosen = dict(output.options)
-    shown = choose_heads(record, *(chosen.pop(name, None) for name in CHOICE_OF_HEADS))
+    # A script is not written: its lines are code, and a saved record may come from anywhere.
+    known = [name for name in kind.formats if name != "py"]
+    usual = [TEXT]
+    if out is not None:
+        usual = ["png"] if "png" in kind.usual else [name for name in kind.usual if name in known]
+    output = _plan(kind, out, formats, [*known, TEXT], usual, columns, options)
+    # Pick heads and change the record as options say; the others say how it is drawn.
+    left = dict(output.options)
+    shown = choose_heads(record, *(left.pop(name, None) for name in CHOICE_OF_HEADS))
     for name, change in _CHANGES.items():
-        value = chosen.pop(name, None)
+        value = left.pop(name, None)
         if value and name not in shown.changes:
-            shown = change(shown, value, chosen)
-    if chosen.get("query") is not None:
-        kind.view("query")(shown, chosen["query"])
-    output = replace(output, json=json, quiet=quiet, options=chosen, whole=record, named=True)
+            shown = change(shown, value, left)
+    if left.get("query") is not None:
+        kind.view("query")(shown, left["query"])
+    output = replace(output, json=json, quiet=quiet, options=left, whole=record, named=True)
     output.finish(shown, output.out)
 
 
@@ -228,22 +245,28 @@ def _plan(
     formats: str | None,
     known: Sequence[str],
     usual: Sequence[str],
-    options: Mapping[str, Any],
     columns: tuple[str, ...],
+    options: Mapping[str, Any],
     *,
     has_folder: bool = False,
 ) -> Output:
-    """Return the folder, the files and the options that are asked for, all of which are checked."""
-    chosen = {name: value for name, value in options.items() if value is not None}
-    kind.require_options(chosen)
-    load_named("drawing.style:Style")(**{name: chosen[name] for name in _STYLE if name in chosen})
-    # A file may be named instead of a folder.
+    """Return the folder, the files and the options that a user asks for, all of which are checked.
+
+    The formats must be among the `known` ones; the `usual` ones are written if the user names none.
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    kind.require_options(options)
+    load_named("drawing.style:Style")(**_pick(options, _STYLE))
+    # A file may be named instead of a folder; files of other formats go beside it.
     stem = None
-    if out is not None and (ending := _named_by(out, kind)):
-        # Other formats go beside the file.
-        formats = ending if formats is None else f"{formats},{ending}"
-        out, stem = out.parent, out.stem
-    # Which files, and whether there is a place for them.
+    if out is not None:
+        ending = out.suffix.removeprefix(".")
+        if ending in kind.formats and not out.is_dir():
+            require_replaceable(out, holds=PAGE_MARK if ending in kind.pages else b"attnscope")
+            formats = ending if formats is None else f"{formats},{ending}"
+            stem = out.stem
+            out = out.parent
+    # Check that there is a folder for files, and that there are files for the folder and the columns.
     names = tuple(usual) if formats is None else read_names(formats, known, "format")
     files = tuple(name for name in names if name != TEXT)
     if files and formats is not None and out is None and not has_folder:
@@ -265,20 +288,14 @@ def _plan(
         out,
         files,
         drawn=TEXT in names,
-        options=chosen,
+        options=options,
         columns=columns,
         stem=stem,
         named=formats is not None,
     )
 
 
-def _named_by(out: Path, kind: Kind) -> str:
-    """Return the format of a file that is named instead of a folder; empty = it is a folder."""
-    ending = out.suffix.removeprefix(".")
-    if ending not in kind.formats or out.is_dir():
-        return ""
-    require_replaceable(out, holds=PAGE_MARK if ending in kind.pages else b"attnscope")
-    return ending
+# Files ------------------------------------------------------------------------------------------------------------
 
 
 def write(
@@ -289,79 +306,180 @@ def write(
     stem: str | None = None,
     columns: Sequence[str] = (),
 ) -> list[Path]:
-    """Write the files of a record into a folder: all of them, or none.
-
-    Only where drawing fails, or is interrupted, the other files stay: they may have taken hours.
+    """Write the files of a record into a folder: all of them, or none; but data are kept if figures cannot be drawn.
 
     Args:
         record: The record.
         out: The folder.
         formats: Some of its kind's formats.
         options: How figures are drawn: "scale", "cmap", "query", "measures" and `results.kinds.SIZES`.
-        stem: How files are called, without their endings; None = as its kind says.
+        stem: The name of the files, without their endings; None = that of the kind.
         columns: The columns of tables in files; none = the usual ones.
 
     Returns:
-        The files: figures first where they are what its kind is usually written as, else last.
+        The files: figures first where its kind is usually drawn, else last.
     """
-    # Figures, pages and data among the formats.
     kind = record.record_kind()
-    kind = kind if stem is None else replace(kind, stem=stem)
+    if stem is not None:
+        kind = replace(kind, stem=stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
     pages = [name for name in formats if name in kind.pages]
-    saved = [name for name in formats if name in kind.data]
-    if not (figures or pages or saved):
+    data = [name for name in formats if name in kind.data]
+    if not (figures or pages or data):
         return []
+    paths: list[Path] = []
     drawn: list[Path] = []
     with replace_together(out) as staged:
         every = bool(options.get("every"))
-        data = [record.save(staged / kind.file(name), every=every, columns=columns) for name in saved]
-        data += [kind.view("page")(record).save(staged / kind.file(name)) for name in pages]
+        for name in data:
+            paths.append(record.save(staged / kind.file(name), every=every, columns=columns))
+        for name in pages:
+            paths.append(kind.view("page")(record).save(staged / kind.file(name)))
         try:
             if figures:
-                names = {*kind.options} & {*_STYLE, *kind.drawn_with} & {*options}
-                drawn = record.draw(staged, figures, **{name: options[name] for name in names})
-                drawn = drawn if stem is None else _rename_figures(drawn, stem)
+                names = {*kind.options} & {*_STYLE, *kind.drawn_with}
+                drawn = record.draw(staged, figures, **_pick(options, names))
+                if stem is not None:
+                    drawn = _rename_figures(drawn, stem)
         except BaseException:
-            keep_data(staged, out)
+            _keep_data(staged, out)
             raise
-    paths = [*drawn, *data] if kind.usual[0] in FIGURE_FORMATS else [*data, *drawn]
+    paths = [*drawn, *paths] if kind.usual[0] in FIGURE_FORMATS else [*paths, *drawn]
     return [out / path.relative_to(staged) for path in paths]
 
 
 def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
-    """Rename figures to what the user called the file: a single one as that, several by names that begin with it."""
+    """Rename figures to the stem that the user named, or to names that begin with it where there are several."""
     is_single = len({file.stem for file in files}) == 1
-    names = [f"{stem}{file.suffix}" if is_single else f"{stem}-{file.name}" for file in files]
-    return [file.rename(file.with_name(name)) for file, name in zip(files, names, strict=True)]
+    renamed = []
+    for file in files:
+        name = f"{stem}{file.suffix}" if is_single else f"{stem}-{file.name}"
+        renamed.append(file.rename(file.with_name(name)))
+    return renamed
+
+
+def _keep_data(staged: Path, out: Path) -> None:
+    """Keep the data where not all figures were drawn: in `out`, or in a folder inside if it has other files.
+
+    `staged` is the temporary folder in `out` that holds the files that were written until then.
+    """
+    names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
+    if not names:
+        return
+    has_other_files = any(path != staged for path in out.iterdir())
+    target = out / INTERRUPTED if has_other_files else out
+    with contextlib.suppress(AttnscopeError), delay_interrupts():
+        with replace_together(target) as folder:
+            for name in names:
+                (staged / name).replace(folder / name)
+        if target != out:
+            say([f"not all figures were drawn, so none is kept: the data are in {target}"], quiet=False)
 
 
 def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> list[str]:
-    """Return a note where figures among some files show code points in place of characters that no font has."""
+    """Return a note if figures among the files show characters that no font has."""
     if not any(name.endswith(FIGURE_FORMATS) for name in files):
         return []
     note = load_named("drawing.lettering:note_missing")(texts, font)
     return [note] if note else []
 
 
-# What is printed
+# After a study ----------------------------------------------------------------------------------------------------
+
+
+def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
+    """Decide where a study is written: into its folder, unless it was interrupted and there is a record already.
+
+    Args:
+        record: The record of the study.
+        out: The folder that was named; None = nothing is to be written.
+        stem: The name of the record's files, without ending.
+
+    Returns:
+        The record, with a note if it goes elsewhere, and the folder; None = nothing is to be written.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted before anything was done.
+    """
+    if not is_interrupted(record.corpus):
+        return record, out
+    if not record.corpus.get("n_texts"):
+        raise KeyboardInterrupt
+    if out is None or not any((out / f"{stem}.{ending}").exists() for ending in ("npz", "json", "csv")):
+        return record, out
+    note = f"Interrupted, and {out} holds a record, which stays: see its folder {INTERRUPTED}."
+    notes = [*record.run.get("notes", ()), note]
+    return replace(record, run={**record.run, "notes": notes}), out / INTERRUPTED
+
+
+def _fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """End with an error if something could not be read or failed, and as Ctrl-C does if the study was interrupted.
+
+    The result has been printed and written by then: nothing is lost.
+
+    Raises:
+        AttnscopeError: Something could not be read or studied, or a later step failed.
+        KeyboardInterrupt: The study was interrupted.
+    """
+    failures = run.get("failures", ())
+    problems = corpus.get("problems", ())
+    # Checkpoints of a training that could not be measured
+    skipped = run.get("skipped", ())
+    for problem in (*skipped, *problems):
+        source = f"{problem['source']}"
+        if problem["line"] is not None:
+            source += f", line {problem['line']}"
+        print("skipped: " + one_line(f"{source}: {problem['reason']}"), file=sys.stderr)
+    # A corpus says what it is of, as "pictures …" or "recordings …"; texts are not said.
+    plural = str(corpus.get("of") or "").partition(" ")[0]
+    if is_interrupted(corpus):
+        n_checkpoints = corpus.get("n_checkpoints")
+        done = f"{corpus['n_texts']:,} {plural or 'texts'} say"
+        if isinstance(n_checkpoints, int):
+            done = amount(n_checkpoints, "checkpoint says", "checkpoints say")
+        say([f"incomplete: this is what {done}"], quiet=False)
+        if not failures:
+            raise KeyboardInterrupt
+    # Errors, the gravest first.
+    if failures:
+        hints = [failures[0]["hint"], "what was measured before is in the result"]
+        raise AttnscopeError(failure_line(failures[0]), "; ".join(filter(None, hints)))
+    if skipped:
+        raise AttnscopeError(
+            f"{amount(len(skipped), 'checkpoint')} could not be measured",
+            "all the rest was, and is in the result",
+        )
+    if problems:
+        # The plural has one s: "pictures", "recordings" or this.
+        plural = plural or "parts of the texts"
+        n_problems = amount(len(problems), plural.replace("s", "", 1), plural)
+        is_lost = any("not studied" in problem["reason"] for problem in problems)
+        failed = "read or studied" if is_lost else "read"
+        raise AttnscopeError(
+            f"{n_problems} could not be {failed}", "all the rest was studied, and is in the result"
+        )
+
+
+# Printing ---------------------------------------------------------------------------------------------------------
 
 _OBEYED = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Controls, marks of direction and separators of lines, which json.dumps leaves as they are beyond ASCII."""
+"""Controls, marks of direction and separators of lines beyond ASCII, which json.dumps leaves as they are."""
 
 
 def say(notes: Iterable[str], quiet: bool) -> None:
-    """Print notes for people on stderr."""
-    for note in () if quiet else notes:
-        print(f"note: {one_line(note)}", file=sys.stderr)
+    """Print notes for people on stderr, unless `quiet`."""
+    if not quiet:
+        for note in notes:
+            print(f"note: {one_line(note)}", file=sys.stderr)
 
 
 def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> None:
     """Print the files that were written, one per line: as they are for programs, and as is safe on a terminal.
 
-    On a terminal a page also has its address, which a browser opens; with `has_address` the first file has, above all.
+    On a terminal the address of each page follows, for a browser. With `has_address`, the address of the first file is
+    printed above all instead.
     """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if has_address and paths:
@@ -373,23 +491,28 @@ def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> No
 
 
 def print_json(document: str | Mapping[str, Any]) -> None:
-    """Print a JSON document, which is UTF-8 whatever the terminal's encoding."""
+    """Print a JSON document, in UTF-8 whatever the terminal's encoding."""
     text = document if isinstance(document, str) else dumps(document, ensure_ascii=False)
     if sys.stdout is not None:
         sys.stdout.flush()
-        # As JSON's own \u202e what terminals and JavaScript obey, and the bytes of file names that are no text.
-        sys.stdout.buffer.write(_OBEYED.sub(lambda match: dumps(match[0])[1:-1], text).encode() + b"\n")
+        # Characters that terminals and JavaScript obey, and bytes of file names that are no text, become \u202e etc.
+        escaped = _OBEYED.sub(lambda match: dumps(match[0])[1:-1], text)
+        sys.stdout.buffer.write(escaped.encode() + b"\n")
 
 
 def print_document(
     document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool, answer: str = ""
 ) -> None:
-    """Print files, one per line, below an answer and the first one's address; with `json` the document and the files.
+    """Print the files of something that is no record.
 
-    The document is that of what is no record.
+    Args:
+        document: Makes its JSON document.
+        paths: The files.
+        json: Whether the document is printed, with the files in it; else the files, one per line.
+        answer: What is printed above the files, with the address of the first one; "" = neither.
     """
     if json:
-        print_json({**document(), "files": [str(path) for path in paths]})
+        print_json({**document(), "files": list(map(str, paths))})
         return
     if answer:
         print(safe(answer))

@@ -1,11 +1,11 @@
-"""What other packages add to attnscope: measures of heads, and commands.
+"""Load plugins, by which other packages add measures of heads and commands to attnscope.
 
 A package names a module under the entry point `attnscope.plugins`. The module may have
 
-- `TOKEN_SETS`: by name, a function that says which tokens of a text belong to a set: from `Tokens` to (token,) bool,
-- `measures()`: returns `core.catalogue.Measure`s, whose family is `Keys(name)` of such a set; it imports the catalogue
-  itself, which asks plugins for their measures as it is imported,
-- `COMMANDS`: by name, a function with options, as those of `attnscope.cli`.
+- `TOKEN_SETS`: functions by name that say which tokens of a text belong to a set: from `Tokens` to (token,) bool,
+- `measures()`: returns `core.catalogue.Measure`s, whose family is `Keys(name)` of such a set. It must import the
+  catalogue inside, for the catalogue asks plugins for their measures while it is imported,
+- `COMMANDS`: functions by name, with options as in `attnscope.cli`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUP = "attnscope.plugins"
 """The group of entry points."""
 
 _loading: list[str] = []
-"""The plugin that is being imported."""
+"""The name of the plugin that is being imported; empty = none is."""
 
 
 @functools.cache
@@ -39,9 +39,9 @@ def plugins() -> tuple[ModuleType, ...]:
 
     Raises:
         AttnscopeError: One of them cannot be imported.
+        ImportError: A plugin asks for plugins while it is imported.
     """
     modules: list[ModuleType] = []
-    # A plugin may not ask for plugins while it loads.
     if _loading:
         raise ImportError("it imports attnscope.core.catalogue at its top; import it within measures()")
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
@@ -59,7 +59,7 @@ def plugins() -> tuple[ModuleType, ...]:
 
 
 def measures() -> list[Any]:
-    """Return the measures that plugins add to those of texts."""
+    """Return the measures of heads that plugins add."""
     added: list[Any] = []
     for plugin in plugins():
         added += getattr(plugin, "measures", list)()
@@ -68,15 +68,17 @@ def measures() -> list[Any]:
 
 def token_sets() -> dict[str, TokenSet]:
     """Return the sets of tokens that plugins define, by name."""
-    added: dict[str, TokenSet] = {}
-    for plugin in plugins():
-        added |= getattr(plugin, "TOKEN_SETS", {})
-    return added
+    return _merge("TOKEN_SETS")
 
 
 def commands() -> dict[str, Callable[..., None]]:
     """Return the commands that plugins add, by name."""
-    added: dict[str, Callable[..., None]] = {}
+    return _merge("COMMANDS")
+
+
+def _merge(attribute: str) -> dict[str, Any]:
+    """Return the entries of a dictionary that plugins may have."""
+    added: dict[str, Any] = {}
     for plugin in plugins():
-        added |= getattr(plugin, "COMMANDS", {})
+        added |= getattr(plugin, attribute, {})
     return added

@@ -17,7 +17,7 @@ import torch
 
 from attnscope.corpus import CorpusText
 from attnscope.models import load
-from attnscope.models.model import Rerun
+from attnscope.models.inside.tape import Rerun
 from attnscope.studies.ablate import measurers
 from attnscope.studies.ablate.measurers import Cut, Passes, StandIns, measure_cuts, outputs_of, shapes_of
 from attnscope.studies.ablate.reading import Reader

@@ -134,7 +134,7 @@ def loss_of(found, name="loss"):
 
 
 def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypatch):
-    from attnscope.models.model import Rerun
+    from attnscope.models.inside.tape import Rerun
 
     usual = ablate(gpt2, TEXTS)
     monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)

@@ -118,7 +118,7 @@ def test_the_list_of_models(cache):
 @pytest.mark.usefixtures("not_installed", "cache")
 def test_the_list_of_models_tells_what_is_not_here():
     lacking = {
-        entry.name: entry.what
+        entry.name: entry.about
         for entry in list_models()
         if (entry.state, entry.folder) == ("not here", None)
     }

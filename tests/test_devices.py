@@ -149,9 +149,9 @@ def test_the_pretended_device_finds_what_a_true_one_would(elsewhere):
 
 
 def test_auto_takes_the_best_device_there_is(monkeypatch):
-    assert devices.place("auto", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
+    assert devices.choose_device("auto", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
     with pretending():
-        monkeypatch.setattr(devices, "_best", lambda: NAME)
+        monkeypatch.setattr(devices, "_best_device", lambda: NAME)
         assert models.load("own", device="auto").info.device == f"{NAME}:0"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attnscope.output import settle
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablate import measurers as ablation
 from attnscope.studies.ablate.measurers import Cutting
@@ -16,7 +17,6 @@ from attnscope.studies.heads import study as heads_study
 from attnscope.studies.heads.measuring import HeadMeasurer
 from attnscope.studies.relations import study as relations
 from attnscope.studies.relations.links import LinkMeasurer
-from attnscope.unfinished import settle
 from tests.conftest import SAMPLES
 from tests.heads_helpers import after
 

@@ -39,14 +39,14 @@ def _list(printing: Printing) -> None:
     # JSON for programs, a table for people.
     if printing.json:
         listed = [
-            {"name": e.name, "state": e.state, "what": e.what, "folder": e.folder and str(e.folder)}
+            {"name": e.name, "state": e.state, "what": e.about, "folder": e.folder and str(e.folder)}
             for e in entries
         ]
         return print_json({"schema": "attnscope.models/1", "models": listed})
     columns = [
         TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
         TextColumn("state", lambda entry: entry.state, wraps=True, least=13),
-        TextColumn("what", lambda entry: entry.what, wraps=True, least=16),
+        TextColumn("what", lambda entry: entry.about, wraps=True, least=16),
     ]
     open_console().print(TextTable(columns, entries))
     if not printing.quiet:

@@ -1,6 +1,6 @@
-"""Models: from a name to one that tokenises and runs with a probe at its seam.
+"""Load models by name: with a tokenizer, and with attention that a probe can watch or change at the seam.
 
-Loads no torch and no engine before a model is loaded.
+Importing this loads neither torch nor an engine; loading a model does.
 """
 
 import os
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, require_choice
 from attnscope.models.catalog import BUILT_IN, Source, read_config, resolve, verify, with_adapter
-from attnscope.models.files import holds_gguf, weight_files
+from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Batch, Model, Tokenizer
-from attnscope.models.own.layouts import Encoder, native_info, supports
+from attnscope.models.own.layouts import Checkpoint, Encoder, native_info, why_unsupported
 
 if TYPE_CHECKING:
     from torch import nn
@@ -93,8 +93,8 @@ def load(
         if engine not in ("auto", "hf") or (device, dtype, adapter) != ("cpu", "float32", None):
             hint = "move, cast or adapt (peft) it yourself, and leave out the options"
             raise UsageError("a model in memory stays as it is", hint)
-        return _take(spec, tokenizer, inputs, labels, check is not False)
-    # Refuse what means nothing for a model from files.
+        return _load_from_memory(spec, tokenizer, inputs, labels, check is not False)
+    # Refuse options that mean nothing for a model from files.
     if inputs is not None or labels is not None:
         raise UsageError(
             "inputs go with a torch module in memory", "load the module, and give it instead of a name"
@@ -110,47 +110,48 @@ def load(
         if spec in BUILT_IN:
             raise UsageError(f"{spec} is small enough for any device", "leave out --device all")
         engine = "hf"
-    if engine == "numpy" and not (device in ("cpu", "auto") and dtype == "float32"):
+    if engine == "numpy" and (device not in ("cpu", "auto") or dtype != "float32"):
         raise UsageError(
             "the numpy engine computes on the CPU, in float32",
             "leave out --device and --dtype, or take --engine native",
         )
-    source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
+    source, engine = _choose_engine(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device all")
-    # Hashing runs while torch loads; what it finds is raised where the engine asks for the hash.
+    # Hash the weights while torch loads. Errors are raised where the engine asks for the hash.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
+    if engine == "hf":
+        from attnscope.models.hf.loading import load_huggingface
+
+        return load_huggingface(
+            source,
+            device=device,
+            dtype=dtype,
+            check=check,
+            allow_pickle=allow_pickle,
+            trust_remote_code=trust_remote_code,
+            device_map=device_map,
+        )
     if engine == "numpy":
         from attnscope.models.own.plain import load_plain
 
         return load_plain(source)
-    if native and source.folder is None:
+    if source.folder is None:
         from attnscope.models.own.glass_box import load_own
 
         return load_own(source.name, device=device, dtype=dtype)
-    if native:
-        from attnscope.models.own.native import load_native
+    from attnscope.models.own.native import load_native
 
-        return load_native(source, device=device, dtype=dtype)
-    from attnscope.models.hf.loading import load_huggingface
-
-    return load_huggingface(
-        source,
-        device=device,
-        dtype=dtype,
-        check=check,
-        allow_pickle=allow_pickle,
-        trust_remote_code=trust_remote_code,
-        device_map=device_map,
-    )
+    return load_native(source, device=device, dtype=dtype)
 
 
-def _take(module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", check: bool) -> Model:
-    """Return a model in memory as a Model: a torch module with its inputs, or one of transformers."""
+def _load_from_memory(
+    module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", check: bool
+) -> Model:
+    """Return a module in memory as a Model: one of transformers, or with `inputs` any torch module."""
     if inputs is None:
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
-        # Without inputs it can only be a model of transformers.
         from attnscope.models.hf.assembling import wrap
 
         return wrap(cast("PreTrainedModel", module), tokenizer, check=check)
@@ -169,7 +170,7 @@ def require_known(engine: str, dtype: str = "float32") -> None:
 
 def configuration(source: Source) -> dict[str, Any]:
     """Return a model's configuration, as config.json holds it, or as transformers reads it from a GGUF file."""
-    if source.file or (source.folder is not None and holds_gguf(source.folder)):
+    if source.is_gguf:
         from attnscope.models.hf.loading import read_gguf_config
 
         return read_gguf_config(source)
@@ -177,15 +178,15 @@ def configuration(source: Source) -> dict[str, Any]:
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
-    """Return the tokenizer of a folder that the native engine runs, without torch.
+    """Return the tokenizer of a model that the native engine runs, without loading torch.
 
-    None for other engines, where the tokenizer comes with the model.
+    None for other models, whose tokenizer comes with the loaded model.
     """
-    if _why_not_native(source) is not None:
+    if source.folder is None or _why_not_native(source) is not None:
         return None
     from attnscope.models.tokenizer import FastTokenizer
 
-    return FastTokenizer.open(source.files_folder)
+    return FastTokenizer.open(source.folder)
 
 
 @with_plain_torch
@@ -200,12 +201,12 @@ def describe(
 ) -> tuple[ModelInfo, Tokenizer]:
     """Return the facts of a model, and its tokenizer.
 
-    Of a model for the native engine the weights are hashed, and their names, shapes and file lengths compared with its
-    configuration, but they are not loaded. Any other is loaded, and compared with eager attention as `check` of `load`
-    says.
+    The weights of a model for the native engine are not loaded: they are hashed, and their names, shapes and file
+    lengths are compared with its configuration. Any other model is loaded, and compared with eager attention as `check`
+    of `load` says.
     """
-    source, native = _choose(spec, engine, allow_pickle, trust_remote_code, adapter)
-    if not native:
+    source, engine = _choose_engine(spec, engine, allow_pickle, trust_remote_code, adapter)
+    if engine == "hf":
         model = load(
             source,
             engine=engine,
@@ -215,32 +216,31 @@ def describe(
         )
         return model.info, model.tokenizer
     if source.folder is None:
-        from attnscope.models.own.glass_box import own_info
-        from attnscope.models.own.words import OwnTokenizer
+        from attnscope.models.own.glass_box import OwnTokenizer, own_info
 
         return own_info(source.name), OwnTokenizer()
-    from attnscope.models.own.checkpoint import Checkpoint
     from attnscope.models.tokenizer import FastTokenizer
 
-    # The headers of the weights alone are read and compared with the configuration.
     config = read_config(source)
-    info = native_info(
-        source, config, sha256=verify(source), engine="numpy" if engine == "numpy" else "native"
-    )
+    info = native_info(source, config, sha256=verify(source), engine=engine)
+    # Planning reads the headers of the weights alone, and compares them with the configuration.
     Checkpoint(source.folder, Encoder.of(config), "np").plan()
     return info, FastTokenizer.open(source.folder)
 
 
-def _choose(
+def _choose_engine(
     spec: str | Source,
     engine: str,
     allow_pickle: bool,
     trust_remote_code: bool,
     adapter: "str | os.PathLike[str] | None",
-) -> tuple[Source, bool]:
-    """Return the source, and whether the native engine runs it."""
+) -> tuple[Source, str]:
+    """Return the files of a model, and the engine that runs it: "native", "numpy" or "hf".
+
+    Raises:
+        AttnscopeError: The model cannot be found, or the engine that is asked for does not run it.
+    """
     require_known(engine)
-    # Find the files, then decide which engine computes them exactly.
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
@@ -253,33 +253,35 @@ def _choose(
             )
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
-        return source, True
-    reason = None if engine == "hf" else _why_not_native(source)
-    if reason and engine in ("native", "numpy"):
+        return source, "native"
+    if engine == "hf":
+        return source, engine
+    reason = _why_not_native(source)
+    if reason is None:
+        return source, "numpy" if engine == "numpy" else "native"
+    if engine != "auto":
         raise AttnscopeError(
             f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto"
         )
-    return source, engine != "hf" and reason is None
+    return source, "hf"
 
 
 def _why_not_native(source: Source) -> str | None:
-    """Return why the native engine does not run a model, as the end of a sentence; None if it does."""
-    if source.folder is None:
-        return "it has no files"
-    if source.file or holds_gguf(source.folder):
+    """Return why the native engine does not run a model from files, as the end of a sentence; None if it does."""
+    if source.is_gguf:
         return "it is a GGUF file"
     if source.adapter is not None:
         return "it has an adapter"
-    reason = supports(read_config(source))
-    if reason:
+    reason = why_unsupported(read_config(source))
+    if reason is not None:
         return reason
     try:
-        weight_files(source.folder)
+        weight_files(source.files_folder)
     except AttnscopeError as error:
         return error.message
     from attnscope.models import tokenizer
 
-    return tokenizer.supports(source.folder)
+    return tokenizer.why_not_fast(source.files_folder)
 
 
 def _hash_quietly(source: Source) -> None:

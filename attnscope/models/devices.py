@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from attnscope.core.attention.precision import has_float64
-from attnscope.errors import AttnscopeError, first_line, require_choice
+from attnscope.errors import AttnscopeError, amount, first_line, require_choice
 
 DeviceMap = str | Mapping[str, str | int]
-"""As accelerate takes it: "auto", "balanced", "sequential", or the device of each module, "disk" among them."""
+"""What accelerate takes as `device_map`: "auto", "balanced", "sequential", or the device of each module by its path: a
+GPU's number, "cpu" or "disk"."""
 
 
 def name_dtype(dtype: torch.dtype) -> str:
@@ -24,29 +25,30 @@ def name_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def place(device: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
-    """Return the device and the precision of two names; refuse a device that cannot compute, or not in this precision.
+def choose_device(name: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
+    """Return the device and the precision of the given names.
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
+
+    Raises:
+        AttnscopeError: The device cannot compute, or not in this precision.
     """
     precision: torch.dtype = getattr(torch, dtype)
-    device = _best() if device == "auto" else device
+    if name == "auto":
+        name = _best_device()
     # Try the device: a name may be well formed, and its driver missing.
     try:
-        where = torch.zeros(1, device=device).device
-        torch.zeros(1, device=where).cpu()  # "meta" holds no numbers
+        device = torch.zeros(1, device=name).device
+        torch.zeros(1, device=device).cpu()  # the device "meta" fails here: it holds no numbers
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         hint = "--device auto takes the best there is; cpu is always there"
-        raise AttnscopeError(
-            f"cannot compute on device {device!r}: {first_line(error)}", hint
-        ) from error
-    if precision == torch.float64 and not has_float64(where):
-        raise AttnscopeError(f"{where} has no float64", "choose --dtype float32, or --device cpu")
-    return where, precision
+        raise AttnscopeError(f"cannot compute on device {name!r}: {first_line(error)}", hint) from error
+    if precision == torch.float64 and not has_float64(device):
+        raise AttnscopeError(f"{device} has no float64", "choose --dtype float32, or --device cpu")
+    return device, precision
 
 
-def _best() -> str:
-    # CUDA first, then Apple's GPU.
+def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
@@ -58,7 +60,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Within it, torch may draw random numbers on the processor and a device; afterwards the caller's own go on."""
+    """Put torch's random generators back when the context ends, so that the caller's random numbers do not change."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
@@ -66,7 +68,7 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 
 def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
-    """Return the options with which transformers lets accelerate spread a model over devices."""
+    """Return the options of `from_pretrained` with which accelerate spreads a model over devices."""
     if isinstance(device_map, str):
         require_choice("device map", device_map, ("auto", "balanced", "balanced_low_0", "sequential"))
     else:
@@ -76,30 +78,32 @@ def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
             "spreading a model over devices needs accelerate",
             'install the extra: pip install "attnscope[accelerate]"',
         )
-    # Weights that lie on disk go when this process ends.
+    # Weights that do not fit into memory lie in a folder, which is removed when this process ends.
     folder = tempfile.mkdtemp(prefix="attnscope-offload-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"device_map": device_map, "offload_folder": folder}
 
 
 def describe_spread(device_map: Mapping[str, Any]) -> str:
-    """Return which parts of a model lie where, as a sentence."""
-    # How many parts each device holds.
-    counts = Counter(
-        f"cuda:{device}" if isinstance(device, int) else str(device) for device in device_map.values()
-    )
-    parts = ", ".join(f"{device} ({n} part{'s' if n > 1 else ''})" for device, n in counts.items())
-    return f"Spread over {parts}."
+    """Return how many parts of a model lie on each device, such as "Spread over cuda:0 (9 parts), disk (1 part)".
+
+    Args:
+        device_map: The device of each part, a GPU's number or a name.
+    """
+    counts: Counter[str] = Counter()
+    for device in device_map.values():
+        counts[f"cuda:{device}" if isinstance(device, int) else str(device)] += 1
+    parts = [f"{device} ({amount(n, 'part')})" for device, n in counts.items()]
+    return f"Spread over {', '.join(parts)}."
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return whether accelerate moves what a model's parts get."""
+    """Return whether accelerate moves the inputs of a model's parts to their devices."""
     return _first_device(model) is not None
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Return where a model takes its inputs: its own device, or that of the first layer of one that is spread."""
-    # A spread model takes inputs where its first part runs.
+    """Return where a model takes its inputs: its own device, or that of the first part of one that is spread."""
     first = _first_device(model)
     if first is None:
         return device_of(model)
@@ -107,9 +111,10 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def _first_device(model: nn.Module) -> Any:
-    # accelerate's hooks carry the device; the outermost one that has it runs first.
-    devices = (
-        getattr(getattr(module, "_hf_hook", None), "execution_device", None)
-        for module in model.modules()
-    )
-    return next((device for device in devices if device is not None), None)
+    """Return the device of a spread model's first part, a GPU's number or a name; None if it is not spread."""
+    for module in model.modules():
+        # accelerate puts a hook at each part, which carries its device.
+        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if device is not None:
+            return device
+    return None

@@ -20,22 +20,21 @@ HUB = "Hugging Face Hub, "
 
 _hash_lock = threading.Lock()
 HASHES: dict[tuple[Path, int, int], str] = {}
-"""The hashes of files that were hashed already, by path, size and time of change; handed to processes that are started,
-which need not hash again what has not changed."""
+"""The SHA-256 of files that were hashed already, by path, size and time of change in nanoseconds. Worker processes
+start with a copy, and need not hash the same files again."""
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     """Return the files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
-    # One file, or the shards that its index lists.
     names = {path.name for path in folder.iterdir()}
-    whole, is_sharded = _find_weights(str(folder), names, allow_pickle)
+    file, is_sharded = _find_weights(str(folder), names, allow_pickle)
     if is_sharded:
-        return _shards(folder, f"{whole}.index.json", names)
-    return [folder / whole]
+        return _shards(folder, f"{file}.index.json", names)
+    return [folder / file]
 
 
 def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
-    """Return the name that the weights have as one file, and whether they are shards with an index instead.
+    """Return the name of the file that holds the weights, and whether it is split into shards, which an index lists.
 
     Args:
         where: What a message calls the folder or the repository.
@@ -49,11 +48,11 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
     accepted = ["model.safetensors"]
     if allow_pickle:
         accepted.append("pytorch_model.bin")
-    for whole in accepted:
-        if whole in names:
-            return whole, False
-        if f"{whole}.index.json" in names:
-            return whole, True
+    for file in accepted:
+        if file in names:
+            return file, False
+        if f"{file}.index.json" in names:
+            return file, True
     # Say what is there instead: pickles need a decision, other formats a conversion.
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
@@ -69,22 +68,25 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
 def weights_sha256(folder: Path) -> str:
     """Return the hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
 
-    Each file is hashed once, until it changes. A second thread that asks waits for the first, so that a thread can
-    hash while torch loads: hashing frees the interpreter lock.
+    The hash of a single file is the one that the Hub shows for it.
     """
-    hashes = {path.name: file_sha256(path) for path in weight_files(folder, allow_pickle=True)}
-    # One file's hash is the one that the Hub shows for it.
-    if len(hashes) == 1:
-        return next(iter(hashes.values()))
-    lines = "".join(f"{name}:{sha256}\n" for name, sha256 in sorted(hashes.items()))
+    paths = weight_files(folder, allow_pickle=True)
+    if len(paths) == 1:
+        return file_sha256(paths[0])
+    lines = "".join(f"{path.name}:{file_sha256(path)}\n" for path in paths)
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
-    """Return the shards that an index lists, all of which must be present, by an AttnscopeError."""
+    """Return the shards that an index lists, sorted by name.
+
+    Raises:
+        AttnscopeError: The index lists none, or one that is not among the `present` files of the folder.
+    """
     try:
-        # The index maps each tensor to its shard.
-        names = sorted(set(parse_json((folder / index).read_text("utf-8"))["weight_map"].values()))
+        # The index maps the name of each tensor to its shard.
+        weight_map = parse_json((folder / index).read_text("utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise AttnscopeError(
             f"{folder / index} lists no weights: {first_line(error)}", "get the file again"
@@ -100,7 +102,7 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
 
 
 def holds_gguf(folder: Path) -> bool:
-    """Return whether a folder's weights are a GGUF file, which has configuration and tokenizer in it."""
+    """Return whether a folder's weights are GGUF files, which hold configuration and tokenizer too."""
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
@@ -109,29 +111,32 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
     if holds_gguf(folder):
         return
     if not (folder / "config.json").is_file():
+        hint = "a model's folder holds config.json, weights and tokenizer"
         # A model may lie one folder deeper.
-        inner = sorted(path.parent for path in folder.glob("*/config.json"))
-        hint = (
-            f"did you mean {inner[0]}?"
-            if inner
-            else "a model's folder holds config.json, weights and tokenizer"
-        )
+        configs = sorted(folder.glob("*/config.json"))
+        if configs:
+            hint = f"did you mean {configs[0].parent}?"
         raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
     weight_files(folder, allow_pickle=allow_pickle)
 
 
 def choose_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
-    """Return which of the files of a Hub repository hold its weights; an AttnscopeError where none do."""
-    whole, is_sharded = _find_weights(f"{repo_id} on the Hub", names, allow_pickle)
+    """Return the names of the files in a Hub repository that hold its weights.
+
+    Raises:
+        AttnscopeError: None of its files does.
+    """
+    file, is_sharded = _find_weights(f"{repo_id} on the Hub", names, allow_pickle)
     if not is_sharded:
-        return {whole}
+        return {file}
     # Shards have numbers, such as model-00001-of-00002.safetensors.
-    return set(fnmatch.filter(names, whole.replace(".", "-[0-9]*-of-[0-9]*.")))
+    return set(fnmatch.filter(names, file.replace(".", "-[0-9]*-of-[0-9]*.")))
 
 
 def _cache() -> Path:
     """Return the folder of the Hub's cache."""
-    from huggingface_hub import constants  # this module of it loads in milliseconds, its API does not
+    # This module loads in milliseconds; the whole client takes 0.6 s.
+    from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
@@ -149,13 +154,14 @@ def cached_ids() -> list[str]:
 def cached_folder(
     repo_id: str, allow_pickle: bool = False, revision: str = MAIN, config_only: bool = False
 ) -> Path | None:
-    """Return the folder of a Hub model in the cache, if it is complete, or has its configuration; else None.
+    """Return the folder of a Hub model in the cache; None where it is not there, or not complete.
 
-    It reads the cache's documented layout: the Hub's own client takes 0.6 s to load.
+    With `config_only` its configuration is enough. The cache's layout is documented, and read here without the Hub's
+    client, which takes 0.6 s to load.
     """
     home = _cache() / f"models--{repo_id.replace('/', '--')}"
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        # Branches and tags are files that hold a commit; a commit is its own name.
+        # Branches and tags are files that hold a commit. Any other revision is a commit.
         reference = home / "refs" / revision
         commit = reference.read_text("ascii").strip() if reference.is_file() else revision
         folder = home / "snapshots" / commit
@@ -166,10 +172,14 @@ def cached_folder(
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex; remembered until it changes."""
+    """Return the SHA-256 of a file, in hex; a file is hashed once, until it changes.
+
+    A second thread that asks waits for the first. Hashing frees the interpreter lock, so a thread can hash while
+    another imports torch.
+    """
     try:
         with _hash_lock, path.open("rb") as file:
-            # A file that changes has another size or time, and is hashed again.
+            # A file that changes has another size or time.
             state = path.stat()
             key = (path.resolve(), state.st_size, state.st_mtime_ns)
             if key not in HASHES:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 _NEEDS_SEAM = "why, ablate, patch, prune and weights: its own modules compute attention, and give its weights alone"
-"""The commands that a model without a seam refuses, as `info` names them: BLOOM, MPT, GPT-J, Falcon, DeBERTa."""
+"""The commands that a model without a seam refuses, such as BLOOM, MPT, GPT-J, Falcon and DeBERTa."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ModelInfo:
     Attributes:
         name: What the user called it: a catalogue name, a Hub id, a folder's name.
         source: Where the weights came from.
-        sha256: Hash of the weights, hex; of several files: of their names and hashes; with an adapter: of both hashes.
+        sha256: Hash of the weights, hex, as `files.weights_sha256` returns it; with an adapter, the hash of two hashes.
             Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
         engine: "native", "hf", "numpy", or "torch" (any module).
@@ -39,9 +39,9 @@ class ModelInfo:
         remembered: When, and with which torch, a self-check ran that was not repeated; "" = there is none.
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
-        adapter_sha256: Hash of its weights.
-        head: What becomes of the head that its files hold for a task; "" = they name none.
-        heads: Of a model whose heads are known by construction: the name of each ("L0H1"), and what it attends to.
+        adapter_sha256: Hash of the adapter's weights.
+        head: What becomes of the head for a task (classes, words) that its files hold; "" = they hold none.
+        heads: Of a glass box: the name of each attention head ("L0H1"), and what it attends to.
     """
 
     name: str
@@ -68,7 +68,7 @@ class ModelInfo:
     heads: tuple[tuple[str, str], ...] = ()
 
     def choose_kind(self, kind: str | None) -> str:
-        """Return the kind of attention that is asked for; None = the first.
+        """Return the kind of attention that is asked for; the first of the model's where `kind` is None.
 
         Raises:
             AttnscopeError: The model has no attention of this kind.
@@ -80,29 +80,30 @@ class ModelInfo:
         return kind or self.kinds[0]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
-        # Lists as JSON has them; heads are named only where they are known.
-        facts = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-        facts |= {"heads": dict(self.heads)} if facts.pop("heads") else {}
-        # As records have it.
-        return {"road" if name == "path" else name: value for name, value in facts.items()}
+        """Return the facts as records hold them: plain JSON values by name."""
+        facts: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            # In files `path` is called road.
+            key = "road" if name == "path" else name
+            facts[key] = list(value) if isinstance(value, tuple) else value
+        # Only glass boxes have names of heads.
+        del facts["heads"]
+        if self.heads:
+            facts["heads"] = dict(self.heads)
+        return facts
 
     def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """Return the facts of the model for people, as (name, value)."""
+        """Return the facts of the model for people, as (name, value); `tokenizer` is the tokenizer's name."""
 
         def each(numbers: tuple[int, ...]) -> str:
+            """Return the number of each kind of attention: "6", or "encoder 6, decoder 6, cross 6"."""
             if len(self.kinds) == 1:
                 return str(numbers[0])
-            return ", ".join(
-                f"{kind} {number}" for kind, number in zip(self.kinds, numbers, strict=True)
-            )
+            return ", ".join(map("{} {}".format, self.kinds, numbers))
 
-        # How parameters were counted, and how the maps were checked.
         has_pooler = self.engine == "native" and self.kinds == ("encoder",)
         counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
+        # How the maps were checked.
         checked = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
         if self.checked is None:
             checked = "not needed"
@@ -111,7 +112,8 @@ class ModelInfo:
         elif self.engine == "torch":
             checked = "equal to what the module computes by itself, on its inputs"
         elif self.remembered:
-            checked = f"{checked}; checked on {self.remembered}, and remembered since"
+            checked += f"; checked on {self.remembered}, and remembered since"
+        # Which engine computes.
         engine = {
             "native": "attnscope's own",
             "hf": "transformers",
@@ -144,7 +146,7 @@ class ModelInfo:
 
 
 def require_seam(info: ModelInfo, hidden: str) -> None:
-    """Raise AttnscopeError for a model that shows its weights alone; `hidden` names what it does not show."""
+    """Raise AttnscopeError for a model that shows attention weights alone; `hidden` names what it does not show."""
     if info.engine == "numpy":
         raise AttnscopeError(f"{info.name} (engine numpy) does not show {hidden}", "leave out --engine")
     if info.path != "seam":
@@ -156,7 +158,7 @@ def require_seam(info: ModelInfo, hidden: str) -> None:
 
 
 def require_length(info: ModelInfo, n_tokens: int) -> None:
-    """Raise AttnscopeError for texts over a model's limit."""
+    """Raise AttnscopeError for a text that is longer than a model's limit."""
     if info.max_tokens is not None and n_tokens > info.max_tokens:
         raise AttnscopeError(
             f"a text of {n_tokens} tokens is longer than the {info.max_tokens} that {info.name} takes",
@@ -167,11 +169,20 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
 def require_numbers(
     info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token"
 ) -> None:
-    """Raise AttnscopeError for numbers that a model has no embedding for: they must be from 0 to size - 1."""
-    # An empty batch has no smallest number.
-    low, high = (int(numbers.min()), int(numbers.max())) if 0 not in numbers.shape else (0, 0)
-    if low < 0 or high >= size:
-        raise AttnscopeError(
-            f"{what} number {low if low < 0 else high} is beyond the {size} that {info.name} has",
-            "its tokenizer belongs to another model",
-        )
+    """Raise AttnscopeError for numbers that a model has no embedding for: they must be from 0 to size - 1.
+
+    Args:
+        info: The facts of the model.
+        numbers: The numbers of tokens or segments, of any shape.
+        size: How many embeddings of them there are.
+        what: What the numbers are of, "token" or "segment".
+    """
+    # An empty batch has no smallest and no largest number.
+    if 0 in numbers.shape:
+        return
+    for number in (int(numbers.min()), int(numbers.max())):
+        if not 0 <= number < size:
+            raise AttnscopeError(
+                f"{what} number {number} is beyond the {size} that {info.name} has",
+                "its tokenizer belongs to another model",
+            )

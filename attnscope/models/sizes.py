@@ -1,4 +1,4 @@
-"""How large a model is, from its configuration alone: no weights, and for the common families no torch either."""
+"""Read how large a model is from its configuration: without weights, and for the common families without torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,38 +16,70 @@ _BY_HAND = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
 class Sizes:
     """The sizes of a transformer that its costs follow from."""
 
+    # The model's name
     name: str
-    source: str  # where the numbers come from
-    kind: str  # "encoder", "decoder" or "encoder-decoder"
+    # Where the numbers come from
+    source: str
+    # "encoder", "decoder" or "encoder-decoder"
+    kind: str
+    # Width of the hidden states
     d_model: int
-    n_layers: int  # layers; of an encoder-decoder, the encoder's
+    # Layers; of an encoder-decoder, the encoder's
+    n_layers: int
+    # Query heads of a layer
     n_heads: int
+    # Key/value heads of a layer
     n_kv_heads: int
+    # Width of a head
     d_head: int
-    d_ff: int  # width within the feed-forward network; 0 = there is none
-    ff_matrices: int = 2  # 2 (up and down), or 3 (gated)
-    vocab_size: int = 0  # tokens in the vocabulary; 0 = not known, and left out of all sums
+    # Width within the feed-forward network; 0 = there is none
+    d_ff: int
+    # Matrices of the feed-forward network: 2 (up and down), or 3 (gated)
+    ff_matrices: int = 2
+    # Tokens in the vocabulary; 0 = not known, and left out of all sums
+    vocab_size: int = 0
+    # The longest text; None = not known
     max_tokens: int | None = None
-    n_decoder_layers: int = 0  # an encoder-decoder's, else 0
-    qkv_bias: bool = False  # whether W_Q, W_K and W_V have biases
+    # Layers of an encoder-decoder's decoder; else 0
+    n_decoder_layers: int = 0
+    # Whether W_Q, W_K and W_V have biases
+    qkv_bias: bool = False
+    # Whether W_O has a bias
     o_bias: bool = False
+    # Whether the feed-forward network has biases
     ff_bias: bool = False
+    # Width of the token embedding
     d_embedding: int = 0
-    n_positions: int = 0  # rows of a table of learned positions; 0 = there is none
-    n_segments: int = 0  # rows of a table of segments
-    norm_vectors: int = 0  # vectors of d_model that a layer's norms have
-    norm_vectors_outside: int = 0  # the same outside of the layers
-    unembedding: str = ""  # "tied" (with the embeddings), "own", or "" (none)
-    pooler: bool = False  # whether a d_model x d_model map follows the last layer
-    # all parameters as the model's own modules have them, where its family is not known here in closed form
+    # Rows of the table of learned positions; 0 = there is none
+    n_positions: int = 0
+    # Rows of the table of segments; 0 = there is none
+    n_segments: int = 0
+    # Vectors of d_model in the norms of a layer
+    norm_vectors: int = 0
+    # Vectors of d_model in norms outside of layers
+    norm_vectors_outside: int = 0
+    # "tied" (with the embeddings), "own", or "" (none)
+    unembedding: str = ""
+    # Whether a d_model x d_model map follows the last layer
+    pooler: bool = False
+    # All parameters of the model as transformers builds it; None where the sizes say how many there
+    # are
     counted: int | None = None
-    notes: tuple[str, ...] = ()  # what a reader must know of it, one sentence each
+    # What a reader must know of the numbers, one sentence each
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Sizes that costs are multiplied by.
-        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
+        # A model of attention alone has no feed-forward network; every other size is at least 1.
+        least_sizes = {
+            "d_model": 1,
+            "n_layers": 1,
+            "n_heads": 1,
+            "n_kv_heads": 1,
+            "d_head": 1,
+            "d_ff": 0,
+        }
+        for name, least in least_sizes.items():
             value = getattr(self, name)
-            least = 0 if name == "d_ff" else 1  # there are models of attention alone
             if value < least:
                 raise AttnscopeError(
                     f"{name} is {value}, but must be at least {least}", "give another number"
@@ -60,23 +92,23 @@ class Sizes:
 
     @property
     def n_attentions(self) -> int:
-        """Return how many attentions there are in all: a decoder's layer beside an encoder has two."""
+        """Return how many attentions there are in all: in an encoder-decoder, each layer of the decoder has two."""
         return self.n_layers + 2 * self.n_decoder_layers
 
     @property
     def caching_layers(self) -> int:
-        """Return how many attentions keep keys and values while a text is written: none in an encoder."""
+        """Return how many attentions cache keys and values while a text is written: none in an encoder."""
         return {"encoder": 0, "decoder": self.n_layers}.get(self.kind, 2 * self.n_decoder_layers)
 
 
 def sizes_of(config: Config, name: str, source: str) -> Sizes:
     """Return the sizes of a model, from what its config.json holds.
 
-    Families that are not known here in closed form are built without weights (on torch's meta device) and counted.
+    Models of families that `_FAMILIES` lacks are built without weights, on torch's meta device, to count parameters.
     """
-    read = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
+    read_family = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
     try:
-        return _complete(name, source, read(config))
+        return _complete(name, source, read_family(config))
     except KeyError as error:
         raise AttnscopeError(
             f"the configuration of {name} does not say {error.args[0]}", _BY_HAND
@@ -90,25 +122,27 @@ def sizes_of(config: Config, name: str, source: str) -> Sizes:
 def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> Sizes:
     """Return sizes from options: by default a decoder without biases, with a feed-forward width of 4 · d_model."""
     name = f"{amount(n_layers, 'layer')} of {amount(n_heads, 'head')}, d_model {d_model}"
-    facts = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
-    if facts.get("vocab_size"):
-        facts["unembedding"] = "tied"
-    return _complete(name, "the options given", facts)
+    fields = {"kind": "decoder", "d_model": d_model, "n_heads": n_heads, "n_layers": n_layers, **others}
+    if fields.get("vocab_size"):
+        fields["unembedding"] = "tied"
+    return _complete(name, "the options given", fields)
 
 
-def _complete(name: str, source: str, facts: Config) -> Sizes:
-    """Return sizes with what is usual where nothing is said: every head has keys and values, its share of d_model."""
-    # What the configuration says wins over what is usual.
-    known = {field: value for field, value in facts.items() if value is not None}
-    width = known["d_model"]
-    heads = known["n_heads"]
-    usual = {"n_kv_heads": heads, "d_embedding": width, "d_ff": 4 * width}
+def _complete(name: str, source: str, fields: Config) -> Sizes:
+    """Return sizes from fields of Sizes, with defaults for those that are missing or None.
+
+    By default every query head has keys and values of its own, and heads share d_model.
+    """
+    known = {field: value for field, value in fields.items() if value is not None}
+    d_model = known["d_model"]
+    n_heads = known["n_heads"]
+    defaults = {"n_kv_heads": n_heads, "d_embedding": d_model, "d_ff": 4 * d_model}
     if "d_head" not in known:
-        usual["d_head"] = _divide(width, heads)
-    return Sizes(name=name, source=source, **{**usual, **known})
+        defaults["d_head"] = _head_width(d_model, n_heads)
+    return Sizes(name=name, source=source, **{**defaults, **known})
 
 
-def _divide(d_model: int, n_heads: int) -> int:
+def _head_width(d_model: int, n_heads: int) -> int:
     """Return the width of a head where heads share the model's width."""
     if d_model % n_heads:
         raise AttnscopeError(
@@ -118,29 +152,28 @@ def _divide(d_model: int, n_heads: int) -> int:
 
 
 def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
-    """Return sizes with some of them replaced, where they are not None, for a hypothetical model.
+    """Return sizes with some of them changed, for a hypothetical model; None leaves a size as it is.
 
-    d_head follows d_model / n_heads where only one of these two is given, and key/value heads follow query heads where
-    every query head had its own.
+    If d_model or n_heads changes and d_head is not given, heads share d_model. If every query head has its own keys and
+    values, it keeps them.
     """
-    changes = {
-        name: value
-        for name, value in others.items()
-        if value is not None and value != getattr(sizes, name)
-    }
+    changes = {}
+    for name, value in others.items():
+        if value is not None and value != getattr(sizes, name):
+            changes[name] = value
     if not changes:
         return sizes
-    # Sizes that followed another one before keep following it.
+    # Change the sizes that depend on others.
     d_model = changes.get("d_model", sizes.d_model)
     n_heads = changes.get("n_heads", sizes.n_heads)
     if "d_head" not in changes and ("d_model" in changes or "n_heads" in changes):
-        changes["d_head"] = _divide(d_model, n_heads)
+        changes["d_head"] = _head_width(d_model, n_heads)
     if sizes.n_kv_heads == sizes.n_heads:
         changes.setdefault("n_kv_heads", n_heads)
     if sizes.d_embedding == sizes.d_model:
         changes["d_embedding"] = d_model
-    # Say what was changed, and what could not follow.
-    note = f"{sizes.name} with {', '.join(f'{name} {value}' for name, value in changes.items())}"
+    # Say what was changed, and what could not be.
+    note = f"{sizes.name} with {', '.join(map('{} {}'.format, changes, changes.values()))}"
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
     return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
@@ -148,7 +181,7 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
 
 # Families ---------------------------------------------------------------------------------------------------------
 
-_WITH_BIASES = {
+_BIASES_AND_NORMS = {
     "qkv_bias": True,
     "o_bias": True,
     "ff_bias": True,
@@ -166,7 +199,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_tokens": "max_position_embeddings",
 }
-"""The names of the sizes in most configurations."""
+"""Fields of Sizes by their names in most configurations, in the order of the numbers of `PRESETS`."""
 
 _NAMES_OF_GPT2 = {
     "d_model": "n_embd",
@@ -180,11 +213,12 @@ _NAMES_OF_GPT2 = {
 
 
 def _bert(config: Config) -> dict[str, Any]:
-    # The native engine knows the defaults of this family.
+    """Return the fields of Sizes that a configuration of BERT's family says."""
+    # Encoder knows the defaults of the family.
     encoder = Encoder.of(dict(config))
     return {
-        **{field: getattr(encoder, key, None) for field, key in _NAMES.items()},
-        **_WITH_BIASES,
+        **_read_fields(vars(encoder), _NAMES),
+        **_BIASES_AND_NORMS,
         "kind": "encoder",
         "max_tokens": encoder.max_tokens,
         "n_positions": encoder.max_position_embeddings,
@@ -194,31 +228,38 @@ def _bert(config: Config) -> dict[str, Any]:
 
 
 def _gpt2(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes that a configuration of GPT-2 says."""
     unembedding = "tied" if config.get("tie_word_embeddings", True) else "own"
-    facts = {field: config.get(key) for field, key in _NAMES_OF_GPT2.items()}
-    return {**facts, **_WITH_BIASES, "kind": "decoder", "unembedding": unembedding}
+    fields = _read_fields(config, _NAMES_OF_GPT2)
+    return {**fields, **_BIASES_AND_NORMS, "kind": "decoder", "unembedding": unembedding}
 
 
 def _llama(config: Config) -> dict[str, Any]:
+    """Return the fields of Sizes that a configuration of Llama, Mistral or Qwen2 says."""
     # Mistral has no biases, Qwen2 has them at Q, K and V only; Llama's configuration says.
     family = config["model_type"]
     is_llama = family == "llama"
-    has_bias = bool(config.get("attention_bias", False))
+    has_bias = config.get("attention_bias", False)
     return {
-        **{field: config.get(key) for field, key in _NAMES.items()},
+        **_read_fields(config, _NAMES),
         "kind": "decoder",
         "ff_matrices": 3,
         "qkv_bias": family == "qwen2" or (is_llama and has_bias),
         "o_bias": is_llama and has_bias,
-        "ff_bias": is_llama and bool(config.get("mlp_bias", False)),
+        "ff_bias": is_llama and config.get("mlp_bias", False),
         "norm_vectors": 2,
         "norm_vectors_outside": 1,
         "unembedding": "tied" if config.get("tie_word_embeddings", False) else "own",
     }
 
 
+def _read_fields(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return fields of Sizes, whose names in a configuration are given; None where it does not say them."""
+    return {field: config.get(name) for field, name in names.items()}
+
+
 def _build_to_count(config: Config) -> dict[str, Any]:
-    """Return the sizes of any other model: by the names that transformers gives them, its parameters counted."""
+    """Return the fields of Sizes that transformers' own classes say, with all parameters counted."""
     import warnings
 
     import torch
@@ -230,35 +271,36 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            whole = AutoConfig.for_model(family, **settings)
-            model: Any = AutoModel.from_config(whole)  # type: ignore[no-untyped-call]
-    except Exception as error:  # whatever a stranger's configuration makes transformers raise
+            built_config = AutoConfig.for_model(family, **settings)
+            model: Any = AutoModel.from_config(built_config)  # type: ignore[no-untyped-call]
+    except Exception as error:  # transformers may raise anything on a broken configuration
         raise AttnscopeError(
             f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND
         ) from None
-    # Read the sizes by transformers' names; the kind shows in the modules or in the class that was saved.
-    text = whole.get_text_config()
-    facts = {field: getattr(text, key, None) for field, key in _NAMES.items()}
-    looks_back = any(getattr(module, "is_causal", False) for module in model.modules())
-    if whole.is_encoder_decoder:
-        facts["kind"] = "encoder-decoder"
-        facts["n_decoder_layers"] = getattr(text, "num_decoder_layers", None) or getattr(
-            text, "decoder_layers", None
-        )
-    elif looks_back or any("CausalLM" in str(kind) for kind in config.get("architectures") or ()):
-        facts["kind"] = "decoder"
+    # Read the sizes of the part that reads text.
+    text_config = built_config.get_text_config()
+    fields = {field: getattr(text_config, name, None) for field, name in _NAMES.items()}
+    # The kind shows in the attention modules, or in the name of the class that was saved.
+    is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    if built_config.is_encoder_decoder:
+        fields["kind"] = "encoder-decoder"
+        names = ("num_decoder_layers", "decoder_layers")
+        n_layers = [getattr(text_config, name, None) for name in names]
+        fields["n_decoder_layers"] = n_layers[0] or n_layers[1]
+    elif is_causal or "CausalLM" in str(config.get("architectures")):
+        fields["kind"] = "decoder"
     else:
-        facts["kind"] = "encoder"
-    # All gated models of transformers have this name for it.
-    facts["ff_matrices"] = (
-        3 if any(path.endswith("gate_proj") for path, _ in model.named_modules()) else 2
-    )
-    facts["vocab_size"] = None
-    facts["counted"] = sum(parameter.numel() for parameter in model.parameters())
-    facts["notes"] = (
+        fields["kind"] = "encoder"
+    # Gated feed-forward networks of transformers have a module of this name.
+    is_gated = any(path.endswith("gate_proj") for path, _ in model.named_modules())
+    fields["ff_matrices"] = 3 if is_gated else 2
+    # The parameters are counted with the vocabulary.
+    fields["vocab_size"] = None
+    fields["counted"] = sum(parameter.numel() for parameter in model.parameters())
+    fields["notes"] = (
         "attention is counted as W_Q, W_K, W_V and W_O in every layer, whatever else there is in it",
     )
-    return facts
+    return fields
 
 
 _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
@@ -271,11 +313,20 @@ _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 
 def _read_table(family: str, names: Mapping[str, str], numbers: str, name: str, source: str) -> Sizes:
-    """Return the sizes of a published model, from its numbers in the order of the configuration's names."""
-    # "-" leaves a number to the family's default.
-    known = zip(names.values(), numbers.split(), strict=False)
-    config = {key: int(number) for key, number in known if number != "-"}
-    return sizes_of({"model_type": family, **config}, name, source)
+    """Return the sizes of a published model.
+
+    Args:
+        family: The model_type of its configuration.
+        names: The names of sizes in its configuration.
+        numbers: The first of these sizes, in the same order; "-" leaves one to the family's default.
+        name: The name of the model.
+        source: Where the numbers are published.
+    """
+    config: dict[str, Any] = {"model_type": family}
+    for setting, number in zip(names.values(), numbers.split(), strict=False):
+        if number != "-":
+            config[setting] = int(number)
+    return sizes_of(config, name, source)
 
 
 _TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"

@@ -13,8 +13,8 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable, segments_of
 
 
-def supports(folder: Path) -> str | None:
-    """Return whether a folder's tokenizer can be opened without transformers: None if so, else why not."""
+def why_not_fast(folder: Path) -> str | None:
+    """Return why a folder's tokenizer needs transformers, as the end of a sentence; None if it does not."""
     return None if (folder / "tokenizer.json").is_file() else "it holds no tokenizer.json"
 
 
@@ -38,15 +38,14 @@ class FastTokenizer(Tokenizer):
         Special tokens and those kept unused are left out.
         """
         # Special tokens are among those that were added to the vocabulary.
-        added = {
-            number for number, token in self.backend.get_added_tokens_decoder().items() if token.special
-        }
-        vocabulary = self.backend.get_vocab().items()
-        return sorted(
-            number
-            for piece, number in vocabulary
-            if number not in added and not piece.startswith("[unused")
-        )
+        added = self.backend.get_added_tokens_decoder().items()
+        special = {number for number, token in added if token.special}
+        numbers = []
+        for piece, number in self.backend.get_vocab().items():
+            # BERT's vocabularies keep room for tokens of the user: "[unused0]" and so on.
+            if number not in special and not piece.startswith("[unused"):
+                numbers.append(number)
+        return sorted(numbers)
 
     def spell(self, number: int) -> str:
         """Return the text of one token."""
@@ -55,19 +54,18 @@ class FastTokenizer(Tokenizer):
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":
         """Load a model's tokenizer.json."""
-        lacking = supports(folder)
-        if lacking:
+        reason = why_not_fast(folder)
+        if reason is not None:
             raise AttnscopeError(
-                f"{folder}: {lacking}",
+                f"{folder}: {reason}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
-        # Read the tokenizer, and what its model's settings say of it.
-        settings = _json(folder / "tokenizer_config.json")
+        settings = _read_object(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         with as_failure(f"cannot read the tokenizer {path}", "get the file again"):
             backend = tokenizers.Tokenizer.from_file(str(path))
             if _is_bert(folder, settings) and isinstance(backend.normalizer, normalizers.BertNormalizer):
-                # transformers lets these settings win over tokenizer.json, where the two disagree.
+                # Where tokenizer_config.json and tokenizer.json disagree, the former wins, as in transformers.
                 backend.normalizer = normalizers.BertNormalizer(
                     lowercase=settings.get("do_lower_case", True),
                     handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -91,13 +89,23 @@ def tokens_of(
     style: Style,
     special: Sequence[bool] | None = None,
 ) -> Tokens:
-    """Return the tokenizers library's encoding of a text, or of a pair of texts, as Tokens."""
+    """Return the tokenizers library's encoding of a text, or of a pair of texts, as Tokens.
+
+    Args:
+        encoding: The encoding.
+        text: The text.
+        pair: The second text; None = there is none.
+        style: How the tokenizer writes its pieces.
+        special: Which tokens are special, (token,); None = those that the encoding marks so.
+    """
+    if special is None:
+        special = list(map(bool, encoding.special_tokens_mask))
     return build_tokens(
         text,
         ids=encoding.ids,
         pieces=encoding.tokens,
         offsets=encoding.offsets,
-        special=[bool(flag) for flag in encoding.special_tokens_mask] if special is None else special,
+        special=special,
         segments=segments_of(encoding.sequence_ids),
         pair=pair,
         style=style,
@@ -105,15 +113,16 @@ def tokens_of(
 
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:
-    """Return how a tokenizer writes its pieces, told by the names of its parts."""
-    # The parts are named in their representations.
+    """Return how a tokenizer writes its pieces, judged by the classes of its parts."""
+    # Their representations name the classes, also of parts inside of a sequence.
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"
     return "sentencepiece" if "Metaspace" in parts or "▁" in parts else "plain"
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; empty if there is no such file, or it holds something else."""
     if not path.is_file():
         return {}
     with as_failure(f"cannot read {path}", "get the file again"):
@@ -122,8 +131,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
-    """Return whether it is BERT's own tokenizer: by its class, else by the model's type."""
+    """Return whether a folder holds BERT's own tokenizer, by its class in the settings, else by the model's type."""
     name = settings.get("tokenizer_class")
     if isinstance(name, str):
         return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}
-    return _json(folder / "config.json").get("model_type") in {"bert", "distilbert", "electra"}
+    return _read_object(folder / "config.json").get("model_type") in {"bert", "distilbert", "electra"}

@@ -1,11 +1,11 @@
-"""Threads take turns with a model: one reentrant lock per model, looked up by its torch modules.
+"""Let threads take turns with a model: one reentrant lock per model, looked up by its torch modules.
 
 A forward pass changes a model and restores it: its attention function, its hooks and the forwards of its blocks. Two
 threads at once would restore each other's changes. So a thread takes a turn before it runs a model or hooks into it. A
 turn lasts for one pass, not for a whole study, and is never kept over a `yield` to a study.
 
-Locks are always taken in one order: the switches of transformers (`hf.parts.silence`), then models, then the names that
-`inside.around` watches. Knows torch and nothing else.
+Where a thread needs the lock of `hf.parts.silence` too, it takes that one first, so that no two threads wait for each
+other. This module knows torch and nothing else.
 """
 
 import contextlib
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 _locks: "weakref.WeakKeyDictionary[nn.Module, tuple[threading.RLock, ...]]" = weakref.WeakKeyDictionary()
+"""The locks that a thread takes before it runs a module: one, or several where parts had locks before the whole."""
+
 _registering = threading.Lock()
+"""The lock of `_locks` itself."""
 
 
 def share_lock(roots: "Iterable[nn.Module]") -> None:
@@ -28,24 +31,26 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
     were built from one configuration object: a pass sets the attention function there. Where parts had locks of their
     own, the whole and its parts take all of these.
     """
-    modules = {module for root in roots for module in root.modules()}
-    configs = {
-        id(vars(module)["config"]) for module in modules if vars(module).get("config") is not None
-    }
+    modules: set[nn.Module] = set()
+    for root in roots:
+        modules.update(root.modules())
+    configs = {id(vars(module).get("config")) for module in modules} - {id(None)}
     with _registering:
-        # Every lock that any related module has already; a pass takes all of them.
-        kin = modules | {module for module in _locks if id(vars(module).get("config")) in configs}
-        locks = {lock for module in kin for lock in _locks.get(module, ())} or {threading.RLock()}
-        shared = _in_order(locks)
+        # Collect every lock of these modules, and of modules with the same configuration.
+        locks: set[threading.RLock] = set()
+        for module, held_locks in _locks.items():
+            if module in modules or id(vars(module).get("config")) in configs:
+                locks.update(held_locks)
+        shared = _in_order(locks or {threading.RLock()})
         for module in modules:
             _locks[module] = shared
 
 
 @contextlib.contextmanager
 def take_turn(modules: "Iterable[nn.Module]") -> Iterator[None]:
-    """Within it, no other thread runs these modules' models through attnscope, nor hooks into them.
+    """Keep other threads from running these modules' models, or hooking into them, until the context ends.
 
-    The same thread may take its turn again inside. The turn ends with the context, also after an error.
+    They wait for their turn. The same thread may take its turn again inside.
     """
     modules = list(modules)
     if any(module not in _locks for module in modules):
@@ -61,7 +66,8 @@ def _in_order(locks: "Iterable[threading.RLock]") -> "tuple[threading.RLock, ...
 
 @contextlib.contextmanager
 def _hold(locks: "Sequence[threading.RLock]") -> Iterator[None]:
-    # Nested, not pushed onto an ExitStack: there an interruption could fall between taking a lock and noting it.
+    """Take locks, and release them when the context ends."""
+    # Contexts are nested: an ExitStack could be interrupted after it took a lock, before it notes to release it.
     if not locks:
         yield
         return

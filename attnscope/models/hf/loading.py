@@ -21,7 +21,7 @@ from transformers.models.auto import processing_auto
 
 from attnscope.errors import AttnscopeError, first_line, parse_json
 from attnscope.models.catalog import ADAPTER, Source, verify
-from attnscope.models.devices import DeviceMap, describe_spread, place, spreading_options
+from attnscope.models.devices import DeviceMap, choose_device, describe_spread, spreading_options
 from attnscope.models.files import file_sha256, holds_gguf, weight_files
 from attnscope.models.hf.assembling import assemble, processor_kind
 from attnscope.models.hf.heads import class_to_load, output_embeddings
@@ -58,7 +58,7 @@ def load_huggingface(
 ) -> HuggingFaceModel:
     """Load a model and its tokenizer from a folder; `models.load` explains the options and errors."""
     # Check names, files and hashes before transformers is asked for anything.
-    where, precision = place(device, dtype)
+    where, precision = choose_device(device, dtype)
     folder = source.folder
     if folder is None:
         raise AttnscopeError(f"{source.name} has no files", "wrap a model in memory instead")

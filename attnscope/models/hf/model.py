@@ -58,8 +58,8 @@ from attnscope.models.hf.survey import Memory, Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
 from attnscope.models.info import ModelInfo, require_length, require_numbers, require_seam
-from attnscope.models.inside.tape import blocks_of
-from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Rerun, Slice
+from attnscope.models.inside.tape import Rerun, blocks_of
+from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Slice
 from attnscope.models.turns import take_turn
 
 

@@ -1,8 +1,9 @@
-"""Attention of any torch module: calls of scaled_dot_product_attention and nn.MultiheadAttention pass the seam.
+"""Lead the attention of any torch module through the seam, where scaled_dot_product_attention computes it.
 
-A `TorchFunctionMode` catches them, in this thread alone. While a mode is active, torch leaves out the fast path of
-nn.MultiheadAttention and nn.TransformerEncoderLayer. Hooks tell which module runs. Models of transformers run by sdpa,
-with masks written out where they do not know it. A module that multiplies queries by keys itself cannot be seen.
+A `TorchFunctionMode` catches the calls of that function and of nn.MultiheadAttention, in this thread alone. While a
+mode is active, torch leaves out the fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer. Hooks tell which
+module runs. Models of transformers run by sdpa; those that do not support it get masks that are written out. A module
+that multiplies queries by keys itself cannot be seen.
 """
 
 import contextlib
@@ -44,37 +45,38 @@ AttentionInterface.register(
 )
 AttentionMaskInterface.register(_EXPLICIT, eager_mask)
 
-_TIMES = 64
-"""Allowed difference of two ways to compute one attention, in units of rounding of the largest value."""
+_ALLOWED_ROUNDINGS = 64
+"""How much two ways to compute one attention may differ, in units of rounding of the largest value."""
 
-Do = Callable[[str, AttentionCall, Callable[[], Tensor]], Tensor]
-"""A function at each attention: (module's name, call, the module's own computation) -> output."""
+Handler = Callable[[str, AttentionCall, Callable[[], Tensor]], Tensor]
+"""A function that computes each attention: (path of the module, call, the module's own computation) -> output."""
 
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
-    """One attention of a forward pass.
+    """One attention of a forward pass."""
 
-    Attributes:
-        path: The name of the module that computes it, such as "layers.0.self_attn"; "" = the whole.
-        shape: Sequences, queries and keys.
-        n_heads: Query heads, and key/value heads.
-        hides_later: Whether no query attends to a later key.
-    """
-
+    # The path of the module that computes it, such as "layers.0.self_attn"; "" = the whole
     path: str
+    # How many sequences, queries and keys there are
     shape: tuple[int, int, int]
-    n_heads: tuple[int, int]
+    n_heads: int
+    n_kv_heads: int
+    # Whether no query attends to a later key
     hides_later: bool
 
 
 class _Catch(TorchFunctionMode):
-    """Hands each attention to `do`, with the name of the module that runs."""
+    """A mode of torch in which `handler` computes each attention.
 
-    def __init__(self, do: Do) -> None:
+    Attributes:
+        running: The paths of the modules that run, the innermost last.
+    """
+
+    def __init__(self, handler: Handler) -> None:
         super().__init__()
         self.running = [""]
-        self._do = do
+        self._handler = handler
         self._latest: AttentionCall | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -96,25 +98,28 @@ class _Catch(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute torch's scaled_dot_product_attention through the seam: query, key, value (…, token, d)."""
+        """Compute torch's scaled_dot_product_attention through the seam.
+
+        Queries, keys and values are (…, head, token, d). With three dimensions they are (sequence, token, d): there is
+        one head, or a module has folded its heads into the batch.
+        """
         options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         own = partial(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
-        # All dimensions before (head, token, d) are the batch. Without a head there is one, which a module may have
-        # folded into the batch.
         lead: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         has_heads = query.ndim > 3
 
+        # The seam takes four dimensions: (batch, head, token, d).
         def as_heads(tensor: Tensor) -> Tensor:
-            return (
-                tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4) if has_heads else tensor[:, None]
-            )
+            if has_heads:
+                return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)
+            return tensor[:, None]
 
+        # A mask with fewer dimensions is the same for all sequences, and broadcasts as it is.
         def as_mask(tensor: Tensor | None) -> Tensor | None:
             if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
                 return tensor
             return as_heads(tensor)
 
-        # The seam takes four dimensions: (batch, head, token, d).
         mask, bias = mask_and_bias(attn_mask, query.dtype)
         call = AttentionCall(
             layer=0,
@@ -128,35 +133,35 @@ class _Catch(TorchFunctionMode):
             bias=as_mask(bias),
         )
         self._latest = call
-        output = self._do(self.running[-1], call, own)
+        output = self._handler(self.running[-1], call, own)
         return output.reshape(*lead, *output.shape[1:]) if has_heads else output[:, 0]
 
     def _multi_head(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
         """Compute torch's multi_head_attention_forward with its attention through the seam."""
-        # Run torch's own code, but without weights, so that it calls scaled_dot_product_attention.
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
-        wanted = dict(bound.arguments)
-        # With weights torch reads the mask alone, without them the flag alone.
-        if wanted["need_weights"]:
+        requested = dict(bound.arguments)
+        # Only without weights does it call scaled_dot_product_attention. Then it would read the flag `is_causal` in
+        # place of the mask; with weights it reads the mask.
+        if requested["need_weights"]:
             bound.arguments.update(need_weights=False, is_causal=False)
-        # The same code runs with our attention in the place of torch's, and is not caught again.
-        inner = {
+        # Run torch's own code with our attention in the place of torch's, so that it is not caught again.
+        names = {
             **vars(F),
             "has_torch_function": lambda _: False,
             "scaled_dot_product_attention": self._attend,
         }
         forward = types.FunctionType(
-            _MULTI_HEAD.__code__, inner, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
+            _MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
         )
         output, _ = forward(*bound.args, **bound.kwargs)
-        if not wanted["need_weights"] or self._latest is None:
+        if not requested["need_weights"] or self._latest is None:
             return output, None
         # (batch, head, query, key) -> (batch, query, key), as torch averages by default.
         weights = attention_weights(self._latest)
-        if wanted["average_attn_weights"]:
+        if requested["average_attn_weights"]:
             weights = weights.mean(1)
-        return output, weights if wanted["query"].ndim == 3 else weights[0]
+        return output, weights if requested["query"].ndim == 3 else weights[0]
 
 
 _MULTI_HEAD: Any = F.multi_head_attention_forward
@@ -167,8 +172,8 @@ class CaughtModule:
     """A torch module whose attention passes the seam. It is run in eval mode, and left as it is.
 
     Attributes:
-        plan: Its attentions, in the order of computation: the module that computes it, kind and layer; None for one
-            that is not shown.
+        plan: The path and the place of each attention, in the order of computation; the place is None for attentions
+            that are not shown.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -179,93 +184,107 @@ class CaughtModule:
         self._implementation = "sdpa" if all(part._supports_sdpa for part in parts) else _EXPLICIT
 
     def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
-        """Run the module with the probe at what is shown of it; return the first tensor of numbers that it gives.
+        """Run the module with the probe at the attentions that are shown.
 
-        The attentions must be those of the plan.
+        Returns:
+            The first tensor of floats in what the module returns.
+
+        Raises:
+            AttnscopeError: The attentions are not those of the plan, or no finite numbers are returned.
         """
-        # Each attention must come in its turn.
-        waiting = [*self.plan]
+        expected = [*self.plan]
 
-        def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
-            if not waiting or waiting[0][0] != path:
-                raise self._other_way(path)
-            _, place = waiting.pop(0)
+        def at_attention(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
+            if not expected or expected[0][0] != path:
+                raise self._wrong_attention(path)
+            _, place = expected.pop(0)
             if place is None:
                 return attend(call)
             return probe(replace(call, kind=place[0], layer=place[1]))
 
-        output = self._forward(sample, do)
-        if waiting:
-            raise self._other_way(waiting[0][0])
-        # The first tensor of numbers stands for the output.
-        tensors = _floats(output)
-        if not tensors or not tensors[0].ndim or not tensors[0].numel():
+        outputs = _floats(self._forward(sample, at_attention))
+        if expected:
+            raise self._wrong_attention(expected[0][0])
+        if not outputs or not outputs[0].ndim or not outputs[0].numel():
             raise AttnscopeError(
                 f"{self._name} returns no tensor of numbers", "return its output from forward"
             )
-        if not bool(tensors[0].isfinite().all()):
+        if not outputs[0].isfinite().all():
             raise AttnscopeError(
                 f"{self._name} returns NaN or infinity on the inputs", "check inputs and weights"
             )
-        return tensors[0]
+        return outputs[0]
 
-    def _other_way(self, path: str) -> AttnscopeError:
+    def _wrong_attention(self, path: str) -> AttnscopeError:
+        """Return the refusal of an attention that the plan does not have, or of one that did not come."""
         return AttnscopeError(
             f"{path or self._name} computes more or less attention on these inputs than when it was loaded",
             "give inputs on which it always takes the same way",
         )
 
     def rehearse(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[SeenCall]:
-        """Run the module to see its attentions, in order, and compare each with what the module itself computes."""
+        """Run the module, and return its attentions in the order of computation.
+
+        With `check` each attention, and the output of the module, is compared with what the module itself computes.
+
+        Raises:
+            RoundingError: They differ.
+        """
         calls: list[SeenCall] = []
 
-        def do(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
+        def at_attention(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
             output, weights = attend_with_weights(call)
             if check:
-                what = f"attention {len(calls)}, of {path or 'the module'}, gives another output than softmax weights"
-                _require_equal(
-                    f"self-check: {what} times values", output, own().reshape(output.shape), 1
+                message = (
+                    f"self-check: attention {len(calls)}, of {path or 'the module'}, gives another output "
+                    "than softmax weights times values"
                 )
-            n_queries, n_keys = weights.shape[2:]
+                _require_equal(message, output, own().reshape(output.shape), 1)
+            # (sequence, head, query, key)
+            n_sequences, n_heads, n_queries, n_keys = weights.shape
             hides_later = n_queries == n_keys > 1 and not bool(weights.triu(1).any())
-            shape = (len(weights), n_queries, n_keys)
-            calls.append(SeenCall(path, shape, (call.n_heads, call.n_kv_heads), hides_later))
+            shape = (n_sequences, n_queries, n_keys)
+            calls.append(SeenCall(path, shape, n_heads, call.n_kv_heads, hides_later))
             return output
 
-        output = self._forward(sample, do)
-        # The whole output must also agree: a module may drop weights after its attention.
+        outputs = _floats(self._forward(sample, at_attention))
+        # A module may drop weights after its attention, or draw random numbers: another seed shows that.
         if check and calls:
-            # As it is: by its own attention. What draws random numbers shows here.
             with self._turn(None, seed=1):
-                theirs = self.module(*sample.args, **sample.kwargs)
-            what = "self-check: the module's output differs from its own with attention at the seam"
-            for own, other in zip(_floats(output), _floats(theirs), strict=True):
-                _require_equal(what, own, other, len(calls))
+                own_outputs = _floats(self.module(*sample.args, **sample.kwargs))
+            message = "self-check: the module's output differs from its own with attention at the seam"
+            for output, own_output in zip(outputs, own_outputs, strict=True):
+                _require_equal(message, output, own_output, len(calls))
         return calls
 
-    def _forward(self, sample: inspect.BoundArguments, do: Do) -> Any:
-        catch = _Catch(do)
-        names = {module: path for path, module in self.module.named_modules()}
+    def _forward(self, sample: inspect.BoundArguments, handler: Handler) -> Any:
+        """Run the module with a handler at each of its attentions, and return what it returns."""
+        catch = _Catch(handler)
+        paths = {module: path for path, module in self.module.named_modules()}
 
         def enter(module: nn.Module, *_: Any) -> None:
-            catch.running.append(names[module])
+            catch.running.append(paths[module])
 
         def leave(*_: Any) -> None:
             catch.running.pop()
 
         with (
             self._turn(self._implementation),
-            hooks(names, enter, before=True),
-            hooks(names, leave),
+            hooks(paths, enter, before=True),
+            hooks(paths, leave),
             catch,
         ):
             return self.module(*sample.args, **sample.kwargs)
 
     @contextlib.contextmanager
     def _turn(self, implementation: str | None, seed: int = 0) -> Iterator[None]:
-        """Within it, it is this thread's turn with the module, in eval mode, with the same random numbers each time.
+        """Run the module within the context: in eval mode, in this thread's turn, with random numbers from a seed.
 
-        Whatever the module's own code raises becomes one line, but for an interruption.
+        Errors of the module's own code become an AttnscopeError; interruptions, and errors for want of memory, do not.
+
+        Args:
+            implementation: How models of transformers in it compute attention; None = as they do.
+            seed: The seed.
         """
         try:
             with use_attention(self.module, implementation), fork_rng(device_of(self.module)):
@@ -283,24 +302,22 @@ class CaughtModule:
 
 
 def _floats(output: Any) -> list[Tensor]:
-    """Return the tensors of floats in what a module returned."""
-    return [
-        leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
+    """Return the tensors of floats in what a module returned: a tensor, or tensors in tuples, lists and mappings."""
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    return [tensor for tensor in tensors if tensor.is_floating_point()]
 
 
-def _require_equal(what: str, own: Tensor, other: Tensor, n_calls: int) -> None:
-    if not other.numel():
+def _require_equal(message: str, output: Tensor, own_output: Tensor, n_attentions: int) -> None:
+    """Refuse an output that differs from the module's own by more than rounding over some attentions explains."""
+    if not own_output.numel():
         return
-    allowed = (
-        _TIMES * max(torch.finfo(other.dtype).eps, torch.finfo(torch.float32).eps) * (1 + n_calls) ** 0.5
-    )
     # Rounding is relative to the largest value, and adds up over the attentions like a random walk.
-    largest = max(float(other.abs().max()), 1e-30)
+    rounding = max(torch.finfo(own_output.dtype).eps, torch.finfo(torch.float32).eps)
+    difference = (output.float() - own_output.float()).abs().max()
     require_rounding(
-        what,
-        float((own.float() - other.float()).abs().max()) / largest,
-        allowed,
+        message,
+        float(difference) / max(float(own_output.abs().max()), 1e-30),
+        _ALLOWED_ROUNDINGS * rounding * (1 + n_attentions) ** 0.5,
         "what is shown could be wrong, so nothing is; a module must not drop "
         "weights or draw random numbers in eval mode",
     )

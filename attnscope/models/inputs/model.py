@@ -1,16 +1,17 @@
-"""Any torch module on inputs that the user makes: its self-attention over the named positions passes the seam."""
+"""Make a Model of any torch module and inputs that the user made: its self-attention passes the seam."""
 
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import BoundArguments
-from itertools import accumulate, chain, count, product
+from itertools import chain
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend
 from attnscope.errors import AttnscopeError, amount
@@ -28,7 +29,8 @@ MOST_NAMES = 2**20
 
 Labels = Sequence[Any]
 """Names of positions, such as ["a", "b"], or range(0, 96, 8) for times. A name in brackets, "[CLS]", is special. (4, 6)
-stands for the places of a grid of 4 rows and 6 columns, alone or among names. A list of lists names them by sequence.
+stands for the places of a grid of 4 rows and 6 columns, alone or among names. A list of lists has one list of names for
+each sequence.
 """
 
 Names = tuple[str, ...]
@@ -36,10 +38,11 @@ Names = tuple[str, ...]
 
 
 class LabelTokenizer(Tokenizer):
-    """Return each sequence of the inputs as tokens, its positions. Its number is its text; there are no other texts.
+    """A tokenizer that reads the number of a sequence of the inputs as text, and returns its positions as tokens.
 
     Attributes:
-        sequences: The number of a sequence, by its token ids.
+        texts: The numbers of the sequences, the only texts.
+        sequences: The number of each sequence, by its token ids.
     """
 
     name = "none: labels name the positions"
@@ -48,18 +51,22 @@ class LabelTokenizer(Tokenizer):
         self.sequences: dict[tuple[int, ...], int] = {}
         self.texts = tuple(map(str, range(len(names_of_sequences))))
         self._tokens: list[Tokens] = []
-        self._spelled = list(dict.fromkeys(chain.from_iterable(names_of_sequences)))
-        ids_by_name = {name: number for number, name in enumerate(self._spelled)}
+        # The id of a name is its index here.
+        self._vocabulary = list(dict.fromkeys(chain.from_iterable(names_of_sequences)))
+        ids_by_name = {name: number for number, name in enumerate(self._vocabulary)}
         for sequence, names in enumerate(names_of_sequences):
             ids = [ids_by_name[name] for name in names]
-            # Sequences are told apart by their ids: one with the same names as another gets a new id for its first.
+            # Sequences are told apart by their ids. Of two with the same names, the later gets a new id for its first.
             if tuple(ids) in self.sequences:
-                ids[0] = len(self._spelled)
-                self._spelled.append(names[0])
+                ids[0] = len(self._vocabulary)
+                self._vocabulary.append(names[0])
             self.sequences[tuple(ids)] = sequence
-            # Where each name stands in the text of all names, joined by blanks.
-            ends = accumulate(len(name) + 1 for name in names)
-            spans = [(end - len(name) - 1, end - 1) for end, name in zip(ends, names, strict=True)]
+            # The text is all names, joined by blanks; each name has its (start, end) in it.
+            spans = []
+            start = 0
+            for name in names:
+                spans.append((start, start + len(name)))
+                start += len(name) + 1
             special = [name.startswith("[") and name.endswith("]") for name in names]
             tokens = build_tokens(
                 " ".join(names), ids=ids, pieces=names, offsets=spans, special=special, style="plain"
@@ -67,8 +74,8 @@ class LabelTokenizer(Tokenizer):
             self._tokens.append(tokens)
 
     def spell(self, number: int) -> str:
-        """Return the label of a number."""
-        return self._spelled[number]
+        """Return the name that has an id."""
+        return self._vocabulary[number]
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Return the positions of a sequence, by its number, such as "0"."""
@@ -81,10 +88,16 @@ class LabelTokenizer(Tokenizer):
 
 
 class InputsModel(Model):
-    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number."""
+    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number.
+
+    Args:
+        caught: The module.
+        info: The facts of the model.
+        sample: The inputs, bound to the arguments of its forward.
+        names_of_sequences: The names of the positions of each sequence.
+    """
 
     tokenizer: LabelTokenizer
-    # Of these a module on made inputs has none; `_refusal` says so.
     outputs = rerun = untrained = unembedding = Model._refuse
 
     def __init__(
@@ -105,8 +118,7 @@ class InputsModel(Model):
         self._sample = sample
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run all of the inputs; the probe is given the batch's sequences alone. Returns what the module puts out."""
-        # Which sequences the batch holds, by their ids.
+        """Run all of the inputs, but hand the sequences of the batch alone to the probe; return the module's output."""
         known = self.tokenizer.sequences
         sequences = [known.get(ids, -1) for ids in batch.rows()]
         if -1 in sequences or len(set(sequences)) < len(sequences):
@@ -114,14 +126,15 @@ class InputsModel(Model):
                 "a text is no sequence of the inputs, or comes twice at once",
                 "sequences cannot be cut, changed or repeated: no --chunk",
             )
+        if sequences == list(range(len(known))):
+            return self._caught.run(self._sample, probe)
         rows = torch.tensor(sequences, device=self.info.device)
 
-        def at_seam(call: AttentionCall) -> Tensor:
+        def probe_rows(call: AttentionCall) -> Tensor:
             # The other sequences attend as without a probe.
             return attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
-        is_whole = sequences == list(range(len(known)))
-        return self._caught.run(self._sample, probe if is_whole else at_seam)
+        return self._caught.run(self._sample, probe_rows)
 
     def modules(self) -> list[nn.Module]:
         """Return the module, in a list."""
@@ -144,7 +157,7 @@ def load_inputs(
 ) -> InputsModel:
     """Make a Model of a torch module and the inputs of its forward; `models.load` explains the arguments.
 
-    Its layers are the attentions that it computes over the positions that are named, in the order of computation.
+    Its layers are the self-attentions over the positions that are named, in the order of computation.
     """
     model, _ = unwrap(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -155,14 +168,14 @@ def load_inputs(
     name = type(model).__name__
     # Read inputs and labels, and move the inputs to the model's device.
     sample = _bind(model, inputs)
-    names_of_sequences = None if labels is None else _read_labels(labels)
-    if any(_is_compiled(part) for part in model.modules()):
+    names_of_sequences = [] if labels is None else _read_labels(labels)
+    if any(map(_is_compiled, model.modules())):
         raise AttnscopeError(f"torch.compile hides attention of {name}", "load it before torch.compile")
-    share_lock([model])  # models that have modules in common run one at a time
+    share_lock([model])
     device = device_of(model)
-    sample.arguments = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, sample.arguments)
+    sample.arguments = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample.arguments)
 
-    # Which of its attentions are shown.
+    # Run it once to see its attentions, and choose those that are shown: they are the layers.
     caught = CaughtModule(model, name)
     with torch.no_grad(), silence():
         calls = caught.rehearse(sample, check=check)
@@ -171,12 +184,13 @@ def load_inputs(
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
             "a softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
         )
-    chosen = _choose(calls, None if names_of_sequences is None else len(names_of_sequences[0]), name)
+    chosen = _choose(calls, len(names_of_sequences[0]) if names_of_sequences else None, name)
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
-    numbers = count()
-    caught.plan = [(call.path, (kind, next(numbers)) if call in chosen else None) for call in calls]
+    for call in calls:
+        place = (kind, chosen.index(call)) if call in chosen else None
+        caught.plan.append((call.path, place))
 
-    # What is known of it.
+    # Run it as it will be run, to learn its width.
     with torch.no_grad():
         output = caught.run(sample, attend)
     first_parameter = next(model.parameters(), torch.zeros(()))
@@ -187,8 +201,8 @@ def load_inputs(
         engine="torch",
         kinds=(kind,),
         n_layers=(len(chosen),),
-        n_heads=(max(call.n_heads[0] for call in chosen),),
-        n_kv_heads=(max(call.n_heads[1] for call in chosen),),
+        n_heads=(max(call.n_heads for call in chosen),),
+        n_kv_heads=(max(call.n_kv_heads for call in chosen),),
         d_model=output.shape[-1],
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=name_dtype(first_parameter.dtype),
@@ -197,32 +211,35 @@ def load_inputs(
         notes=tuple(_notes(chosen, [call for call in calls if call not in chosen])),
     )
     n_sequences, n_positions, _ = chosen[0].shape
-    return InputsModel(
-        caught, info, sample, _name_positions(names_of_sequences, n_sequences, n_positions)
-    )
+    names_of_sequences = _name_positions(names_of_sequences, n_sequences, n_positions)
+    return InputsModel(caught, info, sample, names_of_sequences)
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile made it or its forward."""
-    by_method = getattr(module, "_compiled_call_impl", None) is not None
+    """Return whether torch.compile made a module, or its forward."""
     return (
-        by_method
+        getattr(module, "_compiled_call_impl", None) is not None
         or hasattr(module, "_orig_mod")
         or hasattr(module.forward, "_torchdynamo_orig_callable")
     )
 
 
 def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
-    """Return the attentions that are shown: to themselves over the named positions, else those of the usual shape."""
-    shapes = [call.shape for call in calls]
-    # Of a sequence to itself, over as many positions as are named.
-    square = [
-        shape
-        for shape in shapes
-        if shape[1] == shape[2] and n_labels in (None, shape[1]) and min(shape) > 0
-    ]
-    if square:
-        usual = max(dict.fromkeys(square), key=square.count)
+    """Return the attentions that are shown: self-attentions of one shape, the most frequent one.
+
+    Args:
+        calls: The attentions of the module.
+        n_labels: How many positions they must have; None = any number.
+        name: The name of the module.
+    """
+    shapes = []
+    for call in calls:
+        n_sequences, n_queries, n_keys = call.shape
+        if n_queries == n_keys > 0 and n_sequences > 0 and n_labels in (None, n_keys):
+            shapes.append(call.shape)
+    if shapes:
+        # Of two that are equally frequent, the first one.
+        usual = max(shapes, key=shapes.count)
         return [call for call in calls if call.shape == usual]
     message = f"{name} has attention of {_list_sizes(calls)}"
     if n_labels is None:
@@ -235,11 +252,12 @@ def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[
 
 
 def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
+    """Return what a user must know of the attentions that are shown, and of the others."""
     paths = [call.path or "the module itself" for call in chosen]
     if len(paths) > 3:
         paths[2:-1] = "…"
     notes = [f"Layers are {', '.join(paths)}, in the order of computation."]
-    if all(call.n_heads[0] == 1 for call in chosen):
+    if all(call.n_heads == 1 for call in chosen):
         notes.append(
             "Each sequence has one head. Heads that the module folds into the batch look like more sequences."
         )
@@ -251,8 +269,9 @@ def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
 
 
 def _list_sizes(calls: Sequence[SeenCall]) -> str:
+    """Return how many queries and keys attentions have, such as "3 queries on 3 keys and 3 queries on 5 keys"."""
     sizes = sorted({call.shape[1:] for call in calls})
-    return " and ".join(f"{queries} queries on {keys} keys" for queries, keys in sizes)
+    return " and ".join(f"{n_queries} queries on {n_keys} keys" for n_queries, n_keys in sizes)
 
 
 # Inputs and labels ------------------------------------------------------------------------------------------------
@@ -269,13 +288,13 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
             f"inputs is of type {type(inputs).__name__}",
             "give a tensor, a tuple of what forward receives, or a mapping by name",
         )
-    # Bind as Python binds a call: what does not fit is said by name.
+    # Bind as Python binds a call, whose errors name the arguments that do not fit.
     signature = inspect.signature(module.forward)
+    is_by_name = isinstance(inputs, Mapping)
+    if isinstance(inputs, Tensor):
+        inputs = (inputs,)
     try:
-        if isinstance(inputs, Mapping):
-            sample = signature.bind(**inputs)
-        else:
-            sample = signature.bind(*(inputs if isinstance(inputs, tuple) else [inputs]))
+        sample = signature.bind(**inputs) if is_by_name else signature.bind(*inputs)
     except TypeError as error:
         raise AttnscopeError(
             f"{type(module).__name__}.forward does not take inputs: {error}",
@@ -287,7 +306,7 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
     for tensor in tensors:
         if tensor.is_nested or tensor.is_meta or tensor.layout is not torch.strided:
             raise AttnscopeError("inputs holds a nested, sparse or meta tensor", "give dense ones")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not tensor.isfinite().all():
             raise AttnscopeError(
                 "inputs holds NaN or infinity", "fill the gaps first: attention would be NaN too"
             )
@@ -295,17 +314,18 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
 
 
 def _read_labels(labels: Labels) -> list[Names]:
-    """Return the names that labels stand for: one list for all sequences, or one per sequence."""
+    """Return the names that labels stand for: of each sequence, or once for all of them."""
     is_nested = isinstance(labels, list) and bool(labels) and isinstance(labels[0], list)
-    return [_names(row) for row in (labels if is_nested else [labels])]
+    return list(map(_names, labels if is_nested else [labels]))
 
 
-def _name_positions(
-    names_of_sequences: list[Names] | None, n_sequences: int, n_positions: int
-) -> list[Names]:
-    """Return the names of each sequence's positions, numbers by default."""
-    # One list serves all sequences.
-    rows = names_of_sequences or [tuple(map(str, range(n_positions)))]
+def _name_positions(rows: list[Names], n_sequences: int, n_positions: int) -> list[Names]:
+    """Return the names of each sequence's positions, from one row of names for all, one for each, or none.
+
+    Without names, positions are numbered.
+    """
+    if not rows:
+        rows = [tuple(map(str, range(n_positions)))]
     if len(rows) == 1:
         rows = rows * n_sequences
     if len(rows) != n_sequences:
@@ -331,14 +351,15 @@ def _names(labels: Labels) -> Names:
         )
     names: list[str] = []
     for label in [labels] if _is_grid(labels) else labels:
-        # A grid stands for all its places, row by row; the count is checked before names are made.
-        sizes = label if _is_grid(label) else ()
+        # A grid has a name for each of its places, any other label is one name.
+        sizes = label if _is_grid(label) else (1,)
         if len(names) + prod(sizes) > MOST_NAMES:
             raise AttnscopeError(
                 f"labels name more than {MOST_NAMES:,} positions", "give one label per position"
             )
-        if sizes:
-            names += [",".join(map(str, place)) for place in product(*map(range, sizes))]
+        if _is_grid(label):
+            for place in np.ndindex(*sizes):
+                names.append(",".join(map(str, place)))
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))
         else:
@@ -349,6 +370,7 @@ def _names(labels: Labels) -> Names:
 
 
 def _is_grid(label: Any) -> bool:
+    """Return whether a label is the sizes of a grid, such as (4, 6)."""
     return (
         isinstance(label, tuple)
         and bool(label)

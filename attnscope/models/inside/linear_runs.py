@@ -3,10 +3,10 @@
 A query is a sum over parts: what each earlier head and feed-forward network wrote, embeddings and biases, each through
 the frozen norms, the projection and the rotary turn. So is a key. A score is the product of the two sums.
 
-To see the sums, a model runs so that nothing but the stream and the norms on it is followed. Attention and feed-forward
-networks are cut off: what they write stands for itself, a leaf of the graph. Embeddings and biases are leaves too.
-Norms are linear once the length that they divided by is frozen. So a query is a sum over leaves, each times its slope,
-and no path of the stream need be known.
+To see the sums, a model runs with autograd so that gradients flow along the stream and through its norms alone. What
+attention and feed-forward networks write is a leaf of autograd's graph. Embeddings and biases are leaves too. Norms are
+linear once the length that they divide by is frozen. So a query is a sum over leaves, each times its slope (the
+derivative of the query by the leaf), and no path of the stream need be known.
 
 Source: Elhage et al. 2021, "QK circuits"; frozen norms as in direct logit attribution.
 """
@@ -25,7 +25,7 @@ from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import (
     OutputWatch,
-    hidden_input,
+    first_tensor,
     hooks,
     is_leaf,
     linear_maps,
@@ -35,13 +35,13 @@ from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
 
 _MOST_NUMBERS = 2**22
-"""Of slopes that are followed at once: 16 MiB for each part of the model."""
+"""The most numbers of slopes that are held at once: 16 MiB as float32 for each part of the model."""
 
 TOKENS = "tokens"
 POSITIONS = "positions"
 SEGMENTS = "segments"
 EMBEDDED = "embeddings"
-"""The name of what enters the stream where no embedding is a module."""
+"""The name of the hidden states that enter the stream where no embedding is a module."""
 
 PROJECTION_BIAS = "projection bias"
 OTHER_BIASES = "other biases"
@@ -49,41 +49,40 @@ OTHER_BIASES = "other biases"
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that adds to the residual stream.
+    """A part of a model that adds to the residual stream."""
 
-    Attributes:
-        name: Such as "L3H1", "L3 MLP" or "tokens".
-        kind: "head", "MLP", "embedding" or "bias".
-        layer: Its layer; -1 = it belongs to none.
-        head: Its number among the heads of its layer; -1 = it is none.
-    """
-
+    # Such as "L3H1", "L3 MLP" or "tokens"
     name: str
+    # "head", "MLP", "embedding" or "bias"
     kind: str
+    # The number of its layer; -1 = it belongs to none
     layer: int = -1
+    # The number of the head in its layer; -1 = the part is no head
     head: int = -1
 
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """The additions of parts to the stream in a run, or to a projection of it.
+    """A leaf of the graph: what parts add to the stream in a run, or to a projection of it."""
 
-    Attributes:
-        parts: One part, or the heads of a layer along the second axis.
-        tensor: What flows on, and carries a slope.
-        value: What was added, of the same shape.
-    """
-
+    # One part, or all heads of a layer, along the second axis of the tensors
     parts: tuple[Part, ...]
+    # The tensor that the run goes on with, and that slopes are taken by
     tensor: Tensor
+    # The numbers that the parts add, of the same shape
     value: Tensor
 
 
 class ScoreRun:
     """A run of a model on one text in which the queries and keys of an attention are sums over parts.
 
+    Args:
+        model: The model.
+        batch: The text, as a batch of one.
+        place: The place of the attention.
+
     Attributes:
-        call: The attention; its queries and keys carry gradients.
+        call: The call of the attention; its queries and keys carry gradients.
 
     Raises:
         AttnscopeError: What heads write cannot be told apart, or the model keeps no gradients.
@@ -98,34 +97,31 @@ class ScoreRun:
         self._place = place
         self._leaves: list[_Leaf] = []
         self._latest: Place = ("encoder", 0)
-        self._layers = _layers_of(model)
-        # Linear maps by what they do: projections read the stream, outputs write what heads put out to it.
-        roots = list(model.modules())
-        linear = linear_maps(roots)
+        self._places = _places_of_modules(model)
+        modules = modules_of(model.modules())
+        linear = set(linear_maps(modules))
         self._projections, outputs = _projections_and_outputs(model)
-        # Feed-forward networks are cut off as wholes: every other map in a block, and experts, which are no maps.
-        branches = set(linear) & set(self._layers) - outputs - self._projections
-        for module in self._layers:
+        # The maps of feed-forward networks are all others in blocks. Experts are no maps: their weights have 3 axes.
+        branches = linear & self._places.keys() - outputs - self._projections
+        for module in self._places:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 branches.add(module)
-        left = set(linear) - branches - {model.unembedding()}
         # Norms are found by measuring every module without children that is no linear map.
-        modules = modules_of(roots)
         self._norms: dict[nn.Module, Norm] = {}
         for module in filter(is_leaf, modules):
             norm = None if module in linear else measure_norm(module)
             if norm is not None:
                 self._norms[module] = norm
         # Run the model; whatever adds to the stream becomes a leaf.
-        first = [block for place, block in model.blocks().items() if place[1] == 0]
+        first_blocks = [block for place, block in model.blocks().items() if place[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
             torch.enable_grad(),
-            hooks(branches, self._branch),
-            hooks(embeddings, self._embed),
-            hooks(dict.fromkeys(first), self._enter, before=True),
-            hooks(self._norms, self._normalise),
-            hooks(left, self._add_bias),
+            hooks(branches, self._cut_branch),
+            hooks(embeddings, self._cut_embedding),
+            hooks(first_blocks, self._cut_input, before=True),
+            hooks(self._norms, self._freeze_norm),
+            hooks(linear - branches - {model.unembedding()}, self._split_bias),
         ):
             model.run(batch, self._observe)
 
@@ -134,22 +130,22 @@ class ScoreRun:
     ) -> dict[Part, NDArray[np.float64]]:
         """Return what each part adds to a weighted sum of a head's queries or keys, (d_head,).
 
-        Parts from which no path leads there are left out.
+        Parts that do not reach the queries or keys are left out.
 
         Args:
             tensor: The queries or keys of `call`, (1, head, token, d_head).
-            head: Which of their heads.
+            head: The number of the head in `tensor`.
             weights: The weight of each token, (token,).
         """
         with torch.enable_grad():
             total = torch.from_numpy(weights).to(tensor) @ tensor[0, head]  # (d_head,)
-        # The slopes of some columns at once, in chunks that fit the memory bound.
-        at_once = max(1, _MOST_NUMBERS // tensor.numel())
+        # Each row selects a column of the sum; some of their slopes are held at once.
+        n_at_once = max(1, _MOST_NUMBERS // tensor.numel())
         columns = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
         tensors = [leaf.tensor for leaf in self._leaves]
         vectors: dict[Part, NDArray[np.float64]] = {}
-        for start in range(0, len(total), at_once):
-            chunk = columns[start : start + at_once]
+        for start in range(0, len(total), n_at_once):
+            chunk = columns[start : start + n_at_once]
             gradients = torch.autograd.grad(
                 total,
                 tensors,
@@ -161,72 +157,75 @@ class ScoreRun:
             for leaf, slopes in zip(self._leaves, gradients, strict=True):
                 if slopes is None:
                     continue
-                # A slope has the leaf's shape behind a first axis of columns: (column, …) -> (column, part).
+                # Value times slope, (column, *shape of the leaf), is summed to (column, part).
                 products = in_float64(leaf.value.detach()) * in_float64(slopes)
                 sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
                 for part, numbers in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))
-                    vector[start : start + at_once] += numbers.cpu().numpy()
+                    vector[start : start + n_at_once] += numbers.cpu().numpy()
         return vectors
 
     # What becomes a leaf ---------------------------------------------------------------------------------------------
 
     def _add_leaf(self, tensor: Tensor, *parts: Part, value: Tensor | None = None) -> Tensor:
+        """Return a tensor as a leaf, which the run goes on with; `value` is what the parts add, if it is not that."""
         leaf = tensor.detach().requires_grad_()
         self._leaves.append(_Leaf(parts, leaf, leaf if value is None else value))
         return leaf
 
     def _observe(self, call: AttentionCall) -> Tensor:
+        """Compute an attention, and make the outputs of its heads a leaf; the probe at the seam."""
         self._latest = (call.kind, call.layer)
         if self._latest == self._place:
             self.call = call
         with torch.no_grad():
             output = attend(call)
         # One leaf for all heads of the layer: (1, head, query, d_value).
-        name = self._name(call.kind, call.layer)
-        heads = range(call.n_heads)
-        return self._add_leaf(
-            output, *(Part(f"{name}H{head}", "head", call.layer, head) for head in heads)
-        )
+        name = self._name_layer(call.kind, call.layer)
+        parts = [Part(f"{name}H{head}", "head", call.layer, head) for head in range(call.n_heads)]
+        return self._add_leaf(output, *parts)
 
-    def _name(self, kind: str, layer: int) -> str:
-        """Return the name of a layer; where a model has two stacks, with that of the stack."""
+    def _name_layer(self, kind: str, layer: int) -> str:
+        """Return the name of a layer, such as "L3"; with the kind of attention where a model has several."""
         return f"{kind} L{layer}" if len(self._model.info.kinds) > 1 else f"L{layer}"
 
-    def _branch(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    def _cut_branch(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """Make the output of a map of a feed-forward network a leaf; the hook after it."""
         # A module that several layers share belongs to the layer whose attention ran last.
-        places = self._layers.get(module, set())
+        places = self._places.get(module, set())
         layers = {layer for _, layer in places}
         kind, layer = min(places) if len(layers) == 1 else self._latest
-        return self._add_leaf(output, Part(f"{self._name(kind, layer)} MLP", "MLP", layer))
+        return self._add_leaf(output, Part(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
-    def _embed(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _cut_embedding(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Make the output of an embedding a leaf; the hook after it."""
         ids = inputs[0] if inputs else None
         name = _name_embedding(ids, output, self._batch)
         return self._add_leaf(output, Part(name, "embedding"))
 
-    def _enter(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # Embeddings handed over as vectors, or added by plain code, have no path yet.
-        hidden = hidden_input(inputs, named)
+    def _cut_input(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Make the hidden states that enter the first layer a leaf, if no embedding did; the hook before its block."""
+        hidden = first_tensor(inputs, named)
         if hidden is not None and not hidden.requires_grad:
             part = Part(EMBEDDED, "embedding")
             self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
-    def _normalise(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        # Freeze the length: the factor is the one that gives the actual output, (…, 1).
+    def _freeze_norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Compute a norm with its length frozen, so that it is linear; the hook after it."""
         norm = self._norms[module]
         bias = norm.bias.to(output)
-        x = inputs[0]
-        if norm.centres:
-            x = x - x.mean(-1, keepdim=True)
-        gained = x * norm.gain.to(x)
+        scaled = norm.centre(inputs[0]) * norm.gain.to(inputs[0])
+        # Find the factor 1 / length, (…, 1), by least squares: it gives the actual output.
         exact = (output - bias).detach()
-        fixed = gained.detach()
+        fixed = scaled.detach()
         factor = (exact * fixed).sum(-1, keepdim=True) / fixed.square().sum(-1, keepdim=True)
-        return self._add_bias(module, inputs, gained * factor.nan_to_num(0) + bias)
+        return self._split_bias(module, inputs, scaled * factor.nan_to_num(0) + bias)
 
-    def _add_bias(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """Return an output in which a bias, which it holds already, has a slope."""
+    def _split_bias(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """Make the bias, which is in a module's output already, a leaf; the hook after the module.
+
+        The leaf is zero, so that the output does not change, and its value is the bias.
+        """
         bias = self._norms[module].bias if module in self._norms else getattr(module, "bias", None)
         if bias is None:
             return output
@@ -235,31 +234,35 @@ class ScoreRun:
         return output + self._add_leaf(torch.zeros_like(output), Part(name, "bias"), value=value)
 
 
-def _layers_of(model: Model) -> dict[nn.Module, set[Place]]:
-    """Return which layers each module inside of blocks belongs to."""
-    layers: dict[nn.Module, set[Place]] = {}
+def _places_of_modules(model: Model) -> dict[nn.Module, set[Place]]:
+    """Return the places of the attentions in whose blocks each module lies; modules outside of blocks are left out."""
+    places: dict[nn.Module, set[Place]] = {}
     for place, block in model.blocks().items():
         for module in block.modules():
-            layers.setdefault(module, set()).add(place)
-    return layers
+            places.setdefault(module, set()).add(place)
+    return places
 
 
 def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Module]]:
-    """Return the projections, which run in a block before its attention, and the output projections."""
+    """Return the projections, which run in a block before its attention, and the output projections.
+
+    Raises:
+        AttnscopeError: The output projection of an attention cannot be found.
+    """
     watch = OutputWatch()
-    since: list[nn.Module] = []
+    ran_in_block: list[nn.Module] = []
     projections: set[nn.Module] = set()
 
     def observe(call: AttentionCall) -> Tensor:
-        projections.update(since)
+        projections.update(ran_in_block)
         return watch(call)
 
     maps = linear_maps(model.modules())
     with (
         torch.no_grad(),
-        hooks(maps, lambda module, *_: since.append(module)),
+        hooks(maps, lambda module, *_: ran_in_block.append(module)),
         hooks(maps, watch.look),
-        hooks(dict.fromkeys(model.blocks().values()), lambda *_: since.clear(), before=True),
+        hooks(model.blocks().values(), lambda *_: ran_in_block.clear(), before=True),
     ):
         model.run(example_batch(model), observe)
     if len(watch.modules) < len(watch.calls):
@@ -273,11 +276,15 @@ def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Modul
 
 
 def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
-    """Return which embedding gave this: that of the tokens, one that differs at every place, or neither."""
+    """Return the name of an embedding by its input, which should be numbers, and its output, (…, token, d_model).
+
+    That of the tokens reads their numbers. That of positions differs from each token to the next. Any other is one of
+    segments.
+    """
     if isinstance(ids, Tensor) and torch.equal(ids, batch.ids.to(ids.device)):
         return TOKENS
-    differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)
-    return POSITIONS if bool(differs.all()) else SEGMENTS
+    differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)  # (…, token - 1)
+    return POSITIONS if differs.all() else SEGMENTS
 
 
 def require_gradients(model: Model) -> None:

@@ -18,17 +18,19 @@ from attnscope.models.turns import take_turn
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
-"""The outputs of the projections of a head's input; fields of an `AttentionCall`."""
+"""The outputs of the projections W_Q, W_K and W_V; fields of an `AttentionCall`."""
 
 
 class OutputWatch:
-    """A probe that finds output projections: of each attention the first linear map that is fed what it gave out.
+    """A probe that finds output projections: for each attention, the first linear map whose input is its output.
+
+    `look` must be the hook after each linear map of the model.
 
     Attributes:
-        calls: What reached the seam.
-        outputs: What the attentions gave out, (batch, head, query, d_value).
-        modules: The output projections.
-        results: What those gave.
+        calls: The calls that reached the seam, by place, as in the other dictionaries.
+        outputs: The outputs of the attentions, (batch, head, query, d_value).
+        modules: The output projections that were found.
+        results: The outputs of the output projections.
     """
 
     def __init__(self) -> None:
@@ -49,16 +51,17 @@ class OutputWatch:
         return output
 
     def expect(self, place: Place, output: Tensor) -> None:
-        """Look from now on for the map that is fed an attention's output, (batch, head, query, d_value)."""
+        """Look from now on for the map that reads an attention's output, (batch, head, query, d_value)."""
         self._expected = place, output.transpose(1, 2)
 
     def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
-        """Compare a linear map's input with the expected output; the hook after each linear map."""
-        if self._expected is None or not inputs or not isinstance(inputs[0], Tensor):
+        """Note a linear map as the output projection if its input is the expected output; the hook after each map."""
+        rows = first_tensor(inputs)
+        if self._expected is None or rows is None:
             return
-        # The map that reads the heads' outputs side by side, (batch, query, head, d_value), and nothing else.
+        # An output projection reads the outputs of the heads side by side, (batch, query, head * d_value).
         place, output = self._expected
-        if inputs[0].numel() == output.numel() and torch.equal(inputs[0].reshape(output.shape), output):
+        if have_equal_numbers(rows, output):
             self.modules[place] = module
             self.results[place] = result
             self._expected = None
@@ -74,10 +77,15 @@ def is_leaf(module: nn.Module) -> bool:
     return next(module.children(), None) is None
 
 
-def hidden_input(inputs: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
-    """Return the hidden states that a block is given, by position or by name; None if it is given none."""
-    hidden = inputs[0] if inputs else named.get("hidden_states")
-    return hidden if isinstance(hidden, Tensor) else None
+def have_equal_numbers(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors hold the same numbers in the same order, whatever their shape."""
+    return first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1))
+
+
+def first_tensor(inputs: tuple[Any, ...], named: Mapping[str, Any] = {}) -> Tensor | None:
+    """Return the first input of a module, or its hidden states by name; None if it is no tensor."""
+    tensor = inputs[0] if inputs else named.get("hidden_states")
+    return tensor if isinstance(tensor, Tensor) else None
 
 
 def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -87,7 +95,7 @@ def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Return whether it is transformers' linear map with a transposed weight (GPT-2), told by its name."""
+    """Return whether a module is the linear map of transformers with a transposed weight (GPT-2), by its name."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
@@ -100,17 +108,18 @@ def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
 def weight_of(module: nn.Module) -> Tensor | None:
     """Return a linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
 
-    None if the weight alone is not the map: it is quantised, or missing.
+    None if the weight is quantised or missing.
     """
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
-        # accelerate leaves an empty tensor on the meta device, and keeps the weight in its hook.
+        # accelerate leaves an empty tensor on the meta device, and keeps the weight in a hook, or in one of its hooks.
+        weight = None
         hook = getattr(module, "_hf_hook", None)
-        elsewhere = [getattr(each, "weights_map", None) for each in (hook, *getattr(hook, "hooks", ()))]
-        weight = next(
-            (tensors["weight"] for tensors in elsewhere if tensors and "weight" in tensors), None
-        )
-    # Quantised weights are integers, 8-bit floats that a scale belongs to, or tensors made of others (torchao).
+        for each in (hook, *getattr(hook, "hooks", ())):
+            tensors = getattr(each, "weights_map", None)
+            if weight is None and tensors and "weight" in tensors:
+                weight = tensors["weight"]
+    # Quantised weights are integers, 8-bit floats with a scale beside them, or tensors made of others (torchao).
     if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
     if not weight.is_floating_point() or weight.element_size() < 2 or weight.ndim != 2:
@@ -121,79 +130,79 @@ def weight_of(module: nn.Module) -> Tensor | None:
 
 @contextlib.contextmanager
 def hooks(
-    modules: Iterable[nn.Module], look: Callable[..., Any], *, before: bool = False
+    modules: Iterable[nn.Module], hook: Callable[..., Any], *, before: bool = False
 ) -> Iterator[None]:
-    """Within it, a function is called after each of the modules that this thread runs, or before it.
+    """Put a forward hook at modules until the context ends; it is called only where this thread runs them.
 
-    It gets the module, its inputs and its result; before the module, its inputs by place and by name. What it returns
-    stands for the result or the inputs, as torch's hooks have it.
+    Meanwhile this thread has its turn with the model.
 
-    Meanwhile this thread has its turn with the model. Modules that other threads run on their own are ignored.
+    Args:
+        modules: The modules; one that comes twice gets one hook.
+        hook: Called after each module with (module, inputs, output), or before it with (module, inputs, named inputs).
+            What it returns replaces the output or the inputs, unless it is None.
+        before: Whether the hook is called before the module.
     """
-    mine = threading.get_ident()
-    watched = list(modules)
+    thread = threading.get_ident()
+    modules = list(dict.fromkeys(modules))
 
-    def look_at_mine(*values: Any) -> Any:
-        return look(*values) if threading.get_ident() == mine else None
+    def call_in_thread(*values: Any) -> Any:
+        return hook(*values) if threading.get_ident() == thread else None
 
-    with take_turn(watched), contextlib.ExitStack() as stack:
-        for module in watched:
+    with take_turn(modules), contextlib.ExitStack() as stack:
+        for module in modules:
             if before:
-                handle = module.register_forward_pre_hook(look_at_mine, with_kwargs=True)
+                handle = module.register_forward_pre_hook(call_in_thread, with_kwargs=True)
             else:
-                handle = module.register_forward_hook(look_at_mine)
+                handle = module.register_forward_hook(call_in_thread)
             stack.callback(handle.remove)
         yield
 
 
 @contextlib.contextmanager
 def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, int], Tensor | None]]:
-    """Within it, keep the norms of the hidden states that blocks are given.
+    """Keep the lengths of the hidden states that blocks read in each run, until the context ends.
+
+    Args:
+        blocks: The blocks, by place.
 
     Yields:
-        A function that returns |h| of each token as a layer of a kind reads it, (batch, token), float32 or float64;
-        None if that was not seen.
+        A function of kind and layer that returns the length of each token's hidden state as that layer read it last,
+        (batch, token), float32 or float64; None if the layer read none.
     """
     latest: dict[nn.Module | None, Tensor] = {}
 
     def note(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         latest.pop(block, None)
-        hidden = hidden_input(inputs, named)
+        hidden = first_tensor(inputs, named)
         if hidden is not None and hidden.ndim == 3:
             # (batch, token, d_model) -> (batch, token); squares overflow in half precision.
-            precise = torch.promote_types(hidden.dtype, torch.float32)
-            latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precise)
+            precision = torch.promote_types(hidden.dtype, torch.float32)
+            latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precision)
 
-    try:
-        with hooks(dict.fromkeys(blocks.values()), note, before=True):
-            yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
-    finally:
-        latest.clear()
+    with hooks(blocks.values(), note, before=True):
+        yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """One attention of one layer on one text, with its output projection; None where that is not seen.
+    """One attention on one text, with its output projection; None where that could not be found."""
 
-    Attributes:
-        call: What reached the seam; queries and keys as they meet, turned already where positions are rotary.
-        output: What the kernel made of it, (1, n_heads, query, d_value).
-        w_o: The output projection's weight, (d_model, n_heads * d_value).
-        b_o: Its bias, (d_model,), if it has one.
-        attended: What the model's output projection gave, (query, d_model).
-        notes: What could not be seen, one sentence each.
-    """
-
+    # The call that reached the seam; rotary positions are in queries and keys already
     call: AttentionCall
+    # The output of the attention, (1, n_heads, query, d_value)
     output: Tensor
+    # The output projection's weight, (d_model, n_heads * d_value)
     w_o: Tensor | None = None
+    # The output projection's bias, (d_model,); None where it has none
     b_o: Tensor | None = None
+    # The output of the output projection, (query, d_model)
     attended: Tensor | None = None
+    # What could not be found, one sentence each
     notes: tuple[str, ...] = ()
 
 
 def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
-    """Run a model once on one text, and return one of its attentions with its output projection.
+    """Run a model once on one text, and return the attention at a place, with its output projection.
 
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
@@ -208,7 +217,7 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
     call = watch.calls[place]
     output = watch.outputs[place]
-    # The output projection, where it is a plain linear map.
+    # Find the weight of the output projection, if it is a plain linear map.
     module = watch.modules.get(place)
     note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
     weight = None
@@ -219,6 +228,6 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
     if weight is None:
         return Surroundings(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
-    # (1, query, d_model), or of OPT (query, d_model)
+    # (1, query, d_model), in OPT (query, d_model), -> (query, d_model)
     attended = watch.results[place].reshape(-1, len(weight))
     return Surroundings(call, output, weight, bias, attended)

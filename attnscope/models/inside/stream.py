@@ -1,10 +1,11 @@
-"""Find the weights by which heads read and write the residual stream: W_Q, W_K, W_V, W_O, and the norms around.
+"""Find the weights by which heads read and write the residual stream: W_Q, W_K, W_V, W_O, and the norms around them.
 
 Nothing is guessed from names, and there is no table of architectures. The projections are the linear maps that read the
-stream, or a norm of it. What reaches the seam is a function of what they read; its derivative is W_Q, W_K or W_V of
-each head, as the model scales and orders its rows, and what is left over is the bias. Where the two do not give what
-the model computes of another token, something else lies between, and the weights are not known. First tokens are looked
-at, which rotary positions leave as they are. A norm is what divides by a length: its gain and bias are measured.
+stream, or a norm of it. Queries, keys and values at the seam are functions of what these maps read; their derivative is
+W_Q, W_K or W_V of each head, as the model scales and orders its rows, and what is left over is the bias. If weight and
+bias do not give what the model computes of another token, something else lies between, and the weights are not known.
+Only first tokens are looked at, which rotary positions do not turn. A norm is a module that divides by a length: its
+gain and bias are measured.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from attnscope.models.inside.projections import (
     OutputWatch,
     Role,
     adapted_maps,
-    hidden_input,
+    first_tensor,
+    have_equal_numbers,
     hooks,
     is_leaf,
     linear_maps,
@@ -36,18 +38,24 @@ from attnscope.models.model import Batch, Model, example_batch
 class Norm:
     """A norm as it acts on a vector x: gain * (x - mean of x, if it centres) / length + bias."""
 
-    gain: Tensor  # (d_model,); of Gemma 1 + its weight
-    bias: Tensor  # (d_model,)
-    centres: bool  # whether the mean is taken away first (LayerNorm), or not (RMSNorm)
+    # (d_model,); Gemma's gain is 1 + its weight
+    gain: Tensor
+    # (d_model,)
+    bias: Tensor
+    # Whether the mean is taken away first (LayerNorm), or not (RMSNorm)
+    centres: bool
+
+    def centre(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Return vectors along a dimension without their mean, if the norm centres."""
+        return x - x.mean(dim, keepdim=True) if self.centres else x
 
     def fold(self, rows: Tensor) -> Tensor:
         """Turn rows that read the norm's output, (…, d_model), into rows that read its input, up to its length."""
-        folded = rows * self.gain.to(rows)
-        return folded - folded.mean(-1, keepdim=True) if self.centres else folded
+        return self.centre(rows * self.gain.to(rows))
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the norm of vectors, (…, d_model), as of an epsilon of 0."""
-        x = x - x.mean(-1, keepdim=True) if self.centres else x
+        """Return the norm of vectors, (…, d_model), with an epsilon of 0."""
+        x = self.centre(x)
         length = x.pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
         return x / length * self.gain.to(x) + self.bias.to(x)
 
@@ -56,35 +64,46 @@ class Norm:
 class Projection:
     """One of W_Q, W_K and W_V, by head."""
 
-    weight: Tensor  # (n_heads or n_kv_heads, d_head, d_model); reads what the norm gives
-    bias: Tensor  # (n_heads or n_kv_heads, d_head); 0 without one
+    # (n_heads or n_kv_heads, d_head, d_model); it reads the norm's output
+    weight: Tensor
+    # (n_heads or n_kv_heads, d_head); 0 without one
+    bias: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The weights of one attention; those of a role are None where they are not known."""
+    """The weights of one attention; None where they are not known."""
 
     layer: int
-    n_heads: int  # query heads
-    scale: float  # factor on the dot products
-    norm: Norm | None  # what stands between the stream and the projections; None = nothing does
-    query: Projection | None  # W_Q; likewise key, value: W_K and W_V, of key/value heads
+    # Query heads
+    n_heads: int
+    # Factor on the dot products
+    scale: float
+    # The norm between the stream and the projections; None = there is none
+    norm: Norm | None
+    # W_Q
+    query: Projection | None
+    # W_K and W_V, of key/value heads
     key: Projection | None
     value: Projection | None
-    output: Tensor | None  # W_O, (n_heads, d_model, d_value); None = not known
-    output_norm: Norm | None  # what stands between W_O and the stream (Gemma 2); None = nothing does
-    notes: tuple[str, ...] = ()  # what is not known, and why
+    # W_O, (n_heads, d_model, d_value)
+    output: Tensor | None
+    # The norm between W_O and the stream (Gemma 2); None = there is none
+    output_norm: Norm | None
+    # What is not known, and why
+    notes: tuple[str, ...] = ()
 
     def maps(self, *, centres: bool) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the maps of each query head as two factors, with the norms around them folded in.
+        """Return the maps of each query head as pairs of factors, with the norms around them folded in.
 
         Args:
-            centres: Whether no head can read the mean of what is written.
+            centres: Whether no head can read the mean of what is written, so that it is taken away.
 
         Returns:
-            "OV" = W_O W_V, "QK" = W_Q' W_K and "KQ" = W_K' W_Q, those that are known, by their left factor (n_heads,
-            d_model, d_head) and their right one (n_heads, d_head, d_model).
+            The left factor (n_heads, d_model, d_head) and the right one (n_heads, d_head, d_model) of "OV" = W_O W_V,
+            "QK" = W_Q' W_K and "KQ" = W_K' W_Q. Maps that are not known are left out.
         """
+        # Fold the norm into what reads the stream, and give each query head its keys and values.
         reads: dict[str, Tensor] = {}
         for role in ROLES:
             projection: Projection | None = getattr(self, role)
@@ -96,11 +115,11 @@ class Attention:
             maps["QK"] = reads["query"].mT, reads["key"]
             maps["KQ"] = reads["key"].mT, reads["query"]
         if "value" in reads and self.output is not None:
+            # Fold the norm after W_O into what is written, (n_heads, d_model, d_value).
             writes = self.output
             norm = self.output_norm
             if norm is not None:
-                centred = writes - writes.mean(1, keepdim=True) if norm.centres else writes
-                writes = centred * norm.gain[:, None].to(writes)
+                writes = norm.centre(writes, 1) * norm.gain[:, None].to(writes)
             if centres:
                 writes = writes - writes.mean(1, keepdim=True)
             maps["OV"] = writes, reads["value"]
@@ -111,18 +130,22 @@ class Attention:
 class Stream:
     """The weights and norms along the residual stream of a model."""
 
+    # The kind of its attention
     kind: str
-    attentions: tuple[Attention, ...]  # by layer
-    # What stands between embeddings and stream; None = nothing, or it is not known.
+    # Its attentions, by layer
+    attentions: tuple[Attention, ...]
+    # The norm between embeddings and stream; None = there is none, or it is not known
     embedding_norm: Norm | None
-    # What stands between the last layer and the unembedding; None = nothing does.
+    # The norm between the last layer and the unembedding; None = there is none
     final_norm: Norm | None
-    unembedding: Tensor | None  # W_U, (vocabulary, d_model); None = the model has no head for words
-    is_direct: bool  # whether W_U reads the (normed) stream itself, and no further layer lies between
-    is_post_norm: (
-        bool  # whether norms lie on the stream itself (BERT), so that they are between any two heads
-    )
-    notes: tuple[str, ...]  # what is folded, and what is not known
+    # W_U, (vocabulary, d_model); None = the model has no head for words
+    unembedding: Tensor | None
+    # Whether W_U reads the (normed) stream itself, without a further layer between
+    is_direct: bool
+    # Whether norms lie on the stream itself (BERT), and so between any two heads
+    is_post_norm: bool
+    # What is not known, one sentence each
+    notes: tuple[str, ...]
 
     @property
     def centres(self) -> bool:
@@ -147,16 +170,16 @@ def stream_of(model: Model) -> Stream:
             "choose an encoder or a decoder",
         )
     require_seam(info, "which weights its heads have")
-    # Read each attention; a note that several layers share is said once, with their names.
-    look = _Look(model)
+    run = _ObservedRun(model)
     adapted = adapted_maps(model.modules())
-    attentions = tuple(look.attention(place, adapted) for place in sorted(look.watch.calls))
+    attentions = tuple(run.attention(place, adapted) for place in sorted(run.watch.calls))
+    # A note that several layers share is said once, with their names.
     notes: list[str] = []
-    layers_with: dict[str, list[str]] = {}
+    layers_by_note: dict[str, list[str]] = {}
     for attention in attentions:
         for note in attention.notes:
-            layers_with.setdefault(note, []).append(f"L{attention.layer}")
-    for note, layers in layers_with.items():
+            layers_by_note.setdefault(note, []).append(f"L{attention.layer}")
+    for note, layers in layers_by_note.items():
         where = "all layers" if len(layers) == len(attentions) else ", ".join(layers)
         notes.append(f"{where}: {note}")
     if all(attention.value is None or attention.output is None for attention in attentions):
@@ -165,20 +188,20 @@ def stream_of(model: Model) -> Stream:
             attentions[0].notes[0] if attentions and attentions[0].notes else "",
         )
 
-    # The ends of the stream: what stands before the first layer, and between the last one and the words.
-    final = look.module_that_gave(look.hidden, len(attentions))
-    final_norm = measure_norm(final)
-    is_inner = final in modules_of(look.blocks.values())
+    # The ends of the stream: the norm before the first layer, and the one between the last layer and the words.
+    first_input = run.block_inputs.get(0)
+    first_norm = None if first_input is None else measure_norm(run.module_that_returned(first_input, 0))
+    last_module = run.module_that_returned(run.hidden, len(attentions))
+    final_norm = measure_norm(last_module)
+    is_inner = last_module in modules_of(run.blocks.values())
     head = model.unembedding()
-    read_by_head = [step.given for step in look.steps if step.module is head]
-    unembedding = None if head is None else _weight(head)
+    head_inputs = [step.input for step in run.steps if step.module is head]
+    unembedding = None if head is None else _known_weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(
             f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used"
         )
         unembedding = None
-    entered = look.entered.get(0)
-    first_norm = None if entered is None else measure_norm(look.module_that_gave(entered, 0))
     lacks_norm = any(attention.norm is None for attention in attentions)
     return Stream(
         kind=info.kinds[0],
@@ -186,7 +209,7 @@ def stream_of(model: Model) -> Stream:
         embedding_norm=first_norm,
         final_norm=None if is_inner else final_norm,
         unembedding=unembedding,
-        is_direct=bool(read_by_head) and _same(read_by_head[-1], look.hidden),
+        is_direct=bool(head_inputs) and have_equal_numbers(head_inputs[-1], run.hidden),
         is_post_norm=lacks_norm and is_inner and final_norm is not None,
         notes=tuple(notes),
     )
@@ -194,22 +217,22 @@ def stream_of(model: Model) -> Stream:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A module that ran: what it was given, what it gave, and how many attentions ran before."""
+    """A module that ran: its input, its output, and how many attentions ran before."""
 
     module: nn.Module
-    given: Tensor
-    gave: Tensor
-    n_calls: int
+    input: Tensor
+    output: Tensor
+    n_attentions: int
 
 
-class _Look:
-    """A run of the model on two texts, and what it shows.
+class _ObservedRun:
+    """A run of the model on two texts, whose first tokens differ, with what its modules read and returned.
 
     Attributes:
         blocks: The model's blocks, by place.
-        watch: What reached the seam, and the output projections.
-        steps: Linear maps and other modules without children, in the order in which they ran.
-        entered: The hidden states that the last block was given before each attention, by the attention's number.
+        watch: The calls that reached the seam, and the output projections.
+        steps: The linear maps and other modules without children, in the order in which they ran.
+        block_inputs: The hidden states that a block got, by the number of attentions before; the last block's.
         hidden: The last hidden states.
     """
 
@@ -217,8 +240,8 @@ class _Look:
         self.blocks = dict(model.blocks())
         self.watch = OutputWatch()
         self.steps: list[_Step] = []
-        self.entered: dict[int, Tensor] = {}
-        # Two texts of different first tokens, the second of which checks what is found by the first: (2, token)
+        self.block_inputs: dict[int, Tensor] = {}
+        # Of the two texts, (2, token), the first gives the weights, and the second checks them.
         ids = example_batch(model).ids
         limit = model.info.max_tokens
         if limit is None or ids.shape[1] * 2 <= limit:
@@ -234,77 +257,85 @@ class _Look:
         with (
             torch.enable_grad(),
             hooks(self._maps, _start_path, before=True),
-            hooks(dict.fromkeys(watched), self._note_step),
-            hooks(dict.fromkeys(self.blocks.values()), self._note_entered, before=True),
+            hooks(watched, self._note_step),
+            hooks(self.blocks.values(), self._note_block, before=True),
         ):
             self.hidden = model.outputs(Batch(ids), self.watch).hidden.detach()
 
     def _note_step(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not inputs or not isinstance(inputs[0], Tensor) or not isinstance(output, Tensor):
+        """Keep the input and the output of a module; the hook after it."""
+        first_input = first_tensor(inputs)
+        if first_input is None or not isinstance(output, Tensor):
             return
-        given = inputs[0]
         if module in self._maps:
             self.watch.look(module, inputs, output)
         else:
-            given = given.detach().clone()  # some networks write into what they were given
-        self.steps.append(_Step(module, given, output.detach().clone(), len(self.watch.calls)))
+            first_input = first_input.detach().clone()  # some networks write into their inputs
+        step = _Step(module, first_input, output.detach().clone(), len(self.watch.calls))
+        self.steps.append(step)
 
-    def _note_entered(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        hidden = hidden_input(inputs, named)
+    def _note_block(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Keep the hidden states that a block gets; the hook before it."""
+        hidden = first_tensor(inputs, named)
         if hidden is not None:
-            self.entered[len(self.watch.calls)] = hidden.detach().clone()
+            self.block_inputs[len(self.watch.calls)] = hidden.detach().clone()
 
-    def module_that_gave(self, output: Tensor, n_calls: int) -> nn.Module | None:
-        """Return the last module but linear maps that gave a tensor after so many attentions; None if none did."""
-        for step in reversed(self._others()):
-            if step.n_calls == n_calls and _same(step.gave, output):
+    def module_that_returned(self, output: Tensor, n_attentions: int) -> nn.Module | None:
+        """Return the last module, no linear map, that returned a tensor after so many attentions; None if none did."""
+        for step in reversed(self._norm_steps()):
+            if step.n_attentions == n_attentions and have_equal_numbers(step.output, output):
                 return step.module
         return None
 
-    def _others(self) -> list[_Step]:
-        """Return what gave as many numbers as it was given, but for linear maps: norms among them."""
-        others = [step for step in self.steps if step.module not in self._maps]
-        return [step for step in others if step.given.shape == step.gave.shape]
+    def _norm_steps(self) -> list[_Step]:
+        """Return the steps that may be norms: no linear maps, and with outputs of the shape of their inputs."""
+        steps = [step for step in self.steps if step.module not in self._maps]
+        return [step for step in steps if step.input.shape == step.output.shape]
 
     @torch.enable_grad()
     def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
-        """Return the weights of an attention, as far as they are known; those of adapted maps are not."""
+        """Return the weights of an attention, as far as they are known.
+
+        Args:
+            place: Its place.
+            adapted: The linear maps that an adapter adds to: their weights are not all of what they do.
+        """
         call = self.watch.calls[place]
-        n_before = list(self.watch.calls).index(place)  # attentions
+        n_before = list(self.watch.calls).index(place)
         notes: list[str] = []
 
         # What reads the stream.
-        norm, sources = self._sources(n_before)
-        projections: dict[Role, Projection | None] = dict.fromkeys(ROLES)
-        if sources:
-            lacking = []
-            for role in ROLES:
-                projections[role] = _projection(getattr(call, role), sources)
-                if projections[role] is None:
-                    lacking.append(f"W_{role[0].upper()}")
-            if lacking:
-                notes.append(
-                    f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and "
-                    "keys, a low-rank cache, an adapter)"
-                )
-        else:
+        norm, sources = self._projection_inputs(n_before)
+        projections: dict[Role, Projection | None] = {}
+        lacking = []
+        for role in ROLES:
+            projections[role] = _projection(getattr(call, role), sources)
+            if projections[role] is None:
+                lacking.append(f"W_{role[0].upper()}")
+        if not sources:
             notes.append(
                 "what its projections read is neither the stream nor a LayerNorm or RMSNorm of it"
             )
+        elif lacking:
+            notes.append(
+                f"between {' and '.join(lacking)} and the seam lies what no matrix says (a norm of queries and "
+                "keys, a low-rank cache, an adapter)"
+            )
 
-        # What writes to it, and the norm of what was written, if there is one.
+        # What writes to the stream, and the norm of what is written, if there is one.
         output = output_norm = None
         module = self.watch.modules.get(place)
-        weight = None if module is None or module in adapted else _weight(module)
+        weight = None if module is None or module in adapted else _known_weight(module)
         if weight is None:
             notes.append(
                 "no linear map of known weights is fed just what the heads put out: W_O is not known"
             )
         else:
+            # (d_model, n_heads * d_value) -> (n_heads, d_model, d_value)
             output = weight.reshape(len(weight), call.n_heads, -1).transpose(0, 1)
             written = self.watch.results[place]
-            for step in self._others():
-                if step.n_calls == n_before + 1 and _same(step.given, written):
+            for step in self._norm_steps():
+                if step.n_attentions == n_before + 1 and have_equal_numbers(step.input, written):
                     output_norm = measure_norm(step.module)
                     break
         return Attention(
@@ -318,49 +349,54 @@ class _Look:
             notes=tuple(notes),
         )
 
-    def _sources(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
-        """Return what the projections of a layer were given, and the norm that made it of the stream, if one did.
+    def _projection_inputs(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
+        """Find the inputs of the projections of an attention, and the norm that made them from the stream.
 
-        They are the maps that read one and the same: the stream, or a norm of it that was made last.
+        Projections are the linear maps that read one and the same: the stream, or its norm, whichever was read last.
+
+        Args:
+            n_before: How many attentions ran before this one.
 
         Returns:
-            The norm, and the inputs of the projections; none where they are neither.
+            The norm, None if the projections read the stream itself; and their inputs, none if they read neither.
         """
-        entered = self.entered.get(n_before)
-        if entered is None:
+        stream = self.block_inputs.get(n_before)
+        if stream is None:
             return None, []
-        since = [step for step in self.steps if step.n_calls == n_before]
-        inputs = [step.given for step in since if step.module in self._maps]
-        from_stream = [step for step in self._others() if _same(step.given, entered)]
-        for given in reversed(inputs):
-            alike = [other for other in inputs if _same(other, given)]
-            if _same(given, entered):
+        maps = [step for step in self.steps if step.module in self._maps]
+        inputs = [step.input for step in maps if step.n_attentions == n_before]
+        norms = [step for step in self._norm_steps() if have_equal_numbers(step.input, stream)]
+        for tensor in reversed(inputs):
+            alike = [other for other in inputs if have_equal_numbers(other, tensor)]
+            if have_equal_numbers(tensor, stream):
                 return None, alike
-            between = [step.module for step in from_stream if _same(step.gave, given)]
-            if between:
-                norm = measure_norm(between[-1])
-                return norm, alike if norm is not None else []
+            for step in reversed(norms):
+                if have_equal_numbers(step.output, tensor):
+                    norm = measure_norm(step.module)
+                    return norm, [] if norm is None else alike
         return None, []
 
 
 def _start_path(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Make what a linear map is given the start of a path that can be derived."""
-    if not inputs or not isinstance(inputs[0], Tensor) or not inputs[0].is_floating_point():
+    """Make the input of a linear map the start of a path that can be derived; the hook before it."""
+    first_input = first_tensor(inputs)
+    if first_input is None or not first_input.is_floating_point():
         return None
-    return (inputs[0].detach().clone().requires_grad_(), *inputs[1:]), named
+    return (first_input.detach().clone().requires_grad_(), *inputs[1:]), named
 
 
 def _projection(reached: Tensor, sources: Sequence[Tensor]) -> Projection | None:
-    """Return a projection, if the slopes and biases of one text's first token give the other's.
+    """Return a projection; None where weight and bias, as found in the first text, do not hold in the second.
 
     Args:
-        reached: The queries, keys or values that reached the seam, (2, head, token, d_head).
-        sources: What maps were given that they may depend on.
+        reached: The queries, keys or values that reached the seam, (text, head, token, d_head) of two texts.
+        sources: The inputs of linear maps that they may depend on, with equal numbers, (text, token, d_model) or
+            flattened.
     """
-    weight = _derive(reached[0, :, 0], sources)
+    weight = _derivative(reached[0, :, 0], sources)
     if weight is None:
         return None
-    # (text, d_model) at the first tokens, and (text, head, d_head) that reached the seam.
+    # At the first tokens: (text, d_model) that is read, and (text, head, d_head) that reached the seam.
     source = sources[0].detach().reshape(len(reached), -1, weight.shape[-1])[:, 0].to(weight)
     rows = reached[:, :, 0].detach().to(weight)
     bias = rows[0] - weight @ source[0]
@@ -368,78 +404,76 @@ def _projection(reached: Tensor, sources: Sequence[Tensor]) -> Projection | None
     # Each product rounds, and so does their sum.
     size = weight.abs() @ source.abs().sum(0) + bias.abs()
     allowed = 8 * torch.finfo(reached.dtype).eps * size.amax()
-    return Projection(weight, bias) if bool(((rows[1] - expected).abs() <= allowed).all()) else None
+    # Compared so that NaN fails.
+    return Projection(weight, bias) if ((rows[1] - expected).abs() <= allowed).all() else None
 
 
-def _derive(rows: Tensor, starts: Sequence[Tensor]) -> Tensor | None:
-    """Return the derivative of rows (head, d_head) by what maps read at the first token, (head, d_head, d_model).
+def _derivative(rows: Tensor, sources: Sequence[Tensor]) -> Tensor | None:
+    """Return the derivative of rows (head, d_head) by the first token of what maps read, (head, d_head, d_model).
 
     None where they do not depend on it.
     """
-    if not rows.requires_grad:
+    if not rows.requires_grad or not sources:
         return None
     # One derivative for each number of the rows, all of them at once.
     each = torch.eye(rows.numel(), dtype=rows.dtype, device=rows.device).view(-1, *rows.shape)
     gradients = torch.autograd.grad(
         rows,
-        list(starts),
+        list(sources),
         each,
         retain_graph=True,
         allow_unused=True,
         is_grads_batched=True,
     )
-    # (number, batch, token, d_model) -> (number, d_model): only the first token is looked at.
+    # (number, text, token, d_model) -> (number, d_model): only the first token is looked at.
     slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
     if not slopes:
         return None
     return _widen(torch.stack(slopes).sum(0)).reshape(*rows.shape, -1)
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors hold the same numbers, whatever their shape."""
-    return first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1))
-
-
-def _weight(module: nn.Module) -> Tensor | None:
-    """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or elsewhere."""
+def _known_weight(module: nn.Module) -> Tensor | None:
+    """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or missing."""
     weight = weight_of(module)
     return None if weight is None else _widen(weight.detach())
 
 
 def _widen(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in its own precision if that is better."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @torch.no_grad()
 def measure_norm(module: nn.Module | None) -> Norm | None:
     """Measure a module as a norm on four vectors; None if it is neither LayerNorm nor RMSNorm."""
-    weight = None if module is None else next(iter(module.parameters()), None)
+    weight = None if module is None else next(module.parameters(), None)
     if module is None or weight is None or weight.ndim != 1:
         return None
     n = len(weight)
-    # Four test vectors, (4, n): z and -z tell gain and bias, two random ones whether it centres.
-    # Without a mean, of length 1, and nowhere small: divided by, it keeps what is left of the norm's precision.
+    # z and -z tell gain and bias. z has no mean and length 1. No number in it is small: the gain is a quotient by z.
     z = torch.ones(n, dtype=torch.float64)
     z[1::2] = -1
     if n % 2:
+        # An odd number of 1 and -1 does not add up to 0.
         z[-1] = -2
         z[1:2] = 1
     z = z / z.pow(2).mean().sqrt()
+    # Two random vectors with a mean tell whether the norm centres.
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    given = 64 * torch.cat([torch.stack([z, -z]), others])
+    # (4, n); large, so that the norm's epsilon does not count.
+    vectors = 64 * torch.cat([torch.stack([z, -z]), others])
     try:
-        gave = module(given.to(weight.device, weight.dtype)[None])[0].cpu().double()
+        normed = module(vectors.to(weight.device, weight.dtype)[None])[0].cpu().double()
     except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no vectors
         return None
 
-    # z and -z have one length: half their difference is the gain, half their sum the bias.
-    gain = (gave[0] - gave[1]) / (2 * z)
-    bias = (gave[0] + gave[1]) / 2
-    allowed = 64 * torch.finfo(weight.dtype).eps * (float(gave[0].abs().max()) or 1.0)
-    # Whether it centres shows on vectors that have a mean.
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    # z and -z have one length: half the difference of their norms is gain * z, half the sum the bias.
+    gain = (normed[0] - normed[1]) / (2 * z)
+    bias = (normed[0] + normed[1]) / 2
+    allowed = 64 * torch.finfo(weight.dtype).eps * (float(normed[0].abs().max()) or 1.0)
+    precision = torch.promote_types(weight.dtype, torch.float32)
     for centres in (True, False):
-        off = (gave[2:] - Norm(gain, bias, centres).apply(others)).abs().max()
-        if off <= allowed:
-            return Norm(gain.to(weight.device, wide), bias.to(weight.device, wide), centres)
+        difference = (normed[2:] - Norm(gain, bias, centres).apply(others)).abs().max()
+        if difference <= allowed:
+            return Norm(gain.to(weight.device, precision), bias.to(weight.device, precision), centres)
     return None

@@ -47,37 +47,37 @@ chapter 13.
 
 import hashlib
 import math
-from collections.abc import Callable
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
 from attnscope.models.info import ModelInfo
-from attnscope.models.model import Batch
+from attnscope.models.model import Batch, Tokenizer
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.words import (
-    BOS,
-    CODE_BITS,
-    EOS,
-    FIRST_PUNCTUATION,
-    FIRST_WORD,
-    REST,
-    VOCABULARY,
-    OwnTokenizer,
-)
+from attnscope.results.tokens import Tokens
+from attnscope.text import build_tokens, is_punctuation, word_spans
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from attnscope.core.attention.multihead import MultiHeadAttention
     from attnscope.core.attention.seam import Probe
 
 Array = NDArray[np.float32]
+
+# The numbers of tokens: special ones, then punctuation marks by their code points, then hashes of words.
+BOS, REST, SEP, EOS = range(4)
+SPECIAL = ("[BOS]", "[REST]", "[SEP]", "[EOS]")
+FIRST_PUNCTUATION = 8
+FIRST_WORD = FIRST_PUNCTUATION + sys.maxunicode + 1
+CODE_BITS = 22
+VOCABULARY = 1 << CODE_BITS
 
 MODULI = (31, 33, 34)
 MAX_TOKENS = math.prod(MODULI)
@@ -91,6 +91,7 @@ N_HEADS = 7
 D_HEAD = 168
 D_MODEL = N_HEADS * D_HEAD
 
+# The slots of the residual stream.
 PLACE = slice(0, D_PLACE)
 TOKEN = slice(D_PLACE, D_PLACE + D_CODE)
 ONE, REST_FLAG, PUNCTUATION_FLAG, BOS_FLAG, EOS_FLAG = range(TOKEN.stop, TOKEN.stop + 5)
@@ -106,16 +107,18 @@ def written_slot(layer: int, head: int) -> slice:
 # Heads ----------------------------------------------------------------------------------------------------------
 
 Terms = list[tuple[Array, Array]]
-"""What a head's scores are the sum of: rows of its query and of its key projection, (row, d_model) each."""
+"""The terms of a head's scores, each the product of rows of its query and of its key projection, (row, d_model)."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head: what it is for, and how it is made."""
+    """One head: what it attends to, its roles, and the function that makes the terms of its scores."""
 
-    what: str
-    roles: tuple[str, ...]  # the role that it is made for, then those that follow from it
-    scores: Callable[[], Terms]  # makes the terms of its scores, in units of sharpness
+    attends_to: str
+    # The role that it is made for, then those that follow from it
+    roles: tuple[str, ...]
+    # Returns the terms in units of sharpness
+    terms: Callable[[], Terms]
 
 
 def _rows(slot: slice | int) -> Array:
@@ -125,22 +128,23 @@ def _rows(slot: slice | int) -> Array:
     return rows
 
 
-def _offset(offset: int, idle: int | None = None) -> Terms:
-    """Return the terms that look `offset` tokens ahead; queries with the flag `idle` rest."""
-    # 2 a(i + o, j) for the place slot; [REST] has its place in its flag.
+def _offset(offset: int, rest_flag: int | None = None) -> Terms:
+    """Return the terms of a head that looks `offset` tokens ahead; queries with the flag `rest_flag` rest instead."""
+    # 2 a(i + o, j): the place slot, but for [REST], whose place 1 stands in its flag.
     place = _rows(PLACE) + place_codes(np.array(1))[:, None] * _rows(REST_FLAG)
     terms = [(2 * _turn(offset) @ place, place)]
-    if idle is not None:
-        terms.append(((2 * len(MODULI) + 2) * _rows(idle), _rows(REST_FLAG)))
+    if rest_flag is not None:
+        terms.append(((2 * len(MODULI) + 2) * _rows(rest_flag), _rows(REST_FLAG)))
     return terms
 
 
 def _first() -> Terms:
+    """Return the term 2 a(0, j) of a head that looks at the first token."""
     return [(2 * place_codes(np.array(0))[:, None] * _rows(ONE), _rows(PLACE))]
 
 
 def _match(codes: slice) -> Terms:
-    """Return the terms that look for the query's token in a slot of the keys, anywhere but at the query itself."""
+    """Return the terms of a head that looks for keys with the query's token in a slot, but not at the query itself."""
     # The three terms of "same token": matching codes, minus own place, minus a constant that [REST] gets back.
     n = len(MODULI)
     minus_place = _rows(PLACE)
@@ -153,16 +157,19 @@ def _match(codes: slice) -> Terms:
 
 
 def _punctuation() -> Terms:
+    """Return the term of a head that looks at punctuation: 1 there, 0 at [REST], -1 elsewhere."""
     return [(_rows(ONE), _rows(REST_FLAG) - _rows(ONE) + 2 * _rows(PUNCTUATION_FLAG))]
 
 
 def _turn(offset: int) -> Array:
-    """Return the permutation that turns the code of place i into that of place i + offset."""
+    """Return the permutation that turns the code of place i into that of place i + offset, (98, 98)."""
     # The block of each modulus is turned by itself.
     permutation = np.zeros((D_PLACE, D_PLACE), np.float32)
-    for start, modulus in zip(np.cumsum((0, *MODULI)), MODULI, strict=False):
+    start = 0
+    for modulus in MODULI:
         block = slice(start, start + modulus)
         permutation[block, block] = np.roll(np.eye(modulus), offset, axis=0)
+        start = block.stop
     return permutation
 
 
@@ -192,18 +199,14 @@ _LAYER_1 = ("previous", "induction", "self", "first", "same earlier", "two back"
 
 @dataclass(frozen=True)
 class Variant:
-    """One glass box.
-
-    Attributes:
-        kind: Its kind of attention.
-        looks_back: For each layer, whether queries attend to themselves and earlier tokens only.
-        heads: The names of each layer's heads.
-        note: What its users must know.
-    """
+    """One glass box."""
 
     kind: Literal["encoder", "decoder"]
+    # For each layer, whether queries attend to themselves and earlier tokens only
     looks_back: tuple[bool, ...]
+    # The names of each layer's heads
     heads: tuple[tuple[str, ...], ...]
+    # What its users must know
     note: str
 
 
@@ -224,15 +227,16 @@ VARIANTS: dict[str, Variant] = {
 
 
 def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the roles of every head: (layer, head) -> the role that it is made for, then those that follow from it.
+    """Return the roles of every head, by (layer, head): the role that it is made for, then those that follow from it.
 
-    To attend to the token itself or to the same token elsewhere is also to attend to a similar token; that role goes
-    without saying and is not listed.
+    Heads that attend to the token itself or to the same token elsewhere also attend to similar tokens; this role is not
+    listed.
     """
-    return {place: head.roles for place, head in _heads_by_place(name).items()}
+    return {number: head.roles for number, head in _heads_by_number(name).items()}
 
 
-def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
+def _heads_by_number(name: str) -> dict[tuple[int, int], Head]:
+    """Return the heads of a glass box, by (layer, head)."""
     names = VARIANTS[name].heads
     return {(layer, head): _HEADS[names[layer][head]] for layer, head in np.ndindex(N_LAYERS, N_HEADS)}
 
@@ -243,8 +247,6 @@ def _heads_by_place(name: str) -> dict[tuple[int, int], Head]:
 def place_codes(places: NDArray[np.int64]) -> Array:
     """Return the codes of places in a text, (…, 98), 0 or 1.
 
-    A code holds one block per modulus, with a 1 at the remainder.
-
     Codes of places nearer than 34,782 to each other share at most 2 of their 3 ones. Negative places count backwards.
     """
     # One block per modulus, with a 1 at the remainder: (…, modulus).
@@ -253,9 +255,8 @@ def place_codes(places: NDArray[np.int64]) -> Array:
 
 
 def token_codes(ids: NDArray[np.int64]) -> Array:
-    """Return the codes of tokens, (…, 64).
+    """Return the codes of tokens, (…, 64): codewords of RM(2, 6) as signs, or 0 for special tokens.
 
-    Each number below 2**22 has a codeword of the Reed-Muller code RM(2, 6), as signs. Special tokens have all 0.
     Dot products of different codes are at most 32.
     """
     # (…,) -> (…, 22) bits -> (…, 64) signs.
@@ -268,40 +269,38 @@ def token_codes(ids: NDArray[np.int64]) -> Array:
 @cache
 def _reed_muller() -> Array:
     """Return the generator matrix of RM(2, 6), (22, 64): products of at most two of six variables, at the 64 points."""
-    points = (np.arange(64)[None, :] >> np.arange(6)[:, None]) & 1
+    variables = (np.arange(64) >> np.arange(6)[:, None]) & 1  # (6, 64)
     # The constant, the six variables, and their products in pairs.
-    products = [
-        np.ones(64, np.int64),
-        *points,
-        *(points[a] * points[b] for a, b in combinations(range(6), 2)),
-    ]
-    return np.array(products, np.float32)
+    products = [first * second for first, second in combinations(variables, 2)]
+    return np.array([np.ones(64, np.int64), *variables, *products], np.float32)
 
 
 # Weights --------------------------------------------------------------------------------------------------------
 
 
 def own_weights(name: str = "own") -> dict[str, Array]:
-    """Return every weight: "layers.0.q_proj" and so on -> (d_model, d_model)."""
+    """Return every weight, (d_model, d_model) each, by names such as "layers.0.q_proj"."""
     weights: dict[str, Array] = {}
     for layer, names in enumerate(VARIANTS[name].heads):
-        query, key, value, out = np.zeros((4, D_MODEL, D_MODEL), np.float32)
+        query, key, value, output = np.zeros((4, D_MODEL, D_MODEL), np.float32)
         for number, head in enumerate(names):
-            # The rows of a head's terms, one after the other; the rest of them is 0.
+            # The head's rows of the projections: its terms one after the other, then 0.
             row = number * D_HEAD
             codes = slice(row, row + D_CODE)
-            for query_rows, key_rows in _HEADS[head].scores():
+            for query_rows, key_rows in _HEADS[head].terms():
                 rows = slice(row, row + len(query_rows))
                 query[rows] = query_rows
                 key[rows] = key_rows
                 row = rows.stop
             # Values are the keys' token codes; the output copies their mean into the head's own slot.
             value[codes, TOKEN] = np.eye(D_CODE)
-            out[written_slot(layer, number), codes] = np.eye(D_CODE)
+            output[written_slot(layer, number), codes] = np.eye(D_CODE)
         # Attention divides scores by the root of the heads' width.
         query *= np.float32(SHARPNESS * math.sqrt(D_HEAD))
-        for part, weight in (("q_proj", query), ("k_proj", key), ("v_proj", value), ("out_proj", out)):
-            weights[f"layers.{layer}.{part}"] = weight
+        weights[f"layers.{layer}.q_proj"] = query
+        weights[f"layers.{layer}.k_proj"] = key
+        weights[f"layers.{layer}.v_proj"] = value
+        weights[f"layers.{layer}.out_proj"] = output
     return weights
 
 
@@ -312,6 +311,74 @@ def _sha256(weights: dict[str, Array]) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array, "<f4").data)
     return digest.hexdigest()
+
+
+# Tokenizer -------------------------------------------------------------------------------------------------------
+
+
+class OwnTokenizer(Tokenizer):
+    """Words and punctuation marks, each with a fixed number: [BOS] [REST] text [EOS], or … text [SEP] text [EOS].
+
+    Words are those of `text.word_spans`. Case and Unicode composition make no difference to a token's number; its
+    label is the text itself. A punctuation mark's number is 8 + its code point; a word's is a hash (BLAKE2b) into the
+    rest of the 2**22 numbers.
+    """
+
+    name = "words and punctuation marks, hashed to 4,194,304 numbers"
+
+    def ordinary_ids(self) -> list[int]:
+        """Return the numbers of words, about one in a thousand: all would be millions."""
+        return list(range(FIRST_WORD, VOCABULARY, 997))
+
+    def spell(self, number: int) -> str:
+        """Return "": a number is a hash, and its word is not known."""
+        return ""
+
+    def encode(self, text: str, pair: str | None = None) -> Tokens:
+        """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""
+        rows = [_special_row(BOS, 0), _special_row(REST, 0), *_split(text, 0)]
+        if pair is not None:
+            rows += [_special_row(SEP, 0), *_split(pair, 1)]
+        rows.append(_special_row(EOS, 0 if pair is None else 1))
+        ids, pieces, offsets, special, segments = zip(*rows, strict=True)
+        return build_tokens(
+            text,
+            ids=ids,
+            pieces=pieces,
+            offsets=offsets,
+            special=special,
+            segments=segments,
+            pair=pair,
+            style="plain",
+        )
+
+
+_Row = tuple[int, str, tuple[int, int], bool, int]
+"""A token: its number, its text, the start and end of it in the text, whether it is special, and its segment."""
+
+
+def _special_row(number: int, segment: int) -> _Row:
+    """Return a special token."""
+    return number, SPECIAL[number], (0, 0), True, segment
+
+
+def _split(text: str, segment: int) -> Iterator[_Row]:
+    """Yield the words and punctuation marks of a text."""
+    for start, end in word_spans(text):
+        word = text[start:end]
+        yield _number(word), word, (start, end), False, segment
+
+
+@lru_cache(maxsize=2**16)
+def _number(word: str) -> int:
+    """Return the number of a word or a punctuation mark."""
+    if len(word) == 1 and is_punctuation(word):
+        return FIRST_PUNCTUATION + ord(word)
+    # Case folding can undo composition, so words are composed before and after it.
+    plain = unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
+    # A 64-bit hash is so wide that its remainder favours no number.
+    digest = hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return FIRST_WORD + int.from_bytes(digest, "little") % (VOCABULARY - FIRST_WORD)
 
 
 # Model ----------------------------------------------------------------------------------------------------------
@@ -343,7 +410,8 @@ def own_info(
         device=device,
         notes=(variant.note,),
         heads=tuple(
-            (f"L{layer}H{number}", head.what) for (layer, number), head in _heads_by_place(name).items()
+            (f"L{layer}H{number}", head.attends_to)
+            for (layer, number), head in _heads_by_number(name).items()
         ),
     )
 
@@ -356,7 +424,7 @@ class OwnModel(LayeredModel):
     def __init__(
         self,
         info: ModelInfo,
-        layers: "list[MultiHeadAttention]",
+        layers: "Sequence[nn.Module]",
         looks_back: tuple[bool, ...],
     ) -> None:
         super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
@@ -387,8 +455,8 @@ class OwnModel(LayeredModel):
         import torch
 
         # Places count real tokens only, so that padding on either side moves nothing: (batch, token).
-        real = torch.ones_like(ids) if mask is None else mask
-        places = (real.cumsum(1) - 1).clamp(min=0)
+        is_real = torch.ones_like(ids) if mask is None else mask
+        places = (is_real.cumsum(1) - 1).clamp(min=0)
         is_rest = ids == REST
         precision: torch.dtype = getattr(torch, self.info.dtype)
         hidden = torch.zeros(*ids.shape, D_MODEL, dtype=precision, device=ids.device)
@@ -410,28 +478,27 @@ def load_own(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> OwnModel:
-    """Load a glass box, "own" or "own-causal"; AttnscopeError refuses other names."""
-    if name not in VARIANTS:
-        raise AttnscopeError(f"{name} is no glass box", f"choose from {', '.join(VARIANTS)}")
+    """Load a glass box, "own" or "own-causal"; `models.load` explains device and precision."""
     variant = VARIANTS[name]
     weights = own_weights(name)
 
     import torch
 
-    from attnscope.core.attention.multihead import PROJECTIONS, MultiHeadAttention
-    from attnscope.models.devices import place
+    from attnscope.core.attention.multihead import MultiHeadAttention
+    from attnscope.models.devices import choose_device
 
     # Layers are made on the meta device, and the weights put in: nothing is drawn at random first.
-    where, precision = place(device, dtype)
-    info = own_info(name, weights, device=str(where), dtype=dtype)
-    layers = []
-    for number in range(N_LAYERS):
-        with torch.device("meta"):
-            layer = MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=variant.kind)
-        state = {}
-        for part in PROJECTIONS:
-            weight = torch.from_numpy(weights[f"layers.{number}.{part}"])
-            state[f"{part}.weight"] = weight.to(where, precision)
-        layer.load_state_dict(state, assign=True)
-        layers.append(layer.eval().requires_grad_(False))
-    return OwnModel(info, layers, variant.looks_back)
+    target, precision = choose_device(device, dtype)
+    info = own_info(name, weights, device=str(target), dtype=dtype)
+    network = torch.nn.Module()
+    with torch.device("meta"):
+        network.layers = torch.nn.ModuleList(
+            MultiHeadAttention(D_MODEL, N_HEADS, bias=False, layer=number, kind=variant.kind)
+            for number in range(N_LAYERS)
+        )
+    state = {}
+    for part, weight in weights.items():
+        state[f"{part}.weight"] = torch.from_numpy(weight).to(target, precision)
+    network.load_state_dict(state, assign=True)
+    network.eval().requires_grad_(False)
+    return OwnModel(info, list(network.layers), variant.looks_back)

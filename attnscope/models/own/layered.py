@@ -12,7 +12,7 @@ from attnscope.models.turns import share_lock, take_turn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import Kind
@@ -22,13 +22,16 @@ class LayeredModel(Model):
     """A model that is a stack of our own layers and no more; subclasses add their forward pass.
 
     Args:
+        info: The facts of the model.
+        tokenizer: Its tokenizer.
         roots: The modules that hold all others.
         layers: The layers, in order.
-        n_numbers: How many tokens it has an embedding for.
+        vocab_size: How many tokens it has an embedding for.
     """
 
     resumes = True
-    sigma = 0.02  # standard deviation of untrained weights, as BERT draws them
+    # The standard deviation of untrained weights: BERT's
+    sigma = 0.02
 
     def __init__(
         self,
@@ -36,25 +39,24 @@ class LayeredModel(Model):
         tokenizer: Tokenizer,
         roots: "Sequence[nn.Module]",
         layers: "Sequence[nn.Module]",
-        n_numbers: int,
+        vocab_size: int,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
         self._roots = roots
         self._layers = layers
-        self._n_numbers = n_numbers
-        # One lock for all modules: two models of the same layers take turns.
+        self._vocab_size = vocab_size
         share_lock(roots)
 
     def _require(self, batch: Batch) -> Batch:
-        """Return a batch on the model's device; refused where it is too long, or has numbers without an embedding."""
+        """Return a batch on the model's device; refuse one that is too long, or has numbers without an embedding."""
         require_length(self.info, batch.ids.shape[1])
-        require_numbers(self.info, batch.ids, self._n_numbers)
+        require_numbers(self.info, batch.ids, self._vocab_size)
         return batch.to(self.info.device)
 
     @contextmanager
     def _forward_pass(self) -> "Iterator[None]":
-        """Within it, it is this thread's turn with the model, which computes in its own precision."""
+        """Take this thread's turn with the model until the context ends, and keep autocast out of it."""
         from attnscope.core.attention.precision import without_autocast
 
         with take_turn(self._roots), without_autocast(self.info.device):
@@ -69,29 +71,18 @@ class LayeredModel(Model):
         kind = cast("Kind", self.info.kinds[0])
         return {(kind, number): layer for number, layer in enumerate(self._layers)}
 
-    def _look_up(self, embedding: "nn.Module", ids: "Tensor") -> "Tensor":
-        """Return the rows of a token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
-        import torch
-
-        require_numbers(self.info, ids, self._n_numbers)
-        with torch.no_grad():
-            rows: Tensor = embedding(ids.to(self.info.device))
-        return rows
-
     def untrained(self, seed: int) -> Self:
-        """Return the same architecture with random weights: normal numbers in matrices, norms that change nothing."""
+        """Return the same architecture with random weights: normal numbers in matrices, gains of 1, biases of 0."""
         import torch
 
-        # The same modules anew, with a lock of their own.
         twin = copy.deepcopy(self)
         share_lock(twin._roots)
-        chance = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for root in twin._roots:
                 for name, weight in root.named_parameters():
-                    # Matrices are drawn; norms scale by 1, and all biases are 0.
                     if weight.ndim > 1:
-                        weight.copy_(torch.randn(weight.shape, generator=chance) * self.sigma)
+                        weight.copy_(torch.randn(weight.shape, generator=generator) * self.sigma)
                     else:
                         weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
         notes = (f"random weights, seed {seed}",)

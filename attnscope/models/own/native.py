@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.devices import place
+from attnscope.models.devices import choose_device
 from attnscope.models.info import ModelInfo, require_numbers
 from attnscope.models.model import Batch, Tokenizer
-from attnscope.models.own.checkpoint import Checkpoint
 from attnscope.models.own.layered import LayeredModel
-from attnscope.models.own.layouts import Encoder, native_info
+from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
 
 
 class NativeModel(LayeredModel):
-    """A loaded encoder as a Model, which runs on torch."""
+    """A BERT-family encoder as a Model, which runs on torch."""
 
     def __init__(
         self,
@@ -35,7 +34,7 @@ class NativeModel(LayeredModel):
         self._network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch with the probe at each attention; segments are ignored where the family has none (RoBERTa)."""
+        """Run a batch with the probe at each attention; RoBERTa, which has no segments, ignores them."""
         batch = self._require(batch)
         segments = None if self._encoder.is_roberta else batch.segments
         if segments is not None:
@@ -46,7 +45,10 @@ class NativeModel(LayeredModel):
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding: (…,) token numbers -> (…, d_model)."""
-        return self._look_up(self._network.word, ids)
+        require_numbers(self.info, ids, self._vocab_size)
+        with torch.no_grad():
+            rows: Tensor = self._network.word(ids.to(self.info.device))
+        return rows
 
 
 def load_native(
@@ -55,16 +57,16 @@ def load_native(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> NativeModel:
-    """Load a BERT-family encoder that `layouts.supports` accepts; `models.load` explains device and precision."""
+    """Load an encoder that `why_unsupported` has nothing against; `models.load` explains device and precision."""
     config = read_config(source)
     # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
-    where, precision = place(device, dtype)
+    target, precision = choose_device(device, dtype)
     tokenizer = FastTokenizer.open(source.files_folder)
-    info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(where))
+    info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(target))
     encoder = Encoder.of(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
-    state = {name: tensor.to(where) for name, tensor in tensors}
-    # The network takes the tensors as they are: none is allocated twice.
+    state = {name: tensor.to(target) for name, tensor in tensors}
+    # On the meta device nothing is allocated; then the network takes the tensors as they are.
     with torch.device("meta"):
         network = _Network(encoder)
     network.load_state_dict(state, assign=True)
@@ -92,7 +94,8 @@ class _Network(nn.Module):
         segments: Tensor | None,
         probe: Probe,
     ) -> Tensor:
-        # (batch, token) -> (batch, token, d_model), added in this order to round as the original does
+        """Return the last hidden states: (batch, token) -> (batch, token, d_model)."""
+        # Embeddings are added in this order to round as the original does.
         by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
         hidden: Tensor = self.word(ids) + by_segment
         hidden = self.embedding_norm(hidden + self.position(self._encoder.positions(ids)))
@@ -102,12 +105,12 @@ class _Network(nn.Module):
 
 
 def _embedding(size: int, width: int) -> nn.Embedding:
-    # nn.Embedding() would draw normal numbers; on the meta device that alone imports sympy, for a second.
+    """Return an empty embedding; nn.Embedding() would draw numbers, and import sympy for a second to do so."""
     return nn.Embedding(size, width, _weight=torch.empty(size, width))
 
 
 class _Layer(nn.Module):
-    """Attention, then a feed-forward network, each added to what came in and normalised after."""
+    """Attention, then a feed-forward network, each added to its input and normalised after (post-norm)."""
 
     def __init__(self, encoder: Encoder, number: int) -> None:
         super().__init__()
@@ -126,6 +129,7 @@ class _Layer(nn.Module):
         mask: Tensor | None,
         probe: Probe,
     ) -> Tensor:
+        """Return hidden states after the layer, (batch, token, d_model), from those before it."""
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
         output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))

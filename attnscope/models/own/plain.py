@@ -1,6 +1,6 @@
-"""A BERT-family encoder in NumPy: a third implementation, which needs neither torch nor transformers.
+"""Compute a BERT-family encoder in NumPy, without torch and transformers: the engine "numpy".
 
-It is the engine "numpy": what heads attend to on a short text is there before torch would be loaded.
+It shows what heads attend to on a short text before torch would be loaded.
 """
 
 import math
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Maps, Model, Tokenizer
-from attnscope.models.own.checkpoint import Checkpoint
-from attnscope.models.own.layouts import Encoder, native_info
+from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
 from attnscope.results.tokens import Tokens
 
@@ -21,7 +20,14 @@ Array = NDArray[np.float32]
 
 
 class PlainEncoder(Model):
-    """A loaded encoder as a Model that computes with NumPy alone, on single texts."""
+    """A loaded encoder as a Model that computes with NumPy alone, on single texts.
+
+    Args:
+        info: The facts of the model.
+        tokenizer: Its tokenizer.
+        encoder: Its settings.
+        weights: Its weights, by the names of `Encoder.tensors`.
+    """
 
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
@@ -43,7 +49,7 @@ class PlainEncoder(Model):
         self._weights = weights
 
     def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
-        """Return the attention weights of some layers on a text, (head, query, key) each; later layers do not run."""
+        """Return the attention maps of some layers on a text; layers after the last of them do not run."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
@@ -53,9 +59,9 @@ class PlainEncoder(Model):
         for number in range(last + 1):
             name = f"layers.{number}"
             # (head, token, d_head)
-            query, key, value = (
-                self._project(hidden, f"{name}.attention.{part}_proj") for part in "qkv"
-            )
+            query = self._project(hidden, f"{name}.attention.q_proj")
+            key = self._project(hidden, f"{name}.attention.k_proj")
+            value = self._project(hidden, f"{name}.attention.v_proj")
             # (head, query, key)
             scores = query @ key.swapaxes(1, 2) * scale
             weights = _softmax(scores)
@@ -71,65 +77,56 @@ class PlainEncoder(Model):
 
     def _embed(self, tokens: Tokens) -> Array:
         """Return the hidden states before the first layer, (token, d_model)."""
-        w = self._weights
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
         require_numbers(self.info, ids, encoder.vocab_size)
         segments = np.asarray(np.zeros_like(ids) if encoder.is_roberta else tokens.segments)
         require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
-        hidden = w["word.weight"][ids] + w["segment.weight"][segments]
-        return self._norm(hidden + w["position.weight"][encoder.positions(ids)], "embedding_norm")
+        hidden = self._weights["word.weight"][ids] + self._weights["segment.weight"][segments]
+        hidden += self._weights["position.weight"][encoder.positions(ids)]
+        return self._norm(hidden, "embedding_norm")
 
     def _project(self, hidden: Array, name: str) -> Array:
+        """Return queries, keys or values: (token, d_model) -> (head, token, d_head)."""
         rows = self._linear(hidden, name)
         return rows.reshape(len(rows), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
 
-    def _finish(
-        self,
-        hidden: Array,
-        output: Array,
-        name: str,
-    ) -> Array:
-        """Return the hidden states after a layer, of those before it and of what its heads put out."""
-        hidden = self._norm(
-            hidden + self._linear(output, f"{name}.attention.out_proj"), f"{name}.attention_norm"
-        )
+    def _finish(self, hidden: Array, output: Array, name: str) -> Array:
+        """Return hidden states after a layer, from those before it and the output of its heads, (token, d_model)."""
+        attended = self._linear(output, f"{name}.attention.out_proj")
+        hidden = self._norm(hidden + attended, f"{name}.attention_norm")
         inner = _gelu(self._linear(hidden, f"{name}.up"))
         return self._norm(hidden + self._linear(inner, f"{name}.down"), f"{name}.norm")
 
     def _linear(self, rows: Array, name: str) -> Array:
+        """Return rows after a linear map: (token, d_in) -> (token, d_out)."""
         result: Array = rows @ self._weights[f"{name}.weight"].T
         result += self._weights[f"{name}.bias"]
         return result
 
     def _norm(self, rows: Array, name: str) -> Array:
+        """Return rows after a LayerNorm, (token, d_model)."""
         centred = rows - rows.mean(-1, keepdims=True)
         scale = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(self._encoder.layer_norm_eps))
-        return np.asarray(
-            centred / scale * self._weights[f"{name}.weight"] + self._weights[f"{name}.bias"]
-        )
+        normed: Array = centred / scale * self._weights[f"{name}.weight"]
+        normed += self._weights[f"{name}.bias"]
+        return normed
 
 
 def _softmax(scores: Array) -> Array:
+    """Return the softmax over keys, (…, key)."""
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
-def load_plain(source: Source) -> PlainEncoder:
-    """Load a BERT-family encoder that `supports` accepts, without torch."""
-    config = read_config(source)
-    encoder = Encoder.of(config)
-    checkpoint = Checkpoint(source.files_folder, encoder, "np")
-    # Every tensor as float32, by our name.
-    weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
-    # Last, as it is hashed beside all this; see models.load.
-    info = native_info(source, config, sha256=verify(source), engine="numpy")
-    return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)
+def _gelu(x: Array) -> Array:
+    """Return GELU by the error function, as BERT computes it."""
+    return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is near the precision."""
-    # Horner's scheme for the polynomial in t, lowest power last.
+    """Return the error function by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is that of float32."""
+    # Horner's scheme for the polynomial in t, highest power first.
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
     tail = np.zeros_like(t)
     for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
@@ -137,5 +134,12 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.copysign(1 - tail * np.exp(-x * x), x))
 
 
-def _gelu(x: Array) -> Array:
-    return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
+def load_plain(source: Source) -> PlainEncoder:
+    """Load an encoder that `layouts.why_unsupported` has nothing against, without torch."""
+    config = read_config(source)
+    encoder = Encoder.of(config)
+    checkpoint = Checkpoint(source.files_folder, encoder, "np")
+    weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
+    # The hash is asked for last: a thread of `models.load` computes it meanwhile.
+    info = native_info(source, config, sha256=verify(source), engine="numpy")
+    return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)
