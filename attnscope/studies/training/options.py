@@ -12,6 +12,7 @@ MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
 
 
 def _measures(listed: str) -> tuple[str, ...]:
+    """Return the names of measures that stand between commas; refuse unknown ones."""
     from attnscope.core.catalogue import measure_names
 
     return read_names(listed, measure_names(), "measure")

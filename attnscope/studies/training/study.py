@@ -1,4 +1,7 @@
-"""Measure all heads at each checkpoint of a training, and follow their measures and roles over its steps."""
+"""Measure all heads at each checkpoint of a training, and follow their measures and roles over its steps.
+
+This is `attnscope training` and `attnscope.training`. A checkpoint is measured by `studies.heads`.
+"""
 
 import contextlib
 import gc
@@ -31,7 +34,10 @@ from attnscope.studies.training.options import TrainingOptions
 
 Name = str | os.PathLike[str]
 Spec = Name | Model
+"""A model, or what it is loaded by."""
+
 Checkpoints = Name | Sequence[Name] | Mapping[int, Spec]
+"""Names or patterns of checkpoints, or models by step."""
 
 
 @with_plain_torch
@@ -69,7 +75,6 @@ def training(
         KeyboardInterrupt: It was interrupted before any checkpoint was done.
     """
     options = options or TrainingOptions()
-    # Which checkpoints there are, by step.
     stages, skipped = stages_of(models)
     texts = None if corpus is None else texts_of(corpus)
     checkpoints: list[_Checkpoint] = []
@@ -77,12 +82,9 @@ def training(
     complete = True
     for number, stage in enumerate(stages):
         try:
-            checkpoint = _measure(
-                stage,
-                texts,
-                options,
-                scale_report(report, number, len(stages)),
-            )
+            step_report = scale_report(report, number, len(stages))
+            checkpoint = _measure(stage, texts, options, step_report)
+            # Random tokens are those of the first checkpoint's vocabulary.
             texts = checkpoint.texts
             if checkpoints:
                 _require_alike(checkpoint, checkpoints[0])
@@ -93,17 +95,14 @@ def training(
         except Exception as error:
             # Whatever a library raises on one checkpoint, the others are not lost for it.
             first_error = first_error or error
-            skipped.append(_problem(stage.name, one_line(failure(stage.name, error)["error"])))
-        gc.collect()  # a network's modules refer to each other: the next one is not to stand beside it
-    # Without any there is nothing to tell but why.
+            reason = one_line(failure(stage.name, error)["error"])
+            skipped.append(_problem(stage.name, reason))
+        # A network's modules refer to each other: without this the next one would stand beside it in memory.
+        gc.collect()
+    # Without any checkpoint there is nothing to tell but why.
     if not checkpoints:
         raise first_error if complete and first_error else KeyboardInterrupt
-    return _assemble(
-        checkpoints,
-        options,
-        skipped,
-        complete,
-    )
+    return _assemble(checkpoints, options, skipped, complete)
 
 
 # Which checkpoints
@@ -111,7 +110,13 @@ def training(
 
 @dataclass(frozen=True)
 class Stage:
-    """Hold a checkpoint to measure: its name, its step, and the model or the name to load it by."""
+    """Hold a checkpoint that is to be measured.
+
+    Attributes:
+        name: What it is called in the result.
+        step: Its step in the training.
+        spec: The model, or the name to load it by.
+    """
 
     name: str
     step: int
@@ -121,14 +126,18 @@ class Stage:
 def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
     """Return the checkpoints by step, and the problems of those without a step among others that have one."""
     # Models by step: the steps are the caller's.
+    stages: dict[int, Stage] = {}
     if isinstance(models, Mapping):
-        if not all(0 <= step <= MOST_STEPS for step in models):
-            raise UsageError(
-                "a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}"
-            )
-        return [
-            Stage(_name(models[step]) or f"step {step}", step, models[step]) for step in sorted(models)
-        ], []
+        for number, spec in models.items():
+            if not 0 <= number <= MOST_STEPS:
+                raise UsageError(
+                    "a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}"
+                )
+            name = f"step {number}"
+            if isinstance(spec, str | os.PathLike):
+                name = os.fspath(spec) or name
+            stages[number] = Stage(name, number, spec)
+        return [stages[step] for step in sorted(stages)], []
     # Expand patterns to names; a name that comes twice counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else models
     names = set(chain.from_iterable(_expand(os.fspath(pattern)) for pattern in patterns))
@@ -136,25 +145,18 @@ def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
         raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
     # If no name has a step, count them in order; otherwise skip names without one.
     steps = {name: step_of(name) for name in sorted(names)}
-    if all(step is None for step in steps.values()):
+    if set(steps.values()) == {None}:
         steps = {name: number for number, name in enumerate(steps)}
-    stages: dict[int, Stage] = {}
     skipped = []
     for name, step in steps.items():
         if step is None:
-            skipped.append(
-                _problem(name, "its name has no step; from Python, checkpoints are given by step")
-            )
+            reason = "its name has no step; from Python, checkpoints are given by step"
+            skipped.append(_problem(name, reason))
         elif step in stages:
             skipped.append(_problem(name, f"its step {step} is that of {stages[step].name}"))
         else:
             stages[step] = Stage(name, step, name)
     return [stages[step] for step in sorted(stages)], skipped
-
-
-def _name(spec: Spec) -> str:
-    """Return what a model is loaded by; empty if it is loaded already."""
-    return os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
 
 
 def _expand(name: str) -> list[str]:
@@ -169,6 +171,7 @@ def _expand(name: str) -> list[str]:
 
 
 _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", re.IGNORECASE | re.ASCII)
+"""A number in a name that is said to be a step, such as that of checkpoint-500."""
 
 
 def step_of(name: str) -> int | None:
@@ -182,11 +185,13 @@ def step_of(name: str) -> int | None:
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
         if type(step) is int and 0 <= step <= MOST_STEPS:
             return step
-    # Else the last number of its name counts, or of its revision on the Hub.
-    _, has_revision, revision = name.partition("@")
-    is_there = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
-    last = revision if has_revision and not is_there else folder.name
-    numbers = _NAMED_STEP.findall(last) or re.findall(r"\d+", last, re.ASCII)
+    # Else the last number of the folder's name counts, or of the revision on the Hub.
+    _, at_sign, revision = name.partition("@")
+    is_folder = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
+    label = folder.name
+    if at_sign and not is_folder:
+        label = revision
+    numbers = _NAMED_STEP.findall(label) or re.findall(r"\d+", label, re.ASCII)
     if not numbers or len(numbers[-1]) > len(str(MOST_STEPS)):
         return None
     step = int(numbers[-1])
@@ -194,6 +199,7 @@ def step_of(name: str) -> int | None:
 
 
 def _problem(source: str, reason: str) -> dict[str, Any]:
+    """Return why a checkpoint was skipped, as a record lists it."""
     return {"source": source, "line": None, "reason": reason}
 
 
@@ -205,13 +211,14 @@ class _Checkpoint:
     """Hold what was measured of a checkpoint.
 
     Attributes:
-        name: A column of that name, as are `step`, `sha256`, `loss` and `elapsed_s`.
+        stage: The checkpoint.
+        sha256: A column of that name, as are `loss` and `elapsed_s`.
         predicted: What the loss is of; None = none was measured.
         texts: What it was measured on.
+        findings: The measures and roles of its heads.
     """
 
-    name: str
-    step: int
+    stage: Stage
     sha256: str
     loss: Estimate
     elapsed_s: float
@@ -223,74 +230,54 @@ class _Checkpoint:
 def _measure(
     stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None
 ) -> _Checkpoint:
-    """Load and measure a checkpoint; None = on repeated random tokens.
+    """Load and measure a checkpoint, on texts or, for None, on repeated random tokens.
 
     Raises:
         KeyboardInterrupt: It was interrupted, and is left out.
     """
     model = stage.spec
     if isinstance(model, str | os.PathLike):
-        needs_head = options.loss != "none"
-        loading = options.loading.with_head(stage.name) if needs_head else options.loading
+        loading = options.loading
+        if options.loss != "none":
+            loading = loading.with_head(stage.name)
         model = loading.load(stage.name)
     # Measure its heads as a study of them does.
     began = time.perf_counter()
-    texts = probe_texts(model) if texts is None else texts
-    findings = heads(
-        model,
-        texts,
-        options.heads_options,
-        report,
-    )
+    if texts is None:
+        texts = probe_texts(model)
+    findings = heads(model, texts, options.heads_options, report)
     if not findings.corpus["complete"]:
         raise KeyboardInterrupt
     for failed in findings.run.get("failures", ())[:1]:
         raise AttnscopeError(failure_line(failed), failed["hint"])
     # The loss is that of a pass which takes no head out.
-    predicted = model.loss if options.loss != "none" and not model.labels else None
-    loss = Estimate(
-        np.nan,
-        np.nan,
-        np.nan,
-        count=0,
-    )
-    if predicted is not None:
+    predicted = None
+    loss = Estimate(np.nan, np.nan, np.nan, count=0)
+    if options.loss != "none" and model.loss is not None and not model.labels:
+        predicted = model.loss
         result = measure_cuts(Passes(Reader(model, predicted), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
         whole = result.done.whole
-        low, high = whole.interval()
-        loss = Estimate(
-            float(whole.ratio()),
-            max(float(low), 0.0),
-            float(high),
-            count=float(whole.total("c")),
-        )
+        low, high = map(float, whole.interval())
+        n_predictions = float(whole.total("c"))
+        loss = Estimate(float(whole.ratio()), max(low, 0.0), high, count=n_predictions)
     elapsed_s = time.perf_counter() - began
-    return _Checkpoint(
-        stage.name,
-        stage.step,
-        model.info.sha256,
-        loss,
-        elapsed_s,
-        predicted,
-        texts,
-        findings,
-    )
+    return _Checkpoint(stage, model.info.sha256, loss, elapsed_s, predicted, texts, findings)
 
 
 def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
     """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
-    # All heads must be there, and all tokens.
-    names, first_names = (
-        each.findings.table("heads").head_names(with_kind=True) for each in (checkpoint, first)
-    )
-    if names != first_names:
-        raise AttnscopeError(f"it has {len(names)} heads, and not those of {first.name}")
-    n_tokens, n_first = (each.findings.corpus["n_tokens"] for each in (checkpoint, first))
+    name = first.stage.name
+    of_first = first.findings.table("heads").head_names(with_kind=True)
+    of_this = checkpoint.findings.table("heads").head_names(with_kind=True)
+    if of_this != of_first:
+        raise AttnscopeError(f"it has {len(of_this)} heads, and not those of {name}")
+    n_first = first.findings.corpus["n_tokens"]
+    n_tokens = checkpoint.findings.corpus["n_tokens"]
     if n_tokens != n_first:
         raise AttnscopeError(
-            f"it makes {amount(n_tokens, 'token')} of the texts, and {first.name} {n_first:,}"
+            f"it makes {amount(n_tokens, 'token')} of the texts, and {name} {n_first:,}"
         )
 
 
@@ -300,66 +287,76 @@ def _assemble(
     skipped: Sequence[dict[str, Any]],
     complete: bool,
 ) -> Training:
-    """Return the result about some checkpoints."""
+    """Return the result about the checkpoints that were measured, in the order of their steps."""
     last = checkpoints[-1].findings
     tables = [checkpoint.findings.table("heads") for checkpoint in checkpoints]
     n_heads = len(tables[-1])
 
     # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a model has no such measure.
     intervals = np.full((len(options.measures), len(tables), n_heads, 3), np.nan)
+    uniform = []
     measures = []
     for number, name in enumerate(options.measures):
         for step, table in enumerate(tables):
             if name in table:
                 intervals[number, step] = table.interval(name)
+        uniform.append(tables[-1].part(name, "baseline"))
         column = tables[-1].columns.get(name, Column(name))
         least, most = column.range
-        measures.append(
-            {"name": name, "meaning": column.meaning, "unit": column.unit, "least": least, "most": most}
-        )
+        measures.append({**vars(column), "least": least, "most": most})
 
     # The roles that any head has, and which head has them when, (role, checkpoint, head).
     evidence = [checkpoint.findings.table("roles") for checkpoint in checkpoints]
-    named = set(np.concatenate([table["role"] for table in evidence]).tolist())
+    named = set(chain.from_iterable(table["role"].tolist() for table in evidence))
     roles = [name for name in RULES if name in named]
     has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
     for step, table in enumerate(evidence):
-        rows = [roles.index(name) for name in table["role"].tolist()]
+        rows = list(map(roles.index, table["role"].tolist()))
         has_role[rows, step, table["head"]] = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
 
-    # What they are.
-    known = Training.TABLES
+    # The tables and arrays.
+    stages = []
+    names = []
+    for checkpoint in checkpoints:
+        stages.append({**vars(checkpoint.stage), **vars(checkpoint)})
+        names.append(checkpoint.stage.name)
+    columns = Training.TABLES
     filled = {
-        "checkpoints": Table.of(known["checkpoints"], [vars(checkpoint) for checkpoint in checkpoints]),
+        "checkpoints": Table.of(columns["checkpoints"], stages),
         "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
-        "measures": Table.of(known["measures"], measures),
-        "roles": Table.of(known["roles"], [{"name": name} for name in roles]),
+        "measures": Table.of(columns["measures"], measures),
+        "roles": Table.of_arrays(columns["roles"], name=roles),
     }
     arrays = {
         "value": intervals[..., 0],
         "value_low": intervals[..., 1],
         "value_high": intervals[..., 2],
-        "uniform": np.array([tables[-1].part(name, "baseline") for name in options.measures]),
+        "uniform": np.array(uniform),
         "has_role": has_role,
     }
-    # The rest is that of the last checkpoint.
-    facts = {**last.options, "measures": list(options.measures), "loss": checkpoints[-1].predicted}
-    facts["roles"] = {name: last.options["roles"][name] for name in roles}
-    names = [checkpoint.name for checkpoint in checkpoints]
+    # What else the result says is that of the last checkpoint.
+    described = {
+        **last.options,
+        "measures": list(options.measures),
+        "loss": checkpoints[-1].predicted,
+        "roles": {name: last.options["roles"][name] for name in roles},
+    }
     run = {**last.run, "model": _common_name(names, str(last.run["model"]))}
     if skipped:
         run["skipped"] = skipped
     corpus = {**last.corpus, "complete": complete, "n_checkpoints": len(checkpoints)}
-    return Training(
-        run,
-        corpus,
-        facts,
-        filled,
-        arrays,
-    )
+    return Training(run, corpus, described, filled, arrays)
 
 
 def _common_name(names: Sequence[str], alone: str) -> str:
-    """Return what a training is called: the folder that all folders are in, or the model of all revisions."""
-    wholes = {name.partition("@")[0] if "@" in name else Path(name).parent.name for name in names}
-    return wholes.pop() or alone if len(wholes) == 1 and len(names) > 1 else alone
+    """Return what a training is called: the folder that all folders are in, or the model of all revisions.
+
+    It is `alone` if there is one checkpoint, or nothing in common.
+    """
+    wholes = set()
+    for name in names:
+        model, at_sign, _ = name.partition("@")
+        wholes.add(model if at_sign else Path(name).parent.name)
+    if len(names) == 1 or len(wholes) > 1:
+        return alone
+    return wholes.pop() or alone
