@@ -1,10 +1,12 @@
 """Add up hits of heads and simple rules on links, and judge them: intervals, baselines, verdicts.
 
-A head expresses a relation where a one-sided test says that it is above the best simple rule, at a false discovery
-rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above that rule. Its
-interval is that of shares in `core.intervals`: few texts that all say the same do not make a head certain. The
-test is the t-test over texts, and beside it the binomial test over links: the larger p counts. With `share_p_above` in
-its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not in 98%.
+`links` and `sounds` measure the hits. A link of a relation leads from words to target words; a head or a rule hits it
+if it looks at a target. A head expresses a relation where a one-sided test says that it is above the best simple rule,
+at a false discovery rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above
+that rule. Its interval is that of shares in `core.intervals`: few texts that all say the same do not make a head
+certain. The test is the t-test over texts, and beside it the binomial test over links: the larger p counts. With
+`share_p_above` in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not
+in 98%.
 """
 
 import hashlib
@@ -57,6 +59,7 @@ ALONG = tuple(range(-3, 4))
 
 
 def _sign_rule(name: str, number: int) -> str:
+    """Return the name of a rule with its number, such as "offset −1"; without a number that is 0."""
     return f"{name} {number:+d}".replace("-", "−") if number else name
 
 
@@ -74,6 +77,7 @@ as the target's is along the target, or some words from there; and the nearest t
 
 _BEFORE, _AFTER, _SAME_PLACE, FIRST_DIAGONAL = range(len(OFFSETS), len(OFFSETS) + 4)
 _SAME = len(RULES) - 1
+"""Places in `RULES` of those behind the offsets."""
 
 _FAR = 2**40
 """Further than any word."""
@@ -90,19 +94,20 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     From several words offsets count from the outermost one, and no word between them is at any offset.
     """
     n_words = len(text.words)
+    n_links = len(links)
     first = np.array([link.source[0] for link in links], np.int64)
     last = np.array([link.source[-1] for link in links], np.int64)
-    # The words that look stand in the target, if there is one.
-    looking = text.text
+    # Sources of links are in the target, if there is one, and else in the text.
+    source_text = text.text
     spans = text.words
     if text.target is not None:
-        looking = text.target
+        source_text = text.target
         spans = text.target_words
-    alike = _places_by_spelling(text)
+    places_of = _places_by_spelling(text)
     nowhere = np.array([-_FAR, _FAR])
 
-    # The word that each rule looks at, (link, rule).
-    looked_at = np.full((len(links), len(RULES)), _FAR)
+    # The word that each rule looks at, (link, rule); `_FAR` = none.
+    looked_at = np.full((n_links, len(RULES)), _FAR)
     offsets = np.array(OFFSETS)
     outermost = np.where(offsets < 0, first[:, None], last[:, None])
     looked_at[:, : len(OFFSETS)] = outermost + offsets
@@ -111,11 +116,11 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     along = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
         looked_at[:, FIRST_DIAGONAL:_SAME] = along[:, None] + ALONG
-    for row in range(len(links)):
+    for row in range(n_links):
         start, _ = spans[first[row]]
         _, stop = spans[last[row]]
-        spelled = looking[start:stop].casefold()
-        places = alike.get(spelled, nowhere)
+        spelled = source_text[start:stop].casefold()
+        places = places_of.get(spelled, nowhere)
         if text.target is None:
             looked_at[row, _BEFORE] = places[places < first[row]][-1]
             looked_at[row, _AFTER] = places[places > last[row]][0]
@@ -123,14 +128,14 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
             distances = np.abs(places - along[row])
             looked_at[row, _SAME] = places[distances.argmin()]
 
-    # Whether it is one of the targets of the link: links and words as one number each.
+    # Whether the link names that word: one number stands for a link and a word.
     n_targets = [len(link.targets) for link in links]
-    link_of_target = np.repeat(np.arange(len(links)), n_targets)
+    link_of_target = np.repeat(np.arange(n_links), n_targets)
     targets = np.array(list(chain.from_iterable(link.targets for link in links)), np.int64)
-    right_words = link_of_target * n_words + targets
+    named = link_of_target * n_words + targets
+    looked = np.arange(n_links)[:, None] * n_words + looked_at
     is_word = (looked_at >= 0) & (looked_at < n_words)
-    asked = np.arange(len(links))[:, None] * n_words + looked_at
-    is_right: NDArray[np.bool_] = is_word & np.isin(asked, right_words)
+    is_right: NDArray[np.bool_] = is_word & np.isin(looked, named)
     if text.target is not None:
         # From a target to its text: whether any right word is at the place of the source.
         is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
@@ -151,7 +156,7 @@ def _places_by_spelling(text: AnnotatedText) -> dict[str, NDArray[np.int64]]:
 
 
 class Lots:
-    """Deals the texts of one relation to two halves, twice over: by sources, and text by text.
+    """Deal the texts of one relation to two halves, twice over: by sources, and text by text.
 
     Of every two, one goes to each half at random. In turn would not do: if texts come in pairs of opposites, each half
     would have one kind alone. If no source has several texts, both deals are the same.
@@ -249,6 +254,32 @@ class LinkPart(Part):
             self.sums[key] = RunningSums(rows.shape[1:])
             self.sums[key].add(rows[numbers], counts[numbers])
 
+    def halve(self, relation: str) -> tuple[RunningSums, RunningSums, str]:
+        """Return the half on which a head is chosen, the half on which it is scored, and what was dealt.
+
+        "sources" are dealt, and "texts" where sources are too few.
+        """
+        nothing = RunningSums(next(iter(self.sums.values())).shape)
+        by_sources = [nothing, nothing]
+        by_texts = [nothing, nothing]
+        for key in sorted(self.sums):
+            name, source_half, text_half = key
+            if name == relation:
+                by_sources[source_half] = by_sources[source_half].merge(self.sums[key])
+                by_texts[text_half] = by_texts[text_half].merge(self.sums[key])
+        chosen_on, scored_on = by_sources
+        n_sources = self.count_sources(relation)
+        are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
+        suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
+        if are_alone or suffice:
+            return chosen_on, scored_on, "sources"
+        chosen_on, scored_on = by_texts
+        return chosen_on, scored_on, "texts"
+
+    def count_sources(self, relation: str) -> list[int]:
+        """Return how many sources of a relation each half has, where sources are dealt."""
+        return [self.n_sources.get((relation, half), 0) for half in range(2)]
+
 
 class Half:
     """Hold the hits of rules and heads on half of the texts of several relations.
@@ -257,48 +288,22 @@ class Half:
         sums: The sums over the texts of each relation.
 
     Attributes:
-        n_texts: Texts by relation, (relation,); `n_links`: their links.
-        rules: Hits of rules, (relation, rule); `hits` and `mass`: of heads, (relation, head).
+        n_texts: Texts by relation, (relation,).
+        n_links: Their links, (relation,).
+        rules: Hits of rules, (relation, rule).
+        hits: Hits of heads, (relation, head).
+        mass: Mass of heads on the targets, (relation, head).
     """
 
     def __init__(self, sums: Sequence[RunningSums]) -> None:
-        # (moment, relation, rule + head + head)
-        moments = np.stack([each.moments for each in sums], 1)
-        rules, by_head = np.split(moments, [len(RULES)], -1)
-        hits, mass = np.split(by_head, 2, -1)
-        self.rules = RunningSums.of_moments(rules, 0)
-        self.hits = RunningSums.of_moments(hits, 0)
-        self.mass = RunningSums.of_moments(mass, 0)
+        # (relation, rule + head + head)
+        every = RunningSums.of_moments(np.stack([each.moments for each in sums], 1), 0)
+        n_heads = (every.shape[1] - len(RULES)) // 2
+        self.rules = every[:, : len(RULES)]
+        self.hits = every[:, len(RULES) : -n_heads]
+        self.mass = every[:, -n_heads:]
         self.n_texts = np.array([each.n_texts for each in sums])
-        n_links = self.rules.total("c")[:, 0]
-        self.n_links = n_links.astype(np.int64)
-
-
-def halve(part: LinkPart, relation: str) -> tuple[RunningSums, RunningSums, str]:
-    """Return what a head of a relation is chosen on, what it is scored on, and what was dealt: sources or texts."""
-    # The sums of both halves by sources, and of both by texts.
-    nothing = RunningSums(next(iter(part.sums.values())).shape)
-    by_sources = [nothing, nothing]
-    by_texts = [nothing, nothing]
-    for key in sorted(part.sums):
-        name, source_half, text_half = key
-        if name == relation:
-            by_sources[source_half] = by_sources[source_half].merge(part.sums[key])
-            by_texts[text_half] = by_texts[text_half].merge(part.sums[key])
-    # Deal by sources; fall back to texts where sources are too few.
-    chosen_on, scored_on = by_sources
-    n_sources = _count_sources(part, relation)
-    are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
-    suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
-    if are_alone or suffice:
-        return chosen_on, scored_on, "sources"
-    chosen_on, scored_on = by_texts
-    return chosen_on, scored_on, "texts"
-
-
-def _count_sources(part: LinkPart, relation: str) -> list[int]:
-    """Return how many sources each half has, where sources are dealt."""
-    return [part.n_sources.get((relation, half), 0) for half in range(2)]
+        self.n_links = self.rules.total("c")[:, 0].astype(np.int64)
 
 
 # Verdicts
@@ -322,19 +327,14 @@ def judge(
         n_links[name] += int(sums.total("c")[0])
     names = sorted(n_links, key=lambda name: (-n_links[name], name))
     if not names:
-        nothing = {}
-        for array in Relations.ARRAYS:
-            nothing[array.name] = np.zeros((0, 0), DTYPES[array.kind])
-        return {}, nothing
-    halves = [halve(part, name) for name in names]
-    chosen_on, scored_on, dealt = zip(*halves, strict=True)
+        return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
+    chosen_on, scored_on, dealt = zip(*map(part.halve, names), strict=True)
     chosen = Half(chosen_on)
     scored = Half(scored_on)
 
-    # The best simple rule of the scored half: (relation,).
+    # The best simple rule of the scored half, and whether there can be a verdict: (relation,).
     rule_hits = scored.rules.total("s")
     best_rules = np.array(RULES)[rule_hits.argmax(1)]
-    rule = np.where(scored.n_links > 0, best_rules, "")
     with np.errstate(invalid="ignore"):
         baseline = rule_hits.max(1) / scored.n_links
     n_measured = chosen.n_links + scored.n_links
@@ -343,31 +343,10 @@ def judge(
         [f"fewer than {FEWEST_LINKS} examples", f"fewer than {FEWEST_TEXTS} texts to score on"],
         "",
     )
-
-    # The numbers of the heads that there are: (relation, head).
-    counts = chosen.hits.total("c") + scored.hits.total("c")
-    is_there = counts.any(0)
-    hits = scored.hits[:, is_there]
-    low, high = hits.share_interval(hits=True)
-    p_values = _p_values(hits, scored.n_links[:, None], baseline[:, None])
-    p_values[no_verdict != ""] = np.nan
-    grids: dict[str, NDArray[Any]] = {
-        "choice": chosen.hits.ratio()[:, is_there],
-        "accuracy": hits.ratio(),
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "mass": scored.mass.ratio()[:, is_there],
-        "p": p_values,
-    }
-    # Decide: well above the best rule, and significant over heads x relations.
-    grids["q"] = benjamini_hochberg(grids["p"])
-    with np.errstate(invalid="ignore"):
-        is_above = grids["accuracy_low"] >= baseline[:, None] + MARGIN
-        grids["found"] = is_above & (grids["q"] <= LEVEL)
+    is_there, grids = _judge_heads(chosen, scored, baseline, no_verdict == "")
 
     # The tables: relations, the heads that there are, and what was left out.
     choice = np.nan_to_num(grids["choice"], nan=-1.0)
-    best = np.where(choice.max(1) >= 0, choice.argmax(1), -1)
     layers, heads = np.nonzero(is_there.reshape(shape))
     left_out = []
     for row, name in enumerate(names):
@@ -382,11 +361,11 @@ def judge(
             n_texts=chosen.n_texts + scored.n_texts,
             n_scored=scored.n_links,
             n_texts_scored=scored.n_texts,
-            rule=rule,
+            rule=np.where(scored.n_links > 0, best_rules, ""),
             baseline=baseline,
             no_verdict=no_verdict,
-            best=best,
-            n_sources=[sum(_count_sources(part, name)) for name in names],
+            best=np.where(choice.max(1) >= 0, choice.argmax(1), -1),
+            n_sources=[sum(part.count_sources(name)) for name in names],
             halves=dealt,
         ),
         "heads": Table.of_arrays(
@@ -400,11 +379,43 @@ def judge(
     return tables, grids
 
 
-def _p_values(hits: RunningSums, n_links: NDArray[np.int64], baseline: Floats) -> Floats:
-    """Return the larger p-value of the t-test over texts and of the binomial test over links, (relation, head)."""
-    over_texts = hits.p_above(baseline)
+def _judge_heads(
+    chosen: Half,
+    scored: Half,
+    baseline: Floats,
+    has_verdict: NDArray[np.bool_],
+) -> tuple[NDArray[np.bool_], dict[str, NDArray[Any]]]:
+    """Return which of all heads there are, (head,), and their numbers and verdicts, (relation, head).
+
+    Args:
+        chosen: The half on which heads are chosen.
+        scored: The half on which they are scored.
+        baseline: The accuracy of the best simple rule there, (relation,).
+        has_verdict: Whether there are enough links and texts, (relation,).
+    """
+    # A layer may have fewer heads than others.
+    counts = chosen.hits.total("c") + scored.hits.total("c")
+    is_there: NDArray[np.bool_] = counts.max(0) > 0
+    hits = scored.hits[:, is_there]
+    low, high = hits.share_interval(hits=True)
+    # The larger p-value of the t-test over texts and of the binomial test over links.
+    rule = baseline[:, None]
     n_hits = np.floor(hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):
-        over_links = bdtrc(n_hits - 1, n_links, baseline)
-    p_values: Floats = np.maximum(over_texts, over_links)
-    return p_values
+        over_links = bdtrc(n_hits - 1, scored.n_links[:, None], rule)
+    p = np.maximum(hits.p_above(rule), over_links)
+    p[~has_verdict] = np.nan
+    # Decide: well above the best rule, and significant over heads x relations.
+    q = benjamini_hochberg(p)
+    with np.errstate(invalid="ignore"):
+        is_found = (low >= rule + MARGIN) & (q <= LEVEL)
+    return is_there, {
+        "choice": chosen.hits.ratio()[:, is_there],
+        "accuracy": hits.ratio(),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "mass": scored.mass.ratio()[:, is_there],
+        "p": p,
+        "q": q,
+        "found": is_found,
+    }

@@ -1,4 +1,7 @@
-"""Turn texts with links into batches, and measure what heads reach on them. Verdicts are left to `evidence`."""
+"""Turn texts with links into batches, and measure which links heads hit. Verdicts are left to `evidence`.
+
+`Linker` aligns links with tokens, before the model runs, and `LinkMeasurer` runs it; `study` and `sounds` use them.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -35,7 +38,7 @@ TOO_LONG = "texts or targets longer than the model takes"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Piece(Placed):
-    """Hold a chunk with its links, and the cells that they are added to."""
+    """Hold a chunk with its links, and the cells that they are added to: one for each relation."""
 
     cells: tuple[Cell, ...]
 
@@ -55,7 +58,7 @@ class Piece(Placed):
         return self.chunk.tokens
 
     def __len__(self) -> int:
-        """Return its tokens; of a pair the longer of both."""
+        """Return its length in tokens; of a text and its target the longer."""
         return max(len(self.chunk), len(self.target or ()))
 
 
@@ -65,7 +68,8 @@ class LinkText:
 
     Attributes:
         index: Its number in the block.
-        source: The file it is from; `line`: where.
+        source: The file that it is from.
+        line: Its line there.
         n_texts: How many texts it stands for: equal ones are merged.
         n_tokens: How many tokens its chunks have.
         pieces: Its chunks.
@@ -98,14 +102,22 @@ class LinkBlock:
 
 
 class Linker:
-    """Align links with tokens, and deal texts to halves, one after the other."""
+    """Align links with tokens, and deal texts to halves, block after block.
+
+    Args:
+        model: The model.
+        options: Which relations are studied, and how long texts are cut.
+        kind: The kind of attention.
+    """
 
     def __init__(self, model: Model, options: RelationsOptions, kind: str) -> None:
         self._model = model
         self._options = options
         self._kind = kind
-        start = decoder_start(model)  # what the decoder reads while the encoder alone is studied
+        # The target that a decoder reads while the encoder alone is studied: its start token.
+        start = decoder_start(model)
         self._start = None if start is None else start.take(np.arange(1))
+        # By relation, and the hashes of the texts so far.
         self._lots: defaultdict[str, Lots] = defaultdict(Lots)
         self._seen: set[int] = set()
 
@@ -113,7 +125,8 @@ class Linker:
         """Return texts as a block."""
         unmeasured: Reasons = Counter()
         linked = []
-        n_copies = len(self._seen)
+        n_seen = len(self._seen)
+        n_all = 0
         for number, text in enumerate(texts):
             wanted = tuple(link for link in text.links if self._is_wanted(link.relation))
             placed, left_out = self._place(replace(text, links=wanted), number)
@@ -121,10 +134,11 @@ class Linker:
             pieces = tuple(self._deal(text, part) for part in placed)
             n_tokens = sum(len(part.chunk) for part in placed)
             n_texts = 1 + text.n_merged
-            n_copies += n_texts
+            n_all += n_texts
             linked.append(LinkText(number, text.source, text.line, n_texts, n_tokens, pieces))
-        # Texts that are no copies have been seen since.
-        return LinkBlock(tuple(linked), unmeasured, n_copies - len(self._seen))
+        # All texts are copies but those that were seen here for the first time.
+        n_new = len(self._seen) - n_seen
+        return LinkBlock(tuple(linked), unmeasured, n_all - n_new)
 
     def _is_wanted(self, relation: str) -> bool:
         """Return whether a relation is studied: by its whole name, or by a label in it."""
@@ -171,7 +185,7 @@ class Linker:
         return placed, left_out
 
     def _deal(self, text: AnnotatedText, part: Placed) -> Piece:
-        """Return a chunk with its cells, each relation's links dealt to halves."""
+        """Return a chunk with its cells: one for each relation, which is dealt to halves."""
         # Chunks of one text are in one half, whatever else it belongs to.
         source = text.document
         if source is None and part.chunk.n_chunks > 1:
@@ -195,7 +209,7 @@ class MeasuredPart(LinkPart):
     """Hold the sums over texts, and the hits of the block at hand.
 
     Attributes:
-        heard: Of recordings what times their words: see `sounds`.
+        heard: The timings of recordings by `sounds`, which times their words.
     """
 
     heard: tuple[Any, ...] = ()
@@ -203,7 +217,10 @@ class MeasuredPart(LinkPart):
     _hits: dict[Piece, Floats] = field(default_factory=dict)
 
     def add_hits(self, piece: Piece, hits: Floats, broken_at: Place | None) -> None:
-        """Add what heads reach in the cells of a piece, (cell, 2, layer, head), and where a number is not finite."""
+        """Keep the hits and mass of heads in the cells of a piece, (cell, 2, layer, head).
+
+        A text of which any piece is broken, where `broken_at` says, is left out.
+        """
         text = self._texts[piece.text]
         self._hits[piece] = hits
         if broken_at is not None:
@@ -253,7 +270,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
 
     def measure(self, batch: Sequence[Piece]) -> Any:
         """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
-        # Models outside the seam give dense weights alone, on the processor.
+        # Models outside the seam give dense weights alone, on the CPU.
         info = self._model.info
         is_dense = info.path == "eager"
         facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
@@ -276,7 +293,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     def hits_of_pieces(
         self, batch: Sequence[Piece], by_layer: Mapping[int, Tensor]
     ) -> tuple[list[Floats], dict[int, Place]]:
-        """Sort what `core.relations` measured, layer -> (cell, head, 2), by pieces.
+        """Divide what `core.relations` measured, layer -> (cell, head, 2), among pieces.
 
         Returns:
             Hits and mass in the cells of each piece, (cell, 2, layer, head), NaN where a layer has fewer heads; and
@@ -296,7 +313,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         return np.split(values, first_cells[1:]), broken_rows({self._kind: sums})
 
     def add(self, part: MeasuredPart, batch: Sequence[Piece], result: Any) -> None:
-        """Add what heads reach in the cells of each piece."""
+        """Keep the hits of each piece."""
         hits, broken = result
         for number, piece in enumerate(batch):
             part.add_hits(piece, hits[number], broken.get(number))

@@ -57,7 +57,6 @@ from attnscope.studies.relations.evidence import (
     Floats,
     Half,
     Lots,
-    halve,
 )
 from attnscope.studies.relations.links import (
     LinkBlock,
@@ -79,7 +78,7 @@ MOST_KEPT = 2**30
 """Bytes of attention that are kept for timing words; recordings beyond it are not timed."""
 
 Words = tuple[tuple[str, float, float], ...]
-"""Each word, and when it begins and ends, in seconds."""
+"""The words of a recording: each word, and when it begins and ends, in seconds."""
 
 
 def sound_relations(model: Model, files: Sequence[str], report: Report | None = None) -> Relations:
@@ -139,6 +138,7 @@ def is_spoken(files: Sequence[str]) -> bool:
 
 
 def _lines(files: Sequence[str]) -> Corpus:
+    """Return the lines of files as texts."""
     return Corpus(files, split="line", format="txt", most_characters=None)
 
 
@@ -154,7 +154,7 @@ def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
         audio = str(Path(text.source).parent / entry["audio"])
     except (ValueError, KeyError, TypeError):
         raise AttnscopeError('not {"audio": …, "words": [{"word", "start", "end"}, …]}') from None
-    # Words may overlap, but come in the order of their starts.
+    # Words are no blanks, end after they begin, and come in the order of their starts; they may overlap.
     starts_s = [start for _, start, _ in words]
     are_timed = all(word.split() and 0 <= start <= end < math.inf for word, start, end in words)
     if not words or not are_timed or starts_s != sorted(starts_s):
@@ -164,6 +164,7 @@ def _read_line(text: CorpusText) -> tuple[Recording, Words, str | None]:
 
 
 def _read_word(entry: Any) -> tuple[str, float, float]:
+    """Return a word, and when it begins and ends, in seconds."""
     return str(entry["word"]), float(entry["start"]), float(entry["end"])
 
 
@@ -173,8 +174,8 @@ class Timing:
 
     Attributes:
         halves: The halves that it is in, by sources and by texts.
-        rows: For each word the row that writes its first token.
-        starts_s: When each of them is spoken.
+        rows: For each word the row that writes its first token, (word,).
+        starts_s: When each word begins, (word,).
         frame_s: How long a frame lasts.
         levels: What each head listens to as it writes a row of the transcript, (layer · head, row, frame), by
             `level_weights`; None = it was not run yet.
@@ -220,7 +221,7 @@ def _recordings(model: Model, corpus: Corpus) -> Iterator[LinkBlock]:
             continue
         seen.add((digest, words))
 
-        # The words in rows and frames.
+        # The model writes the words, and hears the recording: the words in rows and in frames.
         spelled = [" ".join(word.split()) for word, *_ in words]
         reading = read(model, Speech(recording, " ".join(spelled)))
         if reading.target is None or reading.sound is None:
@@ -365,7 +366,7 @@ def _time_words(
         report: Called after each recording.
     """
     # Rank the heads of each half on the other half: the most accurate first, those with little weight on words last.
-    chosen_on, scored_on, dealt = halve(part, NAME)
+    chosen_on, scored_on, dealt = part.halve(NAME)
     ranked = []
     for half in (Half([scored_on]), Half([chosen_on])):
         # There is one relation: (head,).

@@ -1,4 +1,7 @@
-"""Find the heads that express each relation of annotated texts. Verdicts are left to `evidence`."""
+"""Find the heads that express each relation of annotated texts: `attnscope relations` and `attnscope.relations`.
+
+`links` measures the heads, and `evidence` judges them. For recordings see `sounds`.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -69,7 +72,7 @@ def relations(
         raise AttnscopeError("there is no text", "give texts whose annotation has links")
     kind = _kind_for(first, model, options)
 
-    # Blocks of texts, linked here and measured here or by workers.
+    # Links are aligned in this process; the model runs here or in workers.
     linker = Linker(model, options, kind)
     cut = runs(chain([first], each), BLOCK, lambda text: len(text.text))
     going = run_blocks(
@@ -118,7 +121,6 @@ def conclude(
     Raises:
         AttnscopeError: The model computes NaN or infinity on all texts.
     """
-    # Verdicts, then what the result says of its texts.
     done = going.done
     done.left_out.require_some_left(done.n_texts, model.info)
     tables, grids = judge(done, kind, shape_of(model, kind))
