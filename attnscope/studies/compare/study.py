@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import product, repeat
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,13 @@ Compared = tuple[tuple[HeadPlace, ...], ...]
 """The heads of the model, or of each of two."""
 
 WEIGHTS_AT_ONCE = 2**20
-"""Distances are computed on so many weights at once, those of all layers and models together."""
+"""How many weights of all layers and models together distances are computed on at once."""
 
 _BYTES_AT_ONCE = 2**28
-"""The sums of texts are held up to this size before they are added."""
+"""How large the sums of single texts may become before they are added up."""
 
-_BYTES_A_PAIR = 300  # sums and moments, and what is computed from them
+_BYTES_A_PAIR = 300
+"""The memory that a pair of heads takes: sums, moments, and what is computed from them."""
 
 
 @with_plain_torch
@@ -94,11 +95,12 @@ def compare(
         (workers,) if workers else None,
     )
     distances = result.distance()
-    # Clusters, their order, and places in the plane are those of the distances.
+    # Clusters of heads, the order of heads by clusters, and a place in the plane for each head.
     merges, order = cluster_heads(distances)
-    arrays = {"merges": merges, "order": order, "places": classical_mds(distances)[0]}
-    named = {f"{name}:{result.distance_name}": array for name, array in arrays.items()}
-    return replace(result, grids={**result.grids, **named})
+    places, *_ = classical_mds(distances)
+    name = result.distance_name
+    arrays = {f"merges:{name}": merges, f"order:{name}": order, f"places:{name}": places}
+    return replace(result, grids={**result.grids, **arrays})
 
 
 @with_plain_torch
@@ -178,23 +180,21 @@ def _measure(
     report: Report | None,
     workers: tuple[Workers, ...] | None,
 ) -> Comparison:
-    """Run one model or two on the texts, and return the distances of all pairs of heads."""
+    """Run one model or two on the texts, and return the distances of all pairs of their heads."""
     # Refuse what cannot be compared before anything runs.
     for model in models:
         require_one_kind(model)
         options.choice.within(model.info)
     texts = texts_of(corpus)
-    make = partial(PairMeasurer, options=options)
-    step = "the comparison on a later text"
     going = run(
-        make,
+        partial(PairMeasurer, options=options),
         models,
         texts,
         PairPart(),
         block=BLOCK,
         workers=workers,
         report=report,
-        step=step,
+        step="the comparison on a later text",
     )
     done = going.done
     if not done.n_texts and not going.complete:
@@ -213,17 +213,15 @@ def _measure(
     corpus_facts = going.corpus(texts, models[0].info)
     corpus_facts["text"] = corpus if isinstance(corpus, str) else None
     arrays = distance_arrays(divergences, options)
-    return Comparison(
-        going.about(models[0].info),
-        corpus_facts,
-        facts,
-        tables,
-        arrays,
-    )
+    return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
 
 
 def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[str, Floats]:
-    """Return distances, roots of mean divergences, (head, head), with intervals over texts; NaN of fewer than two."""
+    """Return the distances of pairs of heads, with their intervals over texts and the queries behind each.
+
+    Returns:
+        Arrays (head, head) by name. A distance is the root of the mean divergence; ends are NaN for fewer than 2 texts.
+    """
     ends = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
     low, high = np.sqrt(ends)
     name = options.distance
@@ -243,8 +241,8 @@ class PairPart(Part):
     """Hold sums over texts.
 
     Attributes:
-        divergences: Of the heads that are compared: the divergence of each pair, (head, head), with the queries that it
-            is summed over as counts. Nothing before any text.
+        divergences: Heads that are compared -> the divergences of all pairs, (head, head), whose counts are queries.
+            It has one entry at most; none before any text.
     """
 
     divergences: dict[Compared, RunningSums] = field(default_factory=dict)
@@ -260,10 +258,14 @@ class PairMeasurer(Measurer[PairPart]):
         self._options = options
         self._chosen = [options.choice.within(model.info) for model in models]
         # Refuse pairs whose sums could not be held, before the models run for minutes.
-        n_first, n_second = self._chosen[0].n_heads, self._chosen[-1].n_heads
+        n_first = self._chosen[0].n_heads
+        n_second = self._chosen[-1].n_heads
         self._n_pairs = n_first * n_second
-        said = f"all pairs of {n_first} and {n_second} heads"
-        require_memory(self._n_pairs * _BYTES_A_PAIR, said, "choose fewer layers and heads (-L, -H)")
+        require_memory(
+            self._n_pairs * _BYTES_A_PAIR,
+            f"all pairs of {n_first} and {n_second} heads",
+            "choose fewer layers and heads (-L, -H)",
+        )
 
     def start(self, block: Block) -> PairPart:
         """Return sums of nothing yet."""
@@ -277,41 +279,36 @@ class PairMeasurer(Measurer[PairPart]):
             for text in block.texts:
                 _require_same_tokens(self._models, text, special)
         # A text is cut where the model that takes fewest tokens needs it.
-        limits = [model.info.max_tokens for model in self._models if model.info.max_tokens is not None]
-        limit = min(limits, default=None)
+        limits = [model.info.max_tokens for model in self._models]
         batches = block_batches(
             block,
             first.tokenizer.encode,
-            limit=limit,
+            limit=min(filter(None, limits), default=None),
             special_ids=special,
             budget=TOKEN_BUDGET,
         )
-        # Each text has sums of its own until they are added: of many heads fewer texts fit into memory.
-        most = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
-        return [
-            batch[start : start + most]
-            for batch in batches[::-1]
-            for start in range(0, len(batch), most)
-        ]
+        # Each text has its own sums and counts of all pairs, 8 bytes each, until they are added up.
+        most_texts = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
+        parts: list[Sequence[Chunk]] = []
+        for batch in batches[::-1]:
+            parts += [batch[i : i + most_texts] for i in range(0, len(batch), most_texts)]
+        return parts
 
     def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | Place]]:
-        """Return the heads of each model, and the sums of each text of a batch, or where it is broken."""
+        """Return the heads of each model, and the sums of each chunk of a batch, or where it is broken."""
         inputs = batch_of([chunk.tokens for chunk in batch])
-        seen = [
-            _Seen(model, inputs, chosen)
-            for model, chosen in zip(self._models, self._chosen, strict=True)
-        ]
-        return tuple(each.heads for each in seen), [
-            self._sum(seen, row, chunk) for row, chunk in enumerate(batch)
-        ]
+        seen = [*map(_Seen, self._models, repeat(inputs), self._chosen)]
+        heads = tuple(each.heads for each in seen)
+        return heads, [self._sum(seen, row, chunk) for row, chunk in enumerate(batch)]
 
     def add(
         self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]
     ) -> None:
-        """Add the texts of a batch; without those on which a model computes NaN or infinity."""
+        """Add the chunks of a batch, without texts on which a model computes NaN or infinity."""
         heads, results = result
         finished = []
         for chunk, sums in zip(batch, results, strict=True):
+            # A place in the model says where the chunk is broken.
             if isinstance(sums, tuple):
                 part.broken.setdefault(chunk.text, sums)
             if chunk.text in part.broken:
@@ -326,13 +323,16 @@ class PairMeasurer(Measurer[PairPart]):
         if finished:
             # Sums and counts of the finished texts, (text, head, head) each.
             divergences, counts = np.stack(finished, 1)
-            part.divergences.setdefault(heads, RunningSums(divergences.shape[1:])).add(
-                divergences, counts
-            )
+            if heads not in part.divergences:
+                part.divergences[heads] = RunningSums(divergences.shape[1:])
+            part.divergences[heads].add(divergences, counts)
 
     def _sum(self, seen: Sequence[_Seen], row: int, chunk: Chunk) -> Floats | Place:
-        """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite."""
-        # Take so many queries at a time that all heads' weights fit WEIGHTS_AT_ONCE.
+        """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite.
+
+        `row` is the place of the chunk in the batch.
+        """
+        # Take so many queries at a time that the weights of all heads are WEIGHTS_AT_ONCE at most.
         n_tokens = len(chunk)
         n_heads = sum(len(each.heads) for each in seen)
         step = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
@@ -341,15 +341,15 @@ class PairMeasurer(Measurer[PairPart]):
         for queries in torch.arange(n_tokens).split(step):  # type: ignore[no-untyped-call]
             weights = [each.rows(row, queries, n_tokens) for each in seen]
             for each, rows in zip(seen, weights, strict=True):
-                # The first head with a number that is none names its layer.
+                # Name the layer of the first head with a NaN or an infinity.
                 is_finite = np.isfinite(rows).all((1, 2))
                 if not is_finite.all():
                     layer, _ = each.heads[is_finite.argmin()]
                     return each.kind, layer
-            # Without special tokens, rows are what is left of them, renormalised.
+            # Leave special tokens out as queries and as keys, and scale what is left of each row to 1.
             if self._options.hide_special:
-                chosen = ordinary[queries]
-                weights = [divide_by_rest(rows[:, chosen][:, :, ordinary]) for rows in weights]
+                is_kept = ordinary[queries]
+                weights = [divide_by_rest(rows[:, is_kept][:, :, ordinary]) for rows in weights]
             total += np.stack(divergence_sums(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
         return total
 
@@ -365,31 +365,25 @@ class _Seen:
     def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
         self.kind = model.info.kinds[0]
         self._layers = sorted(see(model, batch, chosen.layers).get(self.kind, {}).items())
-        # Of all heads of these layers, the rows of those that are compared.
-        every = [
-            (layer, head) for layer, attention in self._layers for head in range(count_heads(attention))
-        ]
+        # All heads of these layers, and the numbers of those that are compared.
+        every: list[HeadPlace] = []
+        for layer, attention in self._layers:
+            every += product([layer], range(count_heads(attention)))
         wanted = chosen.picked or [*product(chosen.layers, chosen.heads)]
-        self._rows = [row for row, place in enumerate(every) if place in wanted]
-        self.heads = tuple(every[row] for row in self._rows)
+        self._numbers = [number for number, place in enumerate(every) if place in wanted]
+        self.heads = tuple(every[number] for number in self._numbers)
         if not self.heads:
             raise AttnscopeError(
                 "none of the chosen layers and heads has attention", "choose others with -L and -H"
             )
 
     def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
-        """Return the weights of some queries of a text, (head, query, key)."""
-        by_layer = [
-            read_rows(
-                attention,
-                self.kind,
-                text,
-                queries,
-                n_keys,
-            )[0]
-            for _, attention in self._layers
-        ]
-        return torch.cat(by_layer).numpy()[self._rows]
+        """Return the weights of some queries of a text, given by its place in the batch, (head, query, key)."""
+        by_layer = []
+        for _, attention in self._layers:
+            weights, _ = read_rows(attention, self.kind, text, queries, n_keys)
+            by_layer.append(weights)
+        return torch.cat(by_layer).numpy()[self._numbers]
 
 
 def heads_table(model: Model, heads: Sequence[HeadPlace]) -> Table:
@@ -414,10 +408,10 @@ def require_one_kind(model: Model) -> None:
 
 def _require_same_tokens(models: Sequence[Model], text: CorpusText, special: frozenset[int]) -> None:
     """Refuse a text that two models cut into different tokens."""
-    ours, theirs = (tokens_of(text, model.tokenizer.encode, special).labels for model in models)
-    if ours != theirs:
+    labels = [tokens_of(text, model.tokenizer.encode, special).labels for model in models]
+    if labels[0] != labels[1]:
         names = " and ".join(model.info.name for model in models)
-        beginnings = " and ".join(f"{' '.join(labels[:8])} …" for labels in (ours, theirs))
+        beginnings = " and ".join(f"{' '.join(of_model[:8])} …" for of_model in labels)
         raise AttnscopeError(
             f"{names} split the same text into different tokens: {beginnings}",
             "compare models that share a tokenizer, such as two checkpoints of one",

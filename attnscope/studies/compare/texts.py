@@ -1,6 +1,7 @@
 """Compare a few heads on one text, or every head's rows between two texts that differ in little."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -37,8 +38,8 @@ def compare_heads(
     """Put a few heads of a model side by side on a text, with their mean and the single head that they would make.
 
     The single head is softmax(scale / √n · Σ_h q_h · k_h) for n heads. It has the queries and keys of all n heads side
-    by side, and divides its scores by the root of n · d_head. With all heads of a layer, it is one head of full width.
-    It is not the mean of the heads.
+    by side, and its scores are divided by the root of n · d_head. With all heads of a layer, it is one head of full
+    width. It is not the mean of the heads.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -53,21 +54,15 @@ def compare_heads(
     picked = tuple(dict.fromkeys(pick))
     if len(picked) < 2:
         raise UsageError("one head is nothing to compare", "pick at least two, such as L3H1,L5H11")
-    reading, attention = _read_map(
-        model,
-        text,
-        options,
-        Choice(pick=picked),
-    )
-    # Heads that have no attention have no row.
+    reading, attention = _read_map(model, text, options, Choice(pick=picked))
+    # Some layers of a model may have no attention.
     for head in picked:
         if not attention.exists(*head):
             raise AttnscopeError(f"there is no attention in L{head[0]}H{head[1]}", "pick other heads")
 
-    # The heads, their mean, and the single head where there is one. (head, query, key) and (query, key)
+    # The heads, (head, query, key), their mean, (query, key), and the single head where there is one, (query, key).
     weights = np.stack([attention.of(*head) for head in picked])
     mean = weights.mean(0, dtype=np.float64).astype(np.float32)
-    # What a file holds of each.
     arrays: dict[str, NDArray[Any]] = {"weights:first": weights, "mean:first": mean}
     single, note = _single(model, reading, picked)
     if single is not None:
@@ -76,19 +71,14 @@ def compare_heads(
             single = divide_by_rest(single[keep][:, keep]).astype(np.float32)
         arrays["single:first"] = single
 
-    # Their distances, without intervals, which several texts would give.
+    # The distances of the heads; one text gives no intervals.
     divergences = RunningSums((len(picked), len(picked)))
     divergences.add(*divergence_sums(cast(Measure, options.measure), weights))
     arrays |= distance_arrays(divergences, options)
     tables = {"heads": heads_table(model, picked), "tokens:first": tokens_table(attention.queries)}
     facts = {"compared": "picked", "distances": [options.distance], "single_note": note}
-    return Comparison(
-        run_of(model.info, reading.notes),
-        {"text": attention.queries.text},
-        facts,
-        tables,
-        arrays,
-    )
+    corpus = {"text": attention.queries.text}
+    return Comparison(run_of(model.info, reading.notes), corpus, facts, tables, arrays)
 
 
 def _read_map(
@@ -132,33 +122,30 @@ def compare_texts(
         AttnscopeError: An empty text; the query names no token, or none that the other text has something for.
     """
     options = options or CompareOptions()
-    # Maps of all heads on both texts. (head, query, key) each
-    readings, maps = zip(
-        *(_read_map(model, each, options, Choice()) for each in (text, other)), strict=True
-    )
-    heads = [
-        (layer, head)
-        for layer in maps[0].layers
-        for head in maps[0].heads
-        if maps[0].exists(layer, head)
-    ]
-    weights = [np.stack([each.of(*head) for head in heads]) for each in maps]
+    # Maps of all heads on both texts.
+    first_reading, first = _read_map(model, text, options, Choice())
+    second_reading, second = _read_map(model, other, options, Choice())
+    heads = [head for head in product(first.layers, first.heads) if first.exists(*head)]
+    tokens = first.queries, second.queries
 
     # The aligned rows, with the keys of a stretch summed, (head, pair, key), and how far they are apart, (head, pair).
-    tokens = maps[0].queries, maps[1].queries
     aligned, equal, lengths = align(*tokens)
+    weights = []
     pooled = []
-    for side in (0, 1):
+    for side, attention in enumerate((first, second)):
+        # (head, query, key)
+        of_side = np.stack([attention.of(*head) for head in heads])
+        weights.append(of_side)
         key_of_token = np.repeat(np.eye(len(lengths)), lengths[:, side], axis=0)
-        pooled.append(weights[side][:, aligned[:, side]].astype(np.float64) @ key_of_token)
+        pooled.append(of_side[:, aligned[:, side]].astype(np.float64) @ key_of_token)
     divergences = row_divergences(cast(Measure, options.measure), *pooled)
     # Find the pairs that the query names.
-    asked = np.zeros(len(aligned), np.bool_)
-    notes = [*readings[0].notes, *readings[1].notes]
+    is_named = np.zeros(len(aligned), np.bool_)
+    notes = [*first_reading.notes, *second_reading.notes]
     if query is not None:
-        asked[find_pairs(query, tokens, aligned)] = True
-        if asked.sum() > 1:
-            places = ", ".join(f"@{position}" for position in aligned[asked, 0])
+        is_named[find_pairs(query, tokens, aligned)] = True
+        if is_named.sum() > 1:
+            places = ", ".join(f"@{position}" for position in aligned[is_named, 0])
             notes.append(f"{query!r} names {places}: heads are ranked by all of these together")
 
     # The root mean change of each head, overall and at the query.
@@ -174,8 +161,8 @@ def compare_texts(
         label="at query",
     )
     table = heads_table(model, heads)
-    for column, rows in ((overall, equal), (at_query, asked)):
-        table = table.with_column(column, _root_mean(divergences[:, rows]))
+    table = table.with_column(overall, _root_mean(divergences[:, equal]))
+    table = table.with_column(at_query, _root_mean(divergences[:, is_named]))
     tables = {
         "heads": table,
         "tokens:first": tokens_table(tokens[0]),
@@ -185,23 +172,17 @@ def compare_texts(
             first=aligned[:, 0],
             second=aligned[:, 1],
             equal=equal,
-            asked=asked,
+            asked=is_named,
         ),
     }
     facts = {"compared": "texts", "distances": [name], "query": query}
     corpus = {"text": tokens[0].text, "other_text": tokens[1].text}
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "weights:first": weights[0],
         "weights:second": weights[1],
         f"divergence:{name}": divergences,
     }
-    return Comparison(
-        run_of(model.info, notes),
-        corpus,
-        facts,
-        tables,
-        arrays,
-    )
+    return Comparison(run_of(model.info, notes), corpus, facts, tables, arrays)
 
 
 def _root_mean(divergences: Floats) -> Floats:
@@ -219,18 +200,24 @@ def align(
 
     Returns:
         Positions of aligned tokens in both texts, (pair, 2). Which of the pairs are equal tokens, (pair,). And the keys
-        over which rows are compared, one after the other: how many tokens of either text each is, (key, 2). Aligned
-        tokens are one key each, stretches of different lengths are one key, and a token may have nothing in the other.
+        over which rows are compared, in their order: how many tokens of the first and of the second text each key is,
+        (key, 2). Aligned tokens are one key; so is a replaced stretch whose length differs, of which one side may be 0.
     """
     keys: list[tuple[int, int]] = []
-    a = b = 0
+    a = 0
+    b = 0
     # Walk from one equal token to the next; the stretch between them is aligned one by one or as a whole.
-    for a_end, b_end in [*_equal_tokens(first.labels, second.labels), (len(first), len(second))]:
-        stretch = (a_end - a, b_end - b)
-        keys += [(1, 1)] * stretch[0] if stretch[0] == stretch[1] else [stretch]
-        keys.append((1, 1))  # the equal token itself
-        a, b = a_end + 1, b_end + 1
-    # The last "equal token" is the ends of the texts, and is none.
+    ends = (len(first), len(second))
+    for a_end, b_end in [*_equal_tokens(first.labels, second.labels), ends]:
+        if a_end - a == b_end - b:
+            keys += [(1, 1)] * (a_end - a)
+        else:
+            keys.append((a_end - a, b_end - b))
+        # The equal token itself.
+        keys.append((1, 1))
+        a = a_end + 1
+        b = b_end + 1
+    # At the ends of the texts there is no equal token.
     lengths = np.array(keys[:-1], np.int64).reshape(-1, 2)
     starts = np.cumsum(lengths, 0) - lengths
     # Stretches of equal lengths became single tokens above.
@@ -240,18 +227,19 @@ def align(
 
 
 def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
-    """Return positions of the equal tokens that stand for each other under the fewest edits, ascending.
+    """Return the positions of equal tokens that stand for each other under the fewest edits, in order.
 
     Each replaced, inserted or deleted token is one edit (Levenshtein 1966). Among alignments with as few edits, the one
     that replaces tokens is chosen.
     """
     _, numbers = np.unique([*first, *second], return_inverse=True)
-    a, b = len(first), len(second)
+    a = len(first)
+    b = len(second)
     is_other = numbers[:a, None] != numbers[a:]
-    # Fill the table of edit distances row by row. (first + 1, second + 1)
-    inserted = np.arange(b + 1)
+    # The fewest edits from the first tokens of the first text to those of the second, (first + 1, second + 1).
     edits = np.empty((a + 1, b + 1), np.int32)
-    # Without tokens of the first text, all of the second are inserted.
+    # From no token of the first text, all tokens of the second are inserted.
+    inserted = np.arange(b + 1)
     edits[0] = inserted
     for row in range(a):
         edits[row + 1, 0] = row + 1
@@ -276,8 +264,12 @@ def _equal_tokens(first: Sequence[str], second: Sequence[str]) -> list[tuple[int
 def find_pairs(
     query: str, tokens: tuple[Tokens, Tokens], aligned: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the aligned pairs that a query names, in the first text, else in the second; refuse one without pairs."""
-    # Places count in the first text alone.
+    """Return the numbers of the aligned pairs that a query names in the first text, else in the second.
+
+    Raises:
+        AttnscopeError: The query names no token, or none that is in a pair.
+    """
+    # Places such as @3 are those of the first text.
     in_second = () if query.startswith("@") else tokens[1].find(query)
     places = tokens[0].find(query), in_second
     for side in (0, 1):
@@ -295,11 +287,12 @@ def find_pairs(
 def _single(
     model: Model, reading: Reading, picked: Sequence[HeadPlace]
 ) -> tuple[NDArray[np.float32] | None, str]:
-    """Return the weights of the single head, (query, key), and what they mean; or nothing, and why."""
+    """Return the weights of the single head, (query, key), and a note of what they mean; else None, and why."""
     if model.info.path == "eager":
         return None, "no single head: this model's queries and keys are not at hand"
-    # The only kind of attention: its calls by layer.
-    (by_layer,) = see(model, reading.batch(model.info.device), [layer for layer, _ in picked]).values()
+    # The model has one kind of attention: take its calls by layer.
+    layers = [layer for layer, _ in picked]
+    (by_layer,) = see(model, reading.batch(model.info.device), layers).values()
     # Lay queries and keys of the heads side by side, where that is defined.
     call = single_head([(by_layer[layer], head) for layer, head in picked])
     if isinstance(call, str):
@@ -307,9 +300,9 @@ def _single(
     weights = attention_weights(call)[0, 0].to("cpu", torch.float32).numpy()
     # Say which heads they are.
     note = "single head: softmax over the heads' queries and keys side by side, scores divided by √(heads · d_head)"
-    layer = picked[0][0]
+    layer = layers[0]
     n_heads = by_layer[layer].n_heads
-    if len({layer for layer, _ in picked}) > 1:
+    if len(set(layers)) > 1:
         note += "; as they are of different layers, no one head of the model could compute it"
     elif len(picked) == n_heads:
         note += f"; of all heads of layer {layer}: one head of full width"

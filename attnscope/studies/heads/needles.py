@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
+from attnscope.corpus import Block, Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
@@ -40,7 +40,7 @@ PASS_TOKENS = 8192
 """Tokens of a forward pass: as many texts as fit, at least one."""
 
 _TEXT_TIMES = 8
-"""At most this many times the longest haystack is read of a corpus."""
+"""So many tokens of a corpus are read, as a multiple of the longest haystack."""
 
 Numbers = NDArray[np.int64]
 
@@ -102,11 +102,10 @@ def retrieval_heads(
 
     # Read all needles, as many at once as a pass takes.
     n_all = len(options.lengths) * options.n
-    blocks = _blocks(hay, options)
     going = run_blocks(
         NeedleMeasurer,
         (model,),
-        blocks,
+        _blocks(hay, options),
         NeedleSums(),
         report=report,
         share=lambda block: (block.texts[-1].index + 1) / n_all,
@@ -119,20 +118,6 @@ def retrieval_heads(
     # Test the scores, and fill the tables.
     tables = _judge(done, options)
     tables["written"] = _written_table(done)
-    hay_texts = (
-        {"sources": ["random tokens"], "problems": []} if texts is None else describe_texts(texts)
-    )
-    digest = hashlib.sha256()
-    for read in done.needles:
-        digest.update(read.needle.ids.astype("<i8").tobytes())
-    studied = {
-        "of": NEEDLES,
-        "sources": hay_texts["sources"],
-        "n_texts": done.n_texts,
-        "n_tokens": done.n_tokens,
-        "sha256": digest.hexdigest(),
-        "problems": [*hay_texts["problems"], *going.problems(model.info)],
-    }
     notes = []
     copied = float(tables["written"]["copied"][0])
     if copied < options.threshold:
@@ -140,9 +125,11 @@ def retrieval_heads(
             f"The model writes {copied:.1%} of the needles' tokens: it copies too little for a head to be one of "
             "retrieval, and no roles are given."
         )
+    facts = _describe_needles(done, texts)
+    facts["problems"] += going.problems(model.info)
     return Heads(
         run=going.about(model.info, notes) | {"seed": options.seed},
-        corpus=settle_corpus(studied, interrupted=not going.complete),
+        corpus=settle_corpus(facts, interrupted=not going.complete),
         options=_describe(options, len(first[0].places), is_random=hay.encode is None),
         tables=tables,
     )
@@ -187,15 +174,16 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     n_wanted = _TEXT_TIMES * max(options.lengths)
     ids: list[int] = []
     for text in corpus:
-        ids += text.ids or () if text.text is None else encode(text.text + "\n")
+        if text.text is None:
+            ids += text.ids or ()
+        else:
+            ids += encode(text.text + "\n")
         if len(ids) >= n_wanted:
             break
-    stack = np.array(ids[:n_wanted], np.int64)
     # Tokens that end a sentence: needles are put after one.
-    ends = frozenset(
-        number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?")
-    )
-    return Hay(word_ids(ordinary, tokenizer.spell), stack, encode, ends, before)
+    ends = {number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?")}
+    words = word_ids(ordinary, tokenizer.spell)
+    return Hay(words, np.array(ids[:n_wanted], np.int64), encode, frozenset(ends), before)
 
 
 def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
@@ -204,45 +192,40 @@ def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
 
 @dataclass(frozen=True, eq=False)
 class _Text:
-    """A needle among all; what problems call it, and how many tokens it has."""
+    """Hold a needle as one text of the study: its number among all, and what problems call it."""
 
     index: int
+    source: str
     needle: Needle
     line: None = None
 
     def __len__(self) -> int:
         return len(self.needle)
 
-    @property
-    def source(self) -> str:
-        return f"needle {self.index + 1}"
 
-
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Needles of one length, as many as a pass takes."""
-
-    texts: Sequence[_Text]
-
-
-def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[_Block]:
-    """Yield all needles."""
+def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[Block]:
+    """Yield all needles in blocks: those of one length, as many as a pass takes."""
     numbers = count()
     for length in options.lengths:
         needles = _needles(hay, options, length)
-        while some := tuple(islice(needles, max(1, PASS_TOKENS // length))):
-            yield _Block([_Text(next(numbers), needle) for needle in some])
+        while some := [*islice(needles, max(1, PASS_TOKENS // length))]:
+            texts: list[Any] = []
+            for needle in some:
+                number = next(numbers)
+                texts.append(_Text(number, f"needle {number + 1}", needle))
+            yield Block(texts[0].index, tuple(texts))
 
 
 # The model's behaviour on needles
 
 
 class _Read(NamedTuple):
-    """The behaviour of a model and its heads on a needle.
+    """Hold the behaviour of a model and its heads on a needle.
 
     Attributes:
-        written: (token,): which tokens of its answer the model writes.
-        copied: (layer, head, 2): how many of them each head copied from the needle, and from the decoy; -1 = there is
+        needle: The needle.
+        written: Which tokens of its answer the model writes, (token,).
+        copied: How many of them each head copied from the needle, and from the decoy, (layer, head, 2); -1 = there is
             no such head.
         is_finite: Whether the model computes no NaN or infinity on it.
     """
@@ -254,7 +237,7 @@ class _Read(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Return how many tokens one copies that looks at any of the keys up to its query at random."""
+        """Return how many tokens a head copies on average that looks at a random key up to each query."""
         n_keys = len(self.needle) - len(self.written) + np.arange(len(self.written))
         return float((self.written / n_keys).sum())
 
@@ -273,44 +256,45 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         super().__init__()
         self._model = model
 
-    def start(self, block: _Block) -> NeedleSums:
+    def start(self, block: Block) -> NeedleSums:
         """Return sums of nothing yet."""
         return NeedleSums()
 
-    def batches(self, block: _Block) -> Sequence[Sequence[_Text]]:
+    def batches(self, block: Block) -> Sequence[Sequence[Any]]:
         """Return all needles of a block together."""
         return [block.texts]
 
     def measure(self, batch: Sequence[_Text]) -> list[_Read]:
-        """Return what the model and its heads do on each needle."""
+        """Return what the model and its heads do on each needle; all are of one length."""
         import torch
 
         from attnscope.core.attention.probes import OfChosen
         from attnscope.core.attention.row_samples import rows_of
 
-        # Which tokens of the answers are written, (needle, token).
+        # Run all texts but their last token, and keep each head's largest key of the queries that write the answers.
         needles = [text.needle for text in batch]
-        n = len(needles[0]) - 1
         right = np.stack([needle.answer for needle in needles])
         n_answer = right.shape[1]
-        answer = torch.arange(n - n_answer, n)
-        probe = OfChosen(lambda call: rows_of(call, answer).argmax(-1).cpu(), kinds=("decoder",))
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
+        queries = torch.arange(ids.shape[1] - n_answer, ids.shape[1])
+        probe = OfChosen(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
         assert logits is not None  # it has a loss
+        # Which tokens of the answers the model writes, (needle, token).
         written = logits.argmax(-1).cpu().numpy() == right
         is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
-        # Where the heads look as these are written: hits are (needle, head, 2, token).
+        # Where heads look as these are written, (needle, head, token), beside needle and decoy, (needle, 2, token).
         targets = np.stack([[needle.places, needle.decoys] for needle in needles])
-        keys = {layer: best.numpy() for layer, best in probe.maps["decoder"].items()}
+        keys = probe.maps["decoder"]
         n_heads = max(of_layer.shape[1] for of_layer in keys.values())
         copied = np.full((len(needles), max(keys) + 1, n_heads, 2), -1, np.int64)
-        for layer, looked in keys.items():
-            hits = (looked[:, :, None] == targets[:, None]) & written[:, None, None]
-            copied[:, layer, : looked.shape[1]] = hits.sum(-1)
-        return [_Read(*read) for read in zip(needles, written, copied, is_finite, strict=True)]
+        for layer, of_layer in keys.items():
+            looked_at = of_layer.numpy()[:, :, None]
+            hits = (looked_at == targets[:, None]) & written[:, None, None]
+            copied[:, layer, : of_layer.shape[1]] = hits.sum(-1)
+        return [*map(_Read, needles, written, copied, is_finite)]
 
     def add(self, part: NeedleSums, batch: Sequence[_Text], result: list[_Read]) -> None:
         """Add needles, without those on which the model computes NaN or infinity."""
@@ -328,29 +312,29 @@ class NeedleMeasurer(Measurer[NeedleSums]):
 
 def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     """Return the tables of heads with their scores, and of the roles of those that pass the test."""
-    # The tokens of each needle that a measure counts, (needle, measure); those of other depths it does not.
+    # How many tokens of each needle a measure counts, (needle, measure): none of needles of another depth.
     names = options.measure_names
     counts = np.zeros((len(done.needles), len(names)))
     for row, read in enumerate(done.needles):
         at_depth = f"retrieval_at_{write_percent(read.needle.depth)}"
         counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(read.written)
-    # Heads that there are, what they copy, and what chance would copy, (needle, head, measure).
+    # What the heads copy, and what chance would copy, (needle, head, measure).
     copied = np.stack([read.copied for read in done.needles])
-    layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
-    source = (np.array(names) == "decoy").astype(np.int64)
-    counts = np.repeat(counts[:, None], len(heads), axis=1)
-    hits = copied[:, layers, heads][..., source] * (counts > 0)
-    sums = RunningSums(hits.shape[1:])
-    sums.add(hits, counts)
     chance = np.array([read.chance for read in done.needles])
-    uniform = RunningSums(hits.shape[1:])
-    uniform.add(chance[:, None, None] * (counts > 0), counts)
+    layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
+    needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
+    counts = np.repeat(counts[:, None], len(heads), axis=1)
+    is_counted = counts > 0
+    sums = RunningSums(counts.shape[1:])
+    sums.add(copied[:, layers, heads][..., needle_or_decoy] * is_counted, counts)
+    uniform = RunningSums(counts.shape[1:])
+    uniform.add(chance[:, None, None] * is_counted, counts)
 
-    # The test, (head,).
+    # The test, (head,): above the threshold, and above the decoy and chance by a margin.
     values = sums.ratio()
-    even = uniform.ratio()
+    by_chance = uniform.ratio()
     low, high = sums.share_interval(hits=True, dependence=1)
-    baseline = np.fmax(values[:, 1], even[:, 0])
+    baseline = np.fmax(values[:, 1], by_chance[:, 0])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
     texts = sums.sample().n_texts[:, 0]
     p = sums[:, 0].share_p_above(limit, hits=True, dependence=1)
@@ -366,7 +350,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
         value=values,
         low=low,
         high=high,
-        baseline=even,
+        baseline=by_chance,
         count=sums.total("c"),
     )
     roles = []
@@ -389,7 +373,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
 
 def _written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
-    # Needles of all lengths and depths, then those of each.
+    # Needles of all lengths and depths, then those of each length and depth.
     cells = {(ALL, np.nan): [read.written for read in done.needles]}
     for read in done.needles:
         cells.setdefault((len(read.needle), read.needle.depth), []).append(read.written)
@@ -405,8 +389,29 @@ def _written_table(done: NeedleSums) -> Table:
     return Table.of(Heads.TABLES["written"], rows)
 
 
+def _describe_needles(done: NeedleSums, texts: Texts | None) -> dict[str, Any]:
+    """Return what the record says of the needles and of the texts that they were hidden in."""
+    hay: dict[str, Any] = {"sources": ["random tokens"], "problems": []}
+    if texts is not None:
+        hay = describe_texts(texts)
+    digest = hashlib.sha256()
+    for read in done.needles:
+        digest.update(read.needle.ids.astype("<i8").tobytes())
+    return {
+        "of": NEEDLES,
+        "sources": hay["sources"],
+        "n_texts": done.n_texts,
+        "n_tokens": done.n_tokens,
+        "sha256": digest.hexdigest(),
+        "problems": hay["problems"],
+    }
+
+
 def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
-    """Return the choices of the study and the meaning of its role, as the record lists them."""
+    """Return the choices of the study and the meaning of its role, as the record lists them.
+
+    `n_answer` is how many tokens each needle has to be found.
+    """
     what = "attends to the token in the needle that the model writes (Wu 2024)"
     return {
         "probe": "needle",
@@ -429,4 +434,6 @@ def _describe_measure(name: str) -> str:
         "share of needle tokens that the model writes while the head attends most to that very token"
     )
     _, _, depth = name.partition("_at_")
-    return f"{meaning}; of needles around {depth}% of the haystack" if depth else meaning
+    if depth:
+        meaning += f"; of needles around {depth}% of the haystack"
+    return meaning

@@ -1,9 +1,6 @@
-"""Declare the options of `attnscope heads`, `atlas` and `training`, and of their Python functions.
+"""Declare the options of `attnscope heads`, `atlas` and `training`, and of their Python functions. Loads no torch."""
 
-Each option is declared once, and refuses values out of range. Loads no torch and no model.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -53,7 +50,7 @@ def _is_untrained(control: str) -> bool:
 
 @options
 class DescribeOptions:
-    """How heads are described."""
+    """Hold the options for describing heads."""
 
     most_terms: int = option("The most terms of a description.", default=6, python_only=True)
     queries: int = option("How many queries are sampled.", default=4000, python_only=True)
@@ -67,11 +64,10 @@ class DescribeOptions:
 
 @options
 class HeadsOptions:
-    """How heads are studied.
+    """Hold the options for studying heads.
 
     Chunks that overlap count a token as a query in the first of its chunks alone; special tokens count in each. Heads
-    are described by texts of the whole corpus (`describe`; None = they are not described). `seed`
-    is that of the random weights of the control.
+    are described by texts of the whole corpus.
     """
 
     thresholds: Mapping[str, float] = option(
@@ -106,9 +102,10 @@ class HeadsOptions:
         Raises:
             UsageError: A size is below 1, or a threshold not above 0 and at most 1.
         """
-        for name, number in (("--chunk", self.chunk), ("--stride", self.stride)):
+        for name in ("chunk", "stride"):
+            number = getattr(self, name)
             if number is not None and number < 1:
-                raise UsageError(f"{name} is {number}", "it counts tokens, and must be at least 1")
+                raise UsageError(f"--{name} is {number}", "it counts tokens, and must be at least 1")
         for role, threshold in self.thresholds.items():
             if not 0 < threshold <= 1:
                 raise UsageError(
@@ -117,13 +114,13 @@ class HeadsOptions:
 
 
 def write_percent(depth: float) -> str:
-    """Return a depth as measures are named by it: 0.125 is "12.5"."""
+    """Return a depth from 0 to 1 in per cent, as names of measures have it: "12.5" for 0.125."""
     return f"{100 * depth:g}"
 
 
 @options
 class NeedleOptions:
-    """The needles of `--probe needle`: how many, how long, how deep."""
+    """Hold the options for the needles of `--probe needle`: how many, how long, how deep."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -161,12 +158,12 @@ class NeedleOptions:
         Raises:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths.
         """
-        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MOST_TOKENS:
+        if not _are_within(self.lengths, 1, MOST_TOKENS):
             raise UsageError(
                 f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}"
             )
         percents = list(map(write_percent, self.depths))
-        if not self.depths or not all(0 <= depth <= 1 for depth in self.depths):
+        if not _are_within(self.depths, 0, 1):
             raise UsageError(
                 f"depths of {percents} %", "they are from 0 to 100 per cent; in Python from 0 to 1"
             )
@@ -182,13 +179,18 @@ class NeedleOptions:
 
     @property
     def measure_names(self) -> tuple[str, ...]:
-        """Return the measures of each head: the score on the whole, that of the decoy, and by depth."""
+        """Return the names of a head's measures: its score over all depths, that of the decoy, and those by depth."""
         return ("retrieval", "decoy", *(f"retrieval_at_{write_percent(depth)}" for depth in self.depths))
+
+
+def _are_within(numbers: Sequence[float], least: float, most: float) -> bool:
+    """Return whether there are numbers, and all of them lie between two ends or at one."""
+    return bool(numbers) and all(least <= number <= most for number in numbers)
 
 
 @options
 class Listing:
-    """The order of the list of heads."""
+    """Hold the order of the list of heads."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -211,7 +213,7 @@ class Listing:
 
 @options
 class Describing:
-    """Which heads are described."""
+    """Hold which heads are described."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -221,15 +223,20 @@ class Describing:
     )
 
     def require(self) -> None:
-        """Refuse heads to describe where none are."""
+        """Refuse `--pick` beside `--no-describe`.
+
+        Raises:
+            UsageError: Both were given.
+        """
         if not self.describe and self.pick is not None:
             raise UsageError(
                 "--pick names heads to describe, --no-describe none", "leave out one of them"
             )
 
     def apply(self, options: HeadsOptions) -> HeadsOptions:
-        """Return the options of a study with these descriptions."""
-        return replace(options, describe=DescribeOptions(heads=self.pick) if self.describe else None)
+        """Return options of a study that describes these heads, or none."""
+        describing = DescribeOptions(heads=self.pick) if self.describe else None
+        return replace(options, describe=describing)
 
 
 def measures_option() -> Any:
@@ -243,7 +250,7 @@ def measures_option() -> Any:
 
 @options
 class HeadsOrder:
-    """The choices of a study of heads: its input, its options, and the heads and measures that it lists."""
+    """Hold the options of `attnscope heads`: its input, how heads are studied, and what is listed of them."""
 
     image: tuple[str, ...] = option(
         "Photos or patterns, for vision transformers: what heads do in pictures; may be given several times.",
@@ -267,13 +274,17 @@ class HeadsOrder:
     listing: Listing = group(Listing)
 
     def counted(self) -> tuple[str, ...]:
-        """Return the nouns of what progress counts, in the plural; none for texts."""
+        """Return the nouns of what progress counts, in the plural; none for texts and tokens."""
         if self.image:
             return "pictures", "patches"
         return ("recordings",) if self.audio else ()
 
     def require(self) -> None:
-        """Refuse a probe that does not exist, and options of needles where none are hidden."""
+        """Refuse a probe that does not exist, and options of needles without `--probe needle`.
+
+        Raises:
+            UsageError: A choice is not possible.
+        """
         if self.probe is not None:
             require_choice("probe", self.probe, ("repeat", "needle"))
         if self.probe != "needle" and self.needles != NeedleOptions():

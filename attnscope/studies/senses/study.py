@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from attnscope.senses.photos import read_photo
 from attnscope.senses.recordings import read_recording
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.heads.roles import measure_column
-from attnscope.studies.inputs.reading import Speech, read
+from attnscope.studies.inputs.reading import Reading, Speech, read
 from attnscope.studies.inputs.texts import Report
 from attnscope.studies.maps.running import run_probe
 from attnscope.studies.run import Measurer, Part, run_blocks
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _BLANK = np.full((256, 256, 3), 128, np.uint8)
+"""A grey picture, (height, width, 3)."""
 
 
 @with_plain_torch
@@ -79,7 +79,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
     inputs = _list_inputs(images, "picture")
     # Try a blank picture first: an error here is the model's, and would come with every picture.
     read(model, read_photo(_BLANK))
-    return _study(model, _Pictures, inputs, repeat(None), report)
+    return _study(model, _Pictures, inputs, report)
 
 
 @with_plain_torch
@@ -119,7 +119,8 @@ def sound_heads(
             f"{amount(len(inputs), 'recording')} and {amount(len(texts), 'transcript')}",
             "give one for each, or leave out the text",
         )
-    return _study(model, _Recordings, inputs, texts, report)
+    inputs = [replace(each, text=text) for each, text in zip(inputs, texts, strict=True)]
+    return _study(model, _Recordings, inputs, report)
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
@@ -148,8 +149,9 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
         rows: How much of its attention each token gives to sound, and that times the time of each frame,
             (head, token, 2).
     """
+    # (head, token) each
     share, moment = rows.transpose(2, 0, 1)
-    # Tokens that hear something have a time, (head, token); pairs of them, (head, pair), are in order or not.
+    # Tokens that hear something have a time, (head, token). Each pair of them is in order, 1, or not, -1, (head, pair).
     times = np.divide(moment, share, out=np.full(share.shape, np.nan), where=share > 0)
     first, second = np.triu_indices(share.shape[1], 1)
     order = np.sign(times[:, second] - times[:, first])
@@ -164,7 +166,15 @@ def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class _Input:
-    """A picture or recording that was read; `text` is a transcript."""
+    """Hold a picture or recording, as one text of the study.
+
+    Attributes:
+        index: Its number, from 0.
+        source: What problems call it.
+        content: The name of its file, or what Python users give; once it was read, a `Photo` or a `Recording`.
+        text: The transcript of a recording; None = what the model writes.
+        line: Of texts the line of the file; it has none.
+    """
 
     index: int
     source: str
@@ -182,8 +192,8 @@ class SenseSums(Part):
 
     Attributes:
         grids: Rows and columns of patches of each picture.
-        notes: What was noted of each as it was read.
-        problems: Those that cannot be studied.
+        notes: What was noted as they were read.
+        problems: What cannot be studied, as problems of a corpus.
     """
 
     measures: dict[int, RunningSums] = field(default_factory=dict)
@@ -192,16 +202,32 @@ class SenseSums(Part):
     problems: tuple[dict[str, Any], ...] = ()
 
 
+class _Measured(NamedTuple):
+    """Hold what was measured on one input.
+
+    Attributes:
+        reading: How it was read.
+        n_tokens: How many queries it has.
+        by_layer: Layer -> sums of heads and of uniform attention, ([unit,] 2, head, measure), and counts that broadcast
+            to them.
+    """
+
+    reading: Reading
+    n_tokens: int
+    by_layer: Mapping[int, tuple[Floats, Floats]]
+
+
 class _Sense(Measurer[SenseSums]):
     """Measure one input at a time, by measures of a sense.
 
     Attributes:
-        noun: What an input is called; `of` what several are.
+        noun: What an input is called; `of` is what several are called in records.
         kind: The kind of attention.
         catalogue: The measures.
-        read: Reads a file, or what Python users give.
-        values: The field of what is read that holds its numbers.
-        resting: Returns how much of each head's attention rests, (head,), from the values of its measures.
+        read: The function that reads a file, or what Python users give.
+        values: The field of what was read that holds its numbers.
+        resting: The function that returns how much of each head's attention rests, (head,), from the values of its
+            measures by name, (head,) each.
     """
 
     noun: str
@@ -224,26 +250,24 @@ class _Sense(Measurer[SenseSums]):
         """Return the one input of a block."""
         return [block.texts]
 
-    def add(self, part: SenseSums, batch: Sequence[_Input], result: Any) -> None:
-        """Add an input, which is in all of the sums or in nothing.
-
-        `result` is how it was read, its tokens, and by layer its sums and counts, ([unit,] 2, head, measure).
-        """
-        reading, n_tokens, by_layer = result
+    def add(self, part: SenseSums, batch: Sequence[_Input], result: _Measured) -> None:
+        """Add an input to all of the sums; one that is broken or empty to none."""
         (each,) = batch
-        broken = broken_rows({self.kind: {layer: sums[None] for layer, (sums, _) in by_layer.items()}})
+        # The whole input is one row, (1, …).
+        rows = {layer: sums[None] for layer, (sums, _) in result.by_layer.items()}
+        broken = broken_rows({self.kind: rows})
         if broken:
             part.broken[each.index] = broken[0]
-        elif not by_layer:
+        elif not rows:
             part.problems += (_problem(each.source, "there is no token in what is written"),)
         else:
-            for layer, (sums, counts) in by_layer.items():
+            for layer, (sums, counts) in result.by_layer.items():
                 part.measures.setdefault(layer, RunningSums(sums.shape[-3:])).add(sums, counts)
             part.n_texts += 1
-            part.n_tokens += n_tokens
-            part.notes += reading.notes
-            if reading.picture is not None:
-                part.grids += (reading.picture.grid,)
+            part.n_tokens += result.n_tokens
+            part.notes += result.reading.notes
+            if result.reading.picture is not None:
+                part.grids += (result.reading.picture.grid,)
 
 
 class _Pictures(_Sense):
@@ -257,7 +281,7 @@ class _Pictures(_Sense):
     values = "image"
     resting = staticmethod(lambda values: values["resting"])
 
-    def measure(self, batch: Sequence[_Input]) -> Any:
+    def measure(self, batch: Sequence[_Input]) -> _Measured:
         """Measure the heads on a photo."""
         from attnscope.core.measures import HeadMeasures
 
@@ -266,18 +290,17 @@ class _Pictures(_Sense):
         grid = reading.picture.grid
         probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
         run_probe(self.model, reading, probe)
-        # The keys outside sinks are the patches, so `_active` sums are those of patches.
-        names = [
-            f"{name}_active" if measure.has_active else name
-            for name, measure in PICTURE_MEASURES.items()
-        ]
+        # The keys outside sinks are the patches, so the sums over patches alone are the `_active` ones.
+        names = []
+        for name, measure in PICTURE_MEASURES.items():
+            names.append(f"{name}_active" if measure.has_active else name)
         by_layer = {}
         for layer, sums in probe.sums[self.kind].items():
             columns = [sums.names.index(name) for name in names]
             # (measure, unit, head) → (unit, 2, head, measure)
             both = np.stack([sums.sum[columns], sums.uniform_sum[columns]])
             by_layer[layer] = both.transpose(2, 0, 3, 1), sums.count[columns].transpose(1, 2, 0)[:, None]
-        return reading, math.prod(grid), by_layer
+        return _Measured(reading, math.prod(grid), by_layer)
 
 
 class _Recordings(_Sense):
@@ -291,8 +314,8 @@ class _Recordings(_Sense):
     values = "samples"
     resting = staticmethod(lambda values: 1 - values["sound"])
 
-    def measure(self, batch: Sequence[_Input]) -> Any:
-        """Measure the heads on a recording; nothing of one in which nothing is written."""
+    def measure(self, batch: Sequence[_Input]) -> _Measured:
+        """Measure the heads on a recording; on one without a written token, no layer is measured."""
         from attnscope.core.attention.probes import OfChosen, key_sums
 
         reading = read(self.model, Speech(batch[0].content, batch[0].text))
@@ -305,29 +328,23 @@ class _Recordings(_Sense):
         # Special tokens write no words: their rows say nothing of listening.
         asks = ~reading.target.special
         if not asks.any():
-            return reading, 0, {}
+            return _Measured(reading, 0, {})
         # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
         n_sound = len(sound.envelope)
         times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
         functions = np.stack([np.ones(n_sound), times], 1)
         probe = OfChosen(lambda call: key_sums(call, functions), kinds=[self.kind])
         run_probe(self.model, reading, probe)
-        # Attending to all frames alike, no token listens further on than another.
+        # Uniform attention, (measure,): no token listens further on than another, and sound gets its share of frames.
         even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
         by_layer = {}
         for layer, rows in probe.maps[self.kind].items():
             sums, counts = sound_sums(rows.numpy()[0][:, asks])
             by_layer[layer] = np.stack([sums, counts * even]), counts
-        return reading, int(asks.sum()), by_layer
+        return _Measured(reading, int(asks.sum()), by_layer)
 
 
-def _study(
-    model: Model,
-    sense: type[_Sense],
-    inputs: Sequence[tuple[str, Any]],
-    texts: Iterable[str | None],
-    report: Report | None,
-) -> Heads:
+def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: Report | None) -> Heads:
     """Measure the inputs one after the other, and list those that cannot be studied.
 
     Raises:
@@ -336,23 +353,23 @@ def _study(
     problems: list[dict[str, Any]] = []
     digest = hashlib.sha256()
 
-    def contents() -> Iterator[Block]:
-        for number, ((name, item), text) in enumerate(zip(inputs, texts, strict=False)):
+    def read_inputs() -> Iterator[Block]:
+        for each in inputs:
             try:
-                content = sense.read(item)
+                content = sense.read(each.content)
             except AttnscopeError as error:
-                problems.append(_problem(name, error.message.replace(f"{name} ", "", 1)))
+                problems.append(_problem(each.source, error.message.replace(f"{each.source} ", "", 1)))
                 continue
             numbers = np.asarray(getattr(content, sense.values))
             digest.update(f"{sense.noun} {numbers.shape}\n".encode() + numbers.tobytes())
-            each: Any = _Input(number, name, content, text)
-            yield Block(number, (each,))
+            text: Any = replace(each, content=content)
+            yield Block(each.index, (text,))
 
     # Each input is a block, and counts as soon as it is done.
     going = run_blocks(
         sense,
         (model,),
-        contents(),
+        read_inputs(),
         SenseSums(),
         report=report,
         share=lambda block: (block.index + 1) / len(inputs),
@@ -366,14 +383,14 @@ def _study(
         raise AttnscopeError(
             f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read"
         )
-    # Describe what was studied; notes that differ only in the file or the text that they quote are said once.
+    # Of notes that differ only in the file at their start or the text that they quote, keep the last.
     by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
     if done.n_texts == 1:
         going.notes.append(f"of one {sense.noun} there are no intervals")
     # The texts of the record are pictures or recordings.
     corpus = {
         "of": sense.of,
-        "sources": [name for name, _ in inputs],
+        "sources": [each.source for each in inputs],
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "sha256": digest.hexdigest(),
@@ -382,10 +399,9 @@ def _study(
     }
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
-    facts = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(
-        going.about(model.info, list(by_gist.values())), corpus, facts, {"heads": _table(sense, done)}
-    )
+    about = going.about(model.info, list(by_gist.values()))
+    options = {"roles": {}, "measures": list(sense.catalogue)}
+    return Heads(about, corpus, options, {"heads": _table(sense, done)})
 
 
 def _problem(name: str, reason: str) -> dict[str, Any]:
@@ -393,18 +409,18 @@ def _problem(name: str, reason: str) -> dict[str, Any]:
 
 
 def _table(sense: type[_Sense], done: SenseSums) -> Table:
-    """Return every head with its measures; a measure that nothing counts is NaN."""
+    """Return the table of all heads; a measure that nothing counts is NaN."""
     columns = [measure_column(name, sense.catalogue) for name in sense.catalogue]
     # Intervals are cut to the range of each measure.
-    least = [measure.low for measure in sense.catalogue.values()]
-    most = [measure.high for measure in sense.catalogue.values()]
+    lowest = [measure.low for measure in sense.catalogue.values()]
+    highest = [measure.high for measure in sense.catalogue.values()]
     tables = []
     for layer, sums in sorted(done.measures.items()):
-        # Heads with any count; of heads and of uniform attention, (2, head, measure).
+        # Sums are those of heads and of uniform attention, (2, head, measure). Keep the heads that have a count.
         counts = sums.total("c")[0]
         heads = np.flatnonzero(counts.any(-1))
         values, baseline = sums.ratio()[:, heads]
-        low, high = (np.clip(end[0, heads], least, most) for end in sums.interval())
+        low, high = np.clip(np.stack(sums.interval())[:, 0, heads], lowest, highest)
         table = heads_table(
             ([sense.kind] * len(heads), np.full(len(heads), layer), heads),
             columns,
@@ -420,18 +436,22 @@ def _table(sense: type[_Sense], done: SenseSums) -> Table:
     return Table.stack(tables)
 
 
-def _list_inputs(items: Any, what: str) -> list[tuple[str, Any]]:
-    """Return pictures or recordings, each with its name; files and patterns are looked up.
+def _list_inputs(items: Any, noun: str) -> list[_Input]:
+    """Return pictures or recordings; files and patterns are looked up, and stand before what is no file.
 
     Raises:
         AttnscopeError: There is none.
     """
     items = items if isinstance(items, list) else [items]
-    files = [path for path in items if isinstance(path, str | Path)]
-    arrays = [
-        (f"{what} {n}", array) for n, array in enumerate(items, 1) if not isinstance(array, str | Path)
-    ]
-    inputs = [(name, name) for name in expand(files)] + arrays
+    files = []
+    contents: dict[str, Any] = {}
+    for number, item in enumerate(items, 1):
+        if isinstance(item, str | Path):
+            files.append(item)
+        else:
+            contents[f"{noun} {number}"] = item
+    inputs = [_Input(index, name, name) for index, name in enumerate(expand(files))]
+    inputs += [_Input(index, *each) for index, each in enumerate(contents.items(), len(inputs))]
     if not inputs:
-        raise AttnscopeError(f"there is no {what} to study", "give at least one file")
+        raise AttnscopeError(f"there is no {noun} to study", "give at least one file")
     return inputs
