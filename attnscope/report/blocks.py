@@ -1,8 +1,7 @@
-"""The blocks of a report: what is shown of a result, whatever draws it.
+"""Define reports and their blocks: what is shown of a result, in the terminal and in figures alike.
 
 A question lists its blocks once, in the order in which people read them. A block holds values, names and sentences, and
-no pixels: `report.terminal` and `report.figures` each draw every type of block once. A notebook
-shows what the terminal shows.
+no pixels: `report.terminal` and `report.figures` draw each type of block in their own way.
 """
 
 from collections.abc import Sequence
@@ -22,12 +21,12 @@ class Block:
     """The fields that all blocks share.
 
     Attributes:
-        heading: What it is called in the terminal.
+        heading: Its title in the terminal.
         printed: When the terminal shows it.
-        figure: The name of the figure that it is drawn in, without ending; empty = it is in none. Blocks of one name
-            share a figure.
-        title: What the figure is called, after the name of the model.
-        notes: What a reader of this block must know, a sentence each.
+        figure: The name of the figure that shows it, without ending; empty = none does. Blocks of one name share a
+            figure.
+        title: The title of that figure, after the name of the model.
+        notes: Sentences that a reader of this block must know.
     """
 
     heading: str = ""
@@ -41,8 +40,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    In a figure of its own it is large, with numbers and intervals; of more than 100 heads, only the ten largest have
-    them. Several in one figure are small, side by side.
+    Alone in a figure it is large, with numbers and intervals; of over 100 heads, only the ten largest have numbers.
+    Several in one figure are small, side by side.
 
     Attributes:
         heads: The table of heads.
@@ -55,11 +54,11 @@ class HeadMap(Block):
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """A column of a ranking that is made of words.
+    """A column of a ranking that holds texts.
 
     Attributes:
-        title: What stands above it.
-        texts: What it says of each row of the table.
+        title: Its header.
+        texts: A text for each row of the table.
         wraps: Whether a narrow terminal may break its lines.
         right: Whether it is flush right, as numbers are.
     """
@@ -75,13 +74,13 @@ class Ranking(Block):
     """Rows of a table in an order, with the intervals of their numbers.
 
     Attributes:
-        what: What a row is, such as "head".
-        names: What each row of the table is called.
+        what: The header above the names of rows, such as "head".
+        names: A name for each row of the table.
         table: The numbers.
-        columns: Names of its columns, and columns of words. A narrow terminal leaves out the last ones.
-        order: The rows that are shown; None = all, as they stand, also without --all.
-        most: How many of them the terminal shows without --all.
-        noun: What the rows are when they are counted; empty = `what`.
+        columns: Names of columns of the table, and columns of texts. A narrow terminal leaves out the last ones.
+        order: The rows that are shown, the first one first; None = all, in the order of the table, even without --all.
+        most: How many rows the terminal shows without --all.
+        noun: A noun for a row, as in "and 3 more heads"; empty = `what`.
     """
 
     what: str
@@ -96,7 +95,7 @@ class Ranking(Block):
 def rank_heads(
     result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any
 ) -> Ranking:
-    """Return heads of a result in an order, with columns of its table of heads; `more` are further fields."""
+    """Return a ranking of heads of a result, with columns of its table of heads; `more` are further fields of it."""
     heads = result.table("heads")
     return Ranking(
         what="head", names=result.head_names, table=heads, columns=columns, order=order, **more
@@ -108,11 +107,11 @@ class Grid(Block):
     """A matrix of numbers of either sign, (row, column), with names of rows and columns.
 
     Attributes:
-        values: The numbers.
+        values: The numbers, (row, column).
         rows: The names of rows, the most important one first.
         columns: The names of columns.
         most: How many rows the terminal shows without --all.
-        framed: Which cells have a frame in figures, (row, column); None = none.
+        framed: The cells that have a frame in figures, (row, column), bool; None = no cell.
         drawn_whole: Whether figures show every row, in square cells; else the first twenty.
     """
 
@@ -126,16 +125,16 @@ class Grid(Block):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trends(Block):
-    """Many lines over the steps of a training: those that change most by name, and all of them as a map.
+    """A quantity over the steps of a training, with a line for each head; the lines that change most have names.
 
     Attributes:
-        y: What is followed, with its unit.
-        what: What the lines are of, such as "heads".
+        y: The name of the quantity, with its unit.
+        what: A plural noun for the lines, such as "heads".
         steps: The steps.
         names: The name of each line.
-        points: Values and the ends of their intervals, (step, line, 3).
-        limits: Ends of the scale, if they are known.
-        level: The value by chance, if that is the same for all lines.
+        points: Values and the low and high ends of their intervals, (step, line, 3).
+        limits: The ends of the scale, if they are known.
+        level: The value by chance, if it is the same for all lines.
     """
 
     y: str
@@ -154,8 +153,8 @@ class Link:
     Attributes:
         sender: The name of the node where it begins.
         receiver: The name of the node where it ends.
-        receiver_input: What it feeds in the receiver: "query", "key" or "value"; empty = something else.
-        weight: How wide it is, relative to the others.
+        receiver_input: The input of the receiver that it feeds: "query", "key" or "value"; empty = none of these.
+        weight: Its width, relative to the other lines.
     """
 
     sender: str
@@ -166,10 +165,10 @@ class Link:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph(Block):
-    """Heads in rows by layer, and which of them feeds which.
+    """A graph of heads, in a row for each layer, and of the lines from heads to the heads that they feed.
 
     Attributes:
-        layers: The row of each node, by its name; row 0 is the lowest.
+        layers: The layer of each node, by its name; layer 0 is the lowest row. The logits have a layer above all.
         links: The lines.
     """
 
@@ -179,10 +178,10 @@ class Graph(Block):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Note(Block):
-    """Lines of text of their own.
+    """A block of text.
 
     Attributes:
-        lines: The lines.
+        lines: Its lines.
     """
 
     lines: Sequence[str]
@@ -190,11 +189,11 @@ class Note(Block):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Special(Block):
-    """A block that one question alone has, and that draws itself.
+    """A block of one question alone, which draws it itself.
 
     Attributes:
-        view: What shows it: `show(console, every=...)` returns what the terminal prints, `draw(report, lettering)` its
-            figure.
+        view: An object with `show(console, every=...)`, which returns the parts that the terminal prints, or with
+            `draw(report, lettering)`, which returns a page for its figure.
     """
 
     view: Any
@@ -202,17 +201,17 @@ class Special(Block):
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """All that is said of a result.
+    """Everything that people read about a result.
 
     Attributes:
         model: The name of the model.
         answer: The answer to the question in one to three sentences, the shortest first.
-        blocks: What is shown, in the order in which people read it.
-        guide: How to read it, at most three sentences.
-        source: On what it was measured, such as "8 pairs, 80 tokens: pairs.jsonl".
-        subtitle: What figures say below their title.
-        problems: What went wrong with texts or parts of the study: all media say it.
-        notes: What few need to know: the terminal says it with --all, figures always.
+        blocks: The blocks, in the order in which people read them.
+        guide: At most three sentences on how to read the blocks.
+        source: The texts, such as "8 pairs, 80 tokens: pairs.jsonl".
+        subtitle: A line below the title of figures.
+        problems: Sentences on what went wrong, with texts or parts of the study, shown always.
+        notes: Sentences that few need: the terminal shows them with --all, figures always.
     """
 
     model: str
@@ -234,5 +233,5 @@ class Report:
 
     @property
     def footer(self) -> list[str]:
-        """Return what stands at the foot of a figure."""
+        """Return the sentences at the foot of a figure."""
         return [*self.guide, *self.notes, *self.problems]

@@ -1,4 +1,7 @@
-"""Draw a report as figures: one function per type of block. The figures become PNG, SVG and PDF files."""
+"""Draw a report as figures, which become PNG, SVG and PDF files: choose what draws each block, and draw grids.
+
+`drawing.files` writes the pages.
+"""
 
 import math
 import re
@@ -22,30 +25,43 @@ from attnscope.report.numbers import small_number
 from attnscope.report.trends import draw_trends
 from attnscope.report.wording import printable
 from attnscope.results.storage import texts_in
+from attnscope.results.table import Floats
 
 _MOST_ROWS = 20
 """Rows of a grid that are drawn."""
 
 _LABEL_PITCH_PX = 15
-"""From one name of a row or column of a grid to the next, at least."""
+"""Least distance from one name of a row or column of a grid to the next."""
 
 _MOST_CELLS = 10_000
-"""Cells of a grid that are drawn one by one; more of them have no numbers."""
+"""A grid of more cells is drawn as one image, without numbers."""
 
 _GRID_PX = 1500
 """Width of a grid on a screen."""
 
-_NAMES_PX, _LABELS_PX, _ROW_PX = 110, 96, 26
-"""Of a grid: room for the names of rows and of columns, and the height of a row."""
+_CELL_PX = 64.0
+"""Most width of a cell."""
+
+_ROW_PX = 26.0
+"""Height of a row."""
+
+_NAMES_PX = 110
+"""Least room for the names of rows at the left; a name has at most three times as much."""
+
+_LABELS_PX = 96
+"""Most room for the names of columns, which stand upright."""
+
+_LETTER_PX = 12.5
+"""Size of the names of rows and columns."""
 
 
 def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str, Drawing]]:
-    """Return the figures of a result one after the other, each with the name of its file without ending.
+    """Yield the pages of the figures of a result, each with the name of its file without ending.
 
     Args:
         result: A `results.Result`.
-        style: How figures look.
-        shown: How its question shows it; None = as usual.
+        style: The style of all figures.
+        shown: Options of its `report`; None = as usual.
 
     Raises:
         AttnscopeError: There is nothing to draw.
@@ -63,7 +79,7 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
 
 
 def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterable[Drawing]:
-    """Return the pages of a figure, by the type of its first block; only maps of heads and trends share a figure."""
+    """Return the pages of a figure. Its blocks are of one type; several are maps of heads or trends."""
     first: Block = blocks[0]
     match first:
         case HeadMap():
@@ -79,7 +95,7 @@ def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterab
 
 
 def _texts(report: Report) -> Iterator[str]:
-    """Return all texts that figures may show, to find fonts for them."""
+    """Yield all texts that figures may show: fonts must have their letters."""
     yield from (report.model, report.subtitle, report.source, *report.footer)
     for block in report.blocks:
         if block.figure:
@@ -87,65 +103,84 @@ def _texts(report: Report) -> Iterator[str]:
 
 
 def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
-    """Draw a matrix as coloured cells, with names at the left and above, and numbers where they have room.
-
-    If no number is below 0, the scale begins with 0, and the darkest cell is the largest.
-    """
+    """Draw a matrix as coloured cells, with names at the left and above, and numbers where they have room."""
     paper = lettering.paper
     values = block.values if block.drawn_whole else block.values[:_MOST_ROWS]
     n_rows, n_columns = values.shape
-    largest = float(np.nanmax(np.abs(values))) or 1.0
-    names = [lettering.fit(printable(name, 40), 12.5, 3 * _NAMES_PX) for name in block.rows[:n_rows]]
-    names_px = max(_NAMES_PX, *(math.ceil(lettering.width_px(name, 12.5)) + 14 for name in names))
+
+    # Rows: their names set the left edge of the cells.
+    names = [
+        lettering.fit(printable(name, 40), _LETTER_PX, 3 * _NAMES_PX) for name in block.rows[:n_rows]
+    ]
+    widest = max(lettering.width_px(name, _LETTER_PX) for name in names)
+    names_px = max(_NAMES_PX, math.ceil(widest) + 14)
     room = (paper.room_px if paper.fixed else _GRID_PX) - names_px
-    cell = min(64.0, room / n_columns)
-    row_px = cell if block.drawn_whole else _ROW_PX
+    cell_px = min(_CELL_PX, room / n_columns)
+    row_px = cell_px if block.drawn_whole else _ROW_PX
     left = layout.MARGIN_PX + names_px
-    # The names of columns, as many as there is room for.
-    shown = range(0, n_columns, math.ceil(_LABEL_PITCH_PX / cell))
-    labels = {
-        column: lettering.fit(printable(block.columns[column], 40), 12.5, _LABELS_PX) for column in shown
-    }
-    longest = max(lettering.width_px(label, paper.letters(12.5)) for label in labels.values())
+
+    # Columns: as many names as have room, upright above the cells.
+    labels = {}
+    for column in range(0, n_columns, math.ceil(_LABEL_PITCH_PX / cell_px)):
+        labels[column] = lettering.fit(printable(block.columns[column], 40), _LETTER_PX, _LABELS_PX)
+    longest = max(lettering.width_px(label, paper.letters(_LETTER_PX)) for label in labels.values())
     top = layout.MARGIN_PX + 76 + math.ceil(longest)
 
-    page = Page(paper.width_for(left + n_columns * cell + layout.MARGIN_PX, 900), lettering)
+    # The page with all names.
+    width = n_columns * cell_px
+    page = Page(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
-
     for row in range(0, n_rows, math.ceil(_LABEL_PITCH_PX / row_px)):
-        page.write(left - 8, top + (row + 0.5) * row_px, names[row], 12.5, ha="right", color=INK)
+        page.write(left - 8, top + (row + 0.5) * row_px, names[row], _LETTER_PX, ha="right", color=INK)
     for column, label in labels.items():
-        x = left + (column + 0.5) * cell
-        page.write(x, top - 8, label, 12.5, ha="center", va="bottom", rotation=90)
+        x = left + (column + 0.5) * cell_px
+        page.write(x, top - 8, label, _LETTER_PX, ha="center", va="bottom", rotation=90)
 
-    # The cells and their colours: very many are one image.
-    lowest = -largest if np.nanmin(values) < 0 else 0.0
-    colors = TWO_WAYS if lowest else ONE_WAY
+    # Colours: symmetric around 0 where a number is below it, else from 0 to the largest.
+    largest = float(np.nanmax(np.abs(values))) or 1.0
+    has_two_signs = bool(np.nanmin(values) < 0)
+    limits = (-largest if has_two_signs else 0.0, largest)
+    colors = TWO_WAYS if has_two_signs else ONE_WAY
     if values.size > _MOST_CELLS:
-        page.matrix((left, top, n_columns * cell, n_rows * row_px), values, colors, (lowest, largest))
+        page.matrix((left, top, width, n_rows * row_px), values, colors, limits)
     else:
-        corners = [
-            (left + column * cell, top + row * row_px) for row, column in np.ndindex(n_rows, n_columns)
-        ]
-        numbers = values.ravel().tolist()
-        cells = page.draw_cells(
-            corners, (cell, row_px), numbers, colors, lambda value: (value - lowest) / (largest - lowest)
-        )
-        size = paper.letters(12.0)
-        for ((x, y, width, height), color), number in (
-            zip(cells, numbers, strict=True) if cell >= 3.2 * size else ()
-        ):
-            page.numbers(
-                [Number(x + width / 2, y + height / 2, small_number(number), size, ink_on(color))]
-            )
+        _draw_cells(page, (left, top), (cell_px, row_px), values, colors, limits)
     if block.framed is not None:
         framed = np.argwhere(block.framed[:n_rows]).tolist()
-        boxes = [(left + column * cell, top + row * row_px, cell, row_px) for row, column in framed]
-        page.outline(boxes, INK, min(1.8, cell * 0.3))
+        boxes = [
+            (left + column * cell_px, top + row * row_px, cell_px, row_px) for row, column in framed
+        ]
+        page.outline(boxes, INK, min(1.8, cell_px * 0.3))
+
+    # The colour bar: half of its last number stands beyond it.
     bar_y = top + n_rows * row_px + 26
-    ticks = {tick: small_number(tick) for tick in (*([lowest] if lowest else []), 0.0, largest)}
+    ticks = {tick: small_number(tick) for tick in sorted({*limits, 0.0})}
     half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
-    bar_width = min(300.0, room - half_tick)
-    page.draw_scale((left, bar_y, bar_width, 12), colors, (lowest, largest), ticks=ticks)
+    page.draw_scale((left, bar_y, min(300.0, room - half_tick), 12), colors, limits, ticks=ticks)
     page.finish(bar_y + 50, [*block.notes, *report.footer])
     return page
+
+
+def _draw_cells(
+    page: Page,
+    corner: tuple[float, float],
+    cell: tuple[float, float],
+    values: Floats,
+    colors: str,
+    limits: tuple[float, float],
+) -> None:
+    """Draw the cells of a grid, (row, column), one by one, with their numbers if they are wide enough."""
+    left, top = corner
+    width, height = cell
+    low, high = limits
+    corners = [(left + column * width, top + row * height) for row, column in np.ndindex(values.shape)]
+    numbers = values.ravel().tolist()
+    cells = page.draw_cells(corners, cell, numbers, colors, lambda value: (value - low) / (high - low))
+    size = page.paper.letters(12.0)
+    if width < 3.2 * size:
+        return
+    written = []
+    for ((x, y, inner_width, inner_height), color), number in zip(cells, numbers, strict=True):
+        text = small_number(number)
+        written.append(Number(x + inner_width / 2, y + inner_height / 2, text, size, ink_on(color)))
+    page.numbers(written)

@@ -1,6 +1,11 @@
-"""Draw a graph of heads that feed each other: a row per layer, the first layer below."""
+"""Draw a graph of heads that feed each other, with a row for each layer and the first layer at the bottom.
 
+Used by `report.figures`, for paths of patching and for composition of weights.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,54 +15,63 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Page
 from attnscope.report.blocks import Graph, Link, Report
 
-BY_COLORS = {"query": "#0072B2", "key": "#D55E00", "value": "#009E73"}
-"""The colours of lines, by what the receiver computes."""
-
-BY_NAMES = {"query": "Q: queries", "key": "K: keys", "value": "V: values"}
+_INPUTS = {
+    "query": ("Q: queries", "#0072B2"),
+    "key": ("K: keys", "#D55E00"),
+    "value": ("V: values", "#009E73"),
+}
+"""The name and the colour of lines, by `Link.receiver_input`."""
 
 Point = tuple[float, float]
+"""A place on the page in pixels, (x, y)."""
 
 Stop = tuple[str, int]
-"""Where a line passes a row: the head, or a name of its own between the heads of the row; and the row."""
+"""A point of a line in a row: the name of a head, or of the line where it passes between heads; and the row."""
 
 _TOP_PX = layout.MARGIN_PX + 92
+"""The upper edge of the graph, below the title and the key."""
+
 _NAME_PX = 12.5
+"""Size of the names of heads."""
+
 _LEAST_PX = 42.0
-"""Width of the capsule around a name."""
+"""Least width of the capsule around a name."""
 
 _ROUNDS = 16
-"""How many times heads are put in the order of those that they are joined with."""
+"""How often the heads of all rows are put in order; see `_place_stops`."""
 
 
 def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
-    """Draw heads and the lines between them. The width of a line is its weight; its colour is what is read."""
-    paper = lettering.paper
-    names = list(dict.fromkeys(name for link in block.links for name in (link.sender, link.receiver)))
+    """Draw heads and the lines between them, as wide as their weights, in the colours of the inputs that they feed."""
+    names: dict[str, None] = {}
+    for link in block.links:
+        names |= {link.sender: None, link.receiver: None}
     layers = sorted({block.layers[name] for name in names})
     rows = {name: layers.index(block.layers[name]) for name in names}
 
-    # Sizes in pixels.
-    page = Page(paper.width_for(1200), lettering)
-    row_px = max(58, min(92, 900 // max(1, len(layers))))
+    # Sizes in pixels; row 0 is the lowest.
+    page = Page(lettering.paper.width_for(1200), lettering)
+    n_rows = len(layers)
+    row_px = max(58, min(92, 900 // max(1, n_rows)))
     left = layout.MARGIN_PX + 60
     right = page.width_px - layout.MARGIN_PX - 40
     top = _TOP_PX + 6
+    middles = [top + (n_rows - row - 0.5) * row_px for row in range(n_rows)]
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    # Where heads stand, and where lines pass the rows between.
+    # The place of each head, and of each line in the rows that it passes.
     paths = [_path(rows, link) for link in block.links]
-    n_rows = len(layers)
     places = {}
     for (name, row), share in _place_stops(paths).items():
-        places[name, row] = left + share * (right - left), top + (n_rows - row - 0.5) * row_px
+        places[name, row] = (left + share * (right - left), middles[row])
 
-    # Rows, lines, heads, and what the colours mean.
-    for row, layer in enumerate(layers):
-        y = top + (n_rows - row - 0.5) * row_px
-        is_layer = any(rows[name] == row and name.startswith(f"L{layer}H") for name in names)
-        page.write(
-            layout.MARGIN_PX, y, f"L{layer}" * is_layer, 14, ha="left", color=FAINT, va="center_baseline"
-        )
+    # Rows, lines, heads, and the key.
+    for layer, y in zip(layers, middles, strict=True):
+        # The row of the logits has no layer's name.
+        if any(name.startswith(f"L{layer}H") for name in names):
+            page.write(
+                layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline"
+            )
         page.lines([[(left - 14, y), (right + 14, y)]], color="#ececec", width_px=1.0, zorder=0)
     _draw_links(page, block.links, paths, places)
     for name in names:
@@ -70,54 +84,47 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
 def _draw_links(
     page: Page, links: Sequence[Link], paths: Sequence[Sequence[Stop]], places: Mapping[Stop, Point]
 ) -> None:
-    """Draw lines; several between the same heads are bent apart."""
+    """Draw the lines; several between the same heads are bent apart."""
     largest = max((link.weight for link in links), default=1.0)
     ends = [(link.sender, link.receiver) for link in links]
     for number, (link, path) in enumerate(zip(links, paths, strict=True)):
-        bend = 9.0 * (ends[:number].count(ends[number]) - (ends.count(ends[number]) - 1) / 2)
-        points = [places[stop] for stop in path]
-        curve = [
-            point
-            for start, end in zip(points, points[1:], strict=False)
-            for point in _curve(start, end, bend)
-        ]
+        # Lines of the same ends are 9 pixels apart, around the straight one.
+        n_before = ends[:number].count(ends[number])
+        bend = 9.0 * (n_before - (ends.count(ends[number]) - 1) / 2)
+        curve = []
+        for start, end in pairwise(path):
+            curve += _curve(places[start], places[end], bend)
+        _, color = _INPUTS.get(link.receiver_input, ("", FAINT))
         width = 1.2 + 5.0 * link.weight / largest
-        page.lines(
-            [curve],
-            color=BY_COLORS.get(link.receiver_input, FAINT),
-            width_px=width,
-            alpha=0.75,
-            zorder=2,
-        )
+        page.lines([curve], color=color, width_px=width, alpha=0.75, zorder=2)
 
 
 def _draw_head(page: Page, name: str, place: Point) -> None:
-    """Draw a name in a capsule with a white edge."""
+    """Draw a name in a capsule: a grey line with round ends on a wider white one, its edge."""
     x, y = place
     half = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
-    for color, thick, order in (("#ffffff", 27, 3), ("#e8ecf2", 24, 3.1)):
-        page.lines(
-            [[(x - half, y), (x + half, y)]], color=color, width_px=thick, capstyle="round", zorder=order
-        )
+    line = [(x - half, y), (x + half, y)]
+    page.lines([line], color="#ffffff", width_px=27, capstyle="round", zorder=3)
+    page.lines([line], color="#e8ecf2", width_px=24, capstyle="round", zorder=3.1)
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
 
 
 def _draw_key(page: Page) -> None:
-    """Draw what the colours of lines mean, flush right below the title."""
+    """Draw the key to the colours of lines, flush right below the title."""
     x = float(page.width_px - layout.MARGIN_PX)
     y = _TOP_PX - 26
-    for by in reversed(BY_NAMES):
-        page.write(x, y, BY_NAMES[by], 13, ha="right", color=INK)
-        x -= page.lettering.width_px(BY_NAMES[by], page.paper.letters(13)) + 10
-        page.lines([[(x - 24, y), (x, y)]], color=BY_COLORS[by], width_px=4)
+    for name, color in reversed(_INPUTS.values()):
+        page.write(x, y, name, 13, ha="right", color=INK)
+        x -= page.lettering.width_px(name, page.paper.letters(13)) + 10
+        page.lines([[(x - 24, y), (x, y)]], color=color, width_px=4)
         x -= 46
 
 
-# Where heads stand
+# The places of heads
 
 
 def _path(rows: Mapping[str, int], link: Link) -> list[Stop]:
-    """Return the stops of a line: its two heads, and a place in each row between to pass by."""
+    """Return the stops of a line, from the sender through all rows to the receiver."""
     first = rows[link.sender]
     last = rows[link.receiver]
     between = [(f"{link.sender} {link.receiver}", row) for row in range(first + 1, last)]
@@ -125,36 +132,41 @@ def _path(rows: Mapping[str, int], link: Link) -> list[Stop]:
 
 
 def _place_stops(paths: Sequence[Sequence[Stop]]) -> dict[Stop, float]:
-    """Return the place of each stop across, 0 to 1: evenly in its row, in the order of those that it is joined with."""
-    # Which stops a line joins, and the stops of each row in the order of their names.
-    joined: dict[Stop, set[Stop]] = {stop: set() for path in paths for stop in path}
+    """Return the place of each stop across its row, from 0 to 1.
+
+    The stops of a row are evenly apart, each near the stops of other rows that lines join it with.
+    """
+    # The stops that lines join with each stop, and the stops of each row.
+    joined: dict[Stop, set[Stop]] = defaultdict(set)
     for path in paths:
-        for lower, upper in zip(path, path[1:], strict=False):
+        for lower, upper in pairwise(path):
             joined[lower].add(upper)
             joined[upper].add(lower)
-    rows: dict[int, list[Stop]] = {}
+    rows: dict[int, list[Stop]] = defaultdict(list)
     for stop in sorted(joined):
-        rows.setdefault(stop[1], []).append(stop)
+        rows[stop[1]].append(stop)
 
-    # Row by row, stops are put in the order of the mean place of those that they are joined with.
+    # Row by row, order stops by the mean place of their joined stops; where these are equal, by name.
     across = dict.fromkeys(joined, 0.5)
     for _ in range(_ROUNDS):
-        for _, stops in sorted(rows.items()):
-            wanted = {stop: float(np.mean([across[other] for other in joined[stop]])) for stop in stops}
-            stops.sort(key=lambda stop, wanted=wanted: (wanted[stop], stop))  # type: ignore[misc]
-            for order, stop in enumerate(stops):
-                across[stop] = (order + 0.5) / len(stops)
+        for row in sorted(rows):
+            means = {}
+            for stop in rows[row]:
+                means[stop] = float(np.mean([across[other] for other in joined[stop]]))
+            ordered = sorted(means, key=lambda stop: (means[stop], stop))
+            for number, stop in enumerate(ordered):
+                across[stop] = (number + 0.5) / len(ordered)
     return across
 
 
 def _curve(start: Point, end: Point, bend: float) -> list[Point]:
-    """Return a line that leaves upwards and arrives from below (a cubic Bézier curve)."""
+    """Return the points of a cubic Bézier curve that leaves upwards and arrives from below."""
     (x0, y0), (x1, y1) = start, end
-    t = np.linspace(0, 1, 40)
     middle = (y0 + y1) / 2
-    weights = (1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3
-    x = sum(
-        weight * value for weight, value in zip(weights, (x0, x0 + bend, x1 + bend, x1), strict=True)
-    )
-    y = sum(weight * value for weight, value in zip(weights, (y0, middle, middle, y1), strict=True))
-    return list(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True))
+    controls = (start, (x0 + bend, middle), (x1 + bend, middle), end)
+    t = np.linspace(0, 1, 40)
+    weights = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3)
+    points = np.zeros((len(t), 2))
+    for weight, control in zip(weights, controls, strict=True):
+        points += np.outer(weight, control)
+    return [(x, y) for x, y in points.tolist()]

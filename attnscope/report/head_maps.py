@@ -1,6 +1,7 @@
-"""Maps of heads as figures: a large one of a column with numbers, or small ones of several columns side by side.
+"""Draw maps of heads: a large one of one column with numbers, or small ones of several columns side by side.
 
-Layers stand down, heads across, and each kind of attention has a map of its own, one below the other.
+Rows are layers, columns are heads. Kinds of attention have maps of their own, one below the other. Maps of roles
+(`questions.head_roles`) place their cells by the same functions.
 """
 
 import math
@@ -22,7 +23,7 @@ from attnscope.report.wording import printable
 from attnscope.results.table import Column, Table
 
 ONE_WAY, TWO_WAYS = "Blues", "RdBu_r"
-"""The colours of numbers of one sign, and of both."""
+"""The colormaps for numbers of one sign, and of both signs."""
 
 LEFT_PX = 50
 """Room at the left of a map, for the names of layers."""
@@ -31,11 +32,13 @@ TOP_PX = layout.MARGIN_PX + 62
 """Where the maps of a page begin, below its title."""
 
 KIND_PX = 54
+"""Room above a map for the name of its kind of attention, where there are several kinds."""
+
 HEAD_NAMES_PX = 26
-"""Room above a map, for the name of its kind of attention and for those of heads."""
+"""Room above a map for the names of heads."""
 
 _FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
-"""Up to nine small maps stand three in a row, more of them five in a row."""
+"""Up to nine small maps stand three in a row, more maps stand five in a row."""
 
 _SMALL_PX = 1500
 """Width of a row of small maps on a screen."""
@@ -45,33 +48,36 @@ _ABOVE_AND_BELOW_PX = 142
 """Room around a small map."""
 
 _LEAST_ACROSS_PX = 230
-"""From one small map to the next on a screen at least, so that titles have room."""
+"""Least distance from one small map to the next on a screen, so that titles have room."""
 
 _TALLEST_PX = 3000
-"""Height of a page of small maps on a screen; more of them go on another page."""
+"""Most height of a page of small maps on a screen; further maps go on another page."""
 
 _PALE = 0.35
-"""How much of its colour a cell keeps that is not above the baseline."""
+"""The share of its colour that a pale cell keeps."""
 
-_INTERVAL_SHARE, _LEAST_INTERVAL_PX = 0.7, 9.0
-"""How large the letters of an interval are at most, relative to its number's, and at least; else it is left out."""
+_INTERVAL_SHARE = 0.7
+"""Most size of the letters of an interval, relative to those of its number."""
+
+_LEAST_INTERVAL_PX = 9.0
+"""Intervals whose letters would be smaller are left out."""
 
 _MOST_NUMBERS, _N_LARGEST = 100, 10
-"""Up to 100 cells of a large map all have their numbers; of more cells, the ten with the largest numbers."""
+"""In a large map of up to 100 cells all have their numbers; of more cells, the ten with the largest."""
 
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The colours and limits for the numbers of a column.
+    """The colours of the numbers of a column.
 
     Attributes:
-        low: The number of the first colour: 0; -high where numbers are negative; a round one where all are far from 0.
-        high: That of the last colour: the largest of all heads and baselines.
-        baseline: The least and the largest baseline; NaN = there is none.
+        low: The number of the first colour: 0; -high if any number is negative; a round number if all are far from 0.
+        high: The number of the last colour: the largest absolute number of all heads and baselines.
+        baseline: The smallest and the largest baseline of all heads; NaN = they have none.
         has_values: Whether any number is defined.
-        write: What writes a number.
+        write: Writes a number of the column.
     """
 
     low: float
@@ -82,11 +88,11 @@ class Scale:
 
     @property
     def cmap(self) -> str:
-        """Return the name of the colours."""
+        """Return the name of the colormap."""
         return TWO_WAYS if self.low < 0 else ONE_WAY
 
     def share(self, value: float) -> float:
-        """Return how far along the colours a number is, 0 to 1."""
+        """Return the place of a number along the colours, from 0 to 1."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     @property
@@ -96,41 +102,40 @@ class Scale:
 
     @property
     def baseline_text(self) -> str:
-        """Return what the baseline is: 0.03, or 0.02 to 0.09 where it depends on the head."""
-        return " to ".join(dict.fromkeys(self.write(value) for value in self.baseline))
+        """Return the baseline of all heads, such as "0.03", or "0.02 to 0.09" if it depends on the head."""
+        return " to ".join(dict.fromkeys(map(self.write, self.baseline)))
 
 
 def scale_of(table: Table, name: str) -> Scale:
-    """Return the colours of a column, the same for all kinds of attention, wide enough for its baseline."""
-    # Estimates and baselines together set the range.
+    """Return the colours of a column, the same for all kinds of attention, and wide enough for its baselines."""
     values = table[name][np.isfinite(table[name])]
     baselines = table.part(name, "baseline")
     baselines = baselines[np.isfinite(baselines)]
+    baseline = (math.nan, math.nan)
+    if baselines.size:
+        baseline = (float(baselines.min()), float(baselines.max()))
     both = np.concatenate([values, baselines])
-    extent = float(np.abs(both).max(initial=0.0)) or 1.0
-    least = float(both.min()) if both.size else 0.0
-    baseline = (
-        (float(baselines.min()), float(baselines.max())) if baselines.size else (math.nan, math.nan)
-    )
-    # Values of both signs: colours symmetric around 0. Values far from 0: they begin at a round number below the least.
+    largest = float(np.abs(both).max(initial=0.0)) or 1.0
+    smallest = float(both.min()) if both.size else 0.0
     low = 0.0
-    if least < 0:
-        low = -extent
-    elif extent / 2 < least < extent:
-        step = layout.nice_ticks(extent - least)[1]
-        low = max(0.0, math.floor(least / step) * step)
-    return Scale(low, extent, baseline, bool(values.size), even_writer(table[name]))
+    if smallest < 0:
+        low = -largest
+    elif largest / 2 < smallest < largest:
+        # All numbers are far from 0: colours begin at a round number below them.
+        step = layout.nice_ticks(largest - smallest)[1]
+        low = max(0.0, math.floor(smallest / step) * step)
+    return Scale(low, largest, baseline, bool(values.size), even_writer(table[name]))
 
 
 class HeadGrid(NamedTuple):
-    """The rows and columns of a map of heads: layers down, heads across. Those that no head is of are left out."""
+    """The layers that are the rows of a map of heads, and the head indices that are its columns."""
 
     layers: list[int]
     heads: list[int]
 
 
 def grids_of(table: Table) -> dict[str, HeadGrid]:
-    """Return the rows and columns of each kind of attention in a table of heads."""
+    """Return the rows and columns of the map of each kind of attention in a table of heads."""
     grids = {}
     for kind in dict.fromkeys(table["kind"].tolist()):
         mine = table.select(table["kind"] == kind)
@@ -139,10 +144,10 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
 
 
 def cells_of(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
-    """Return how many cells the kinds of attention, one below the other, have across and down."""
-    return max(len(grid.heads) for grid in grids.values()), sum(
-        len(grid.layers) for grid in grids.values()
-    )
+    """Return how many cells the maps of all kinds, one below the other, have across and down."""
+    n_across = max(len(grid.heads) for grid in grids.values())
+    n_down = sum(len(grid.layers) for grid in grids.values())
+    return n_across, n_down
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,8 @@ class HeadCells:
     """The places of the cells of all heads on a page, in pixels.
 
     Attributes:
-        grids: The rows and columns of each kind of attention.
-        corners: The upper left corner of each kind's grid.
+        grids: The rows and columns of the map of each kind of attention.
+        corners: The upper left corner, (x, y), of each map.
         size: Width and height of a cell, with the gap to the next one.
     """
 
@@ -176,7 +181,17 @@ def place_kinds(
     left: float = layout.MARGIN_PX,
     top: float = TOP_PX,
 ) -> tuple[HeadCells, float]:
-    """Return the cells of all kinds of attention, one kind below the other, and where they end."""
+    """Place the cells of all kinds of attention, one kind below the other.
+
+    Args:
+        grids: The rows and columns of the map of each kind.
+        size: Width and height of a cell.
+        left: The left edge of the names of layers.
+        top: The upper edge of all names and maps.
+
+    Returns:
+        The cells, and the lower edge of the last map.
+    """
     corners = {}
     y = top
     for kind, grid in grids.items():
@@ -187,7 +202,7 @@ def place_kinds(
 
 
 def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
-    """Name layers and heads beside their cells; and the kinds of attention where there are several."""
+    """Write the names of layers and heads beside their cells, and those of kinds of attention if there are several."""
     for kind, grid in cells.grids.items():
         x, y = cells.corners[kind]
         _name_axes(page, (x, y), grid, cells.size, size_px)
@@ -198,29 +213,34 @@ def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE
 def _name_axes(
     page: Page, corner: tuple[float, float], grid: HeadGrid, cell: tuple[float, float], size_px: float
 ) -> None:
-    """Name layers at the left and heads above; every n-th where there is no room for all."""
-    # Heads above, in letters that fit their cells.
-    size = page.paper.letters(min(size_px, cell[0] / 1.6 if size_px > 12 else size_px))
+    """Write the names of layers at the left and of heads above; every n-th where there is no room for all."""
+    left, top = corner
+    width, height = cell
+    # Heads: in a large map, letters shrink with their cells.
+    size = page.paper.letters(min(size_px, width / 1.6) if size_px > 12 else size_px)
     widest = page.lettering.width_px(f"H{grid.heads[-1]}", size)
-    step = math.ceil(math.ceil(widest * 1.25) / cell[0])
+    step = math.ceil(math.ceil(widest * 1.25) / width)
+    # The gap after a wide cell belongs to its width.
+    half_gap = 1.5 if width > 39 else 0
     for column in range(0, len(grid.heads), step):
-        x = corner[0] + (column + 0.5) * cell[0] - (1.5 if cell[0] > 39 else 0)
-        page.write(x, corner[1] - size * 0.9, f"H{grid.heads[column]}", size, ha="center", color=FAINT)
-    # Layers at the left.
+        x = left + (column + 0.5) * width - half_gap
+        page.write(x, top - size * 0.9, f"H{grid.heads[column]}", size, ha="center", color=FAINT)
+    # Layers.
     size = page.paper.letters(size_px)
-    step = math.ceil(math.ceil(size * 1.25) / cell[1])
+    step = math.ceil(math.ceil(size * 1.25) / height)
     for row in range(0, len(grid.layers), step):
-        y = corner[1] + (row + 0.5) * cell[1]
-        page.write(
-            corner[0] - 8, y, f"L{grid.layers[row]}", size, ha="right", va="center_baseline", color=FAINT
-        )
+        y = top + (row + 0.5) * height
+        name = f"L{grid.layers[row]}"
+        page.write(left - 8, y, name, size, ha="right", va="center_baseline", color=FAINT)
 
 
 def title_of(column: Column) -> str:
-    """Return what a column is called, with its unit unless that is a share or its name says it."""
+    """Return the title of a column, with its unit unless that is a share or part of the title."""
     unit = printable(column.unit, 40)
-    has_unit = unit not in ("", "share") and unit not in column.title
-    return printable(column.title, 60) + (f" ({unit})" if has_unit else "")
+    title = printable(column.title, 60)
+    if unit in ("", "share") or unit in column.title:
+        return title
+    return f"{title} ({unit})"
 
 
 # Pages of maps
@@ -228,29 +248,29 @@ def title_of(column: Column) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How small maps stand on pages.
+    """The layout of small maps on pages.
 
     Attributes:
-        columns: How many stand side by side.
+        columns: How many maps stand side by side.
         cell: Width and height of a cell in pixels.
         pitch: Pixels from one map to the next, across and down.
-        most: How many a page holds.
+        maps_per_page: Most maps of a page.
     """
 
     columns: int
     cell: tuple[float, float]
     pitch: tuple[float, float]
-    most: int
+    maps_per_page: int
 
 
 def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
-    """Draw maps of heads: a single one large, with numbers; several small, on as many pages as they need."""
+    """Yield pages of maps of heads: a single map large, with numbers; several maps small."""
     if len(blocks) == 1:
         yield _large_page(report, blocks[0], lettering)
         return
     plan = _plan(blocks[0].heads, len(blocks), lettering)
-    # As few pages as hold them, filled alike.
-    n_pages = math.ceil(len(blocks) / plan.most)
+    # As few pages as hold all maps, with equally many on each.
+    n_pages = math.ceil(len(blocks) / plan.maps_per_page)
     maps_a_page = math.ceil(len(blocks) / n_pages)
     for first in range(0, len(blocks), maps_a_page):
         yield _small_page(report, blocks[first : first + maps_a_page], plan, lettering)
@@ -264,7 +284,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     grids = grids_of(table)
     paper = lettering.paper
 
-    # How large cells are.
+    # The size of cells: all layers of a screen's page are about 1000 pixels high, if each is at least 44.
     n_across, n_down = cells_of(grids)
     room = paper.room_px - LEFT_PX
     cell_width = paper.whole(min(240.0, room / n_across), 24)
@@ -272,10 +292,8 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     cell_height = max(24, min(round(cell_width * 0.62), 90, tallest))
 
     # The page with its cells, and the numbers in them.
-    page = Page(
-        paper.width_for(layout.MIN_WIDTH_PX, 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width),
-        lettering,
-    )
+    width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
+    page = Page(paper.width_for(layout.MIN_WIDTH_PX, width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.head(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
@@ -298,7 +316,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> list[str]:
     """Write the numbers of heads, and their intervals, where cells have room for them; return notes on them.
 
-    In a map of many cells numbers would hide the colours: the heads with the largest absolute values alone have them.
+    In a map of many cells, where numbers would hide the colours, only the largest absolute numbers are written.
     """
     paper, lettering = page.paper, page.lettering
     cell_width, cell_height = cells.size
@@ -308,9 +326,10 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         table = table.select(np.argsort(-magnitudes, kind="stable")[:_N_LARGEST])
         notes.append(f"numbers: the {_N_LARGEST} largest by absolute value")
 
-    # The letters of numbers, and of intervals: those as large as the widest one allows.
+    # The size of letters: the widest interval fits its cell.
     size = paper.letters(min(18.0, cell_width * 0.26))
-    texts = [scale.write(value) for value in table[name].tolist()]
+    values = table[name].tolist()
+    texts = [scale.write(value) for value in values]
     widest = max(lettering.width_px(text, size) for text in texts)
     has_numbers = cell_width > widest * 1.05 if paper.fixed else cell_width >= 40
     if not has_numbers:
@@ -320,18 +339,16 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
     has_intervals = cell_height >= 44 and interval_size >= max(_LEAST_INTERVAL_PX, paper.least_px)
 
-    # Numbers in the middle of their cells, intervals below them.
+    # Numbers in the middle of their cells; with an interval below, a little higher.
     numbers = []
     cmap = colormap(scale.cmap)
+    rise = cell_height * 0.14 if has_intervals else 0
     corners = cells.corners_of(table)
-    for (left, top), value, text, interval in zip(
-        corners, table[name].tolist(), texts, intervals, strict=True
-    ):
+    for (left, top), value, text, interval in zip(corners, values, texts, intervals, strict=True):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
         ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
-        up = cell_height * 0.14 if has_intervals else 0
-        numbers.append(Number(x, y - up, text, size, ink))
+        numbers.append(Number(x, y - rise, text, size, ink))
         if has_intervals and interval:
             numbers.append(Number(x, y + cell_height * 0.22, interval, interval_size, ink))
     page.numbers(numbers)
@@ -341,18 +358,20 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
 
 
 def _range(scale: Scale, low: float, high: float) -> str:
-    """Return an interval such as 0.00–0.03, with the decimals of its map; empty if there is none.
+    """Return an interval such as 0.00–0.03, with the decimals of its map; empty if it is unknown.
 
-    It is no ± of one number: intervals of shares are not symmetric, and end at 0 and 1.
+    Both ends are written, as intervals of shares are not symmetric: they end at 0 and 1.
     """
+    if not math.isfinite(high - low):
+        return ""
+    # A dash before a minus would be unreadable.
     joint = " to " if low < 0 else "–"
-    return f"{scale.write(low)}{joint}{scale.write(high)}" if math.isfinite(high - low) else ""
+    return f"{scale.write(low)}{joint}{scale.write(high)}"
 
 
 def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
-    """Place small maps of the columns of a table; on narrow paper they stand one below the other."""
+    """Lay out small maps of the columns of a table; on narrow paper one or two stand side by side."""
     paper = lettering.paper
-    # Kinds of attention share their columns and stand one below the other.
     grids = grids_of(table)
     n_across, n_down = cells_of(grids)
     few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
@@ -368,14 +387,14 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
         across = max(across, _LEAST_ACROSS_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
     down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
-    # As many rows as a page holds; more maps go on the next.
+    # As many rows as a page holds.
     tallest = paper.most_px if paper.fixed else _TALLEST_PX
     n_rows = max(1, int((tallest - TOP_PX) // down))
     return _Plan(columns, (width, height), (across, down), columns * n_rows)
 
 
 def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering) -> Page:
-    """Draw a page of maps, each in its own colours, with its largest value; pale below the baseline."""
+    """Draw a page of small maps, each in its own colours, with its largest value; cells below the baseline are pale."""
     paper = lettering.paper
     grids = grids_of(blocks[0].heads)
     page = Page(paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering)
@@ -394,12 +413,10 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
             lines.insert(0, printable(column.meaning, 200))
         page.entitle(left, top, lettering.fit(title_of(column), 14, 0.88 * room))
         for number, line in enumerate(lines, 1):
-            shown = lettering.fit(line, layout.CAPTION_PX, room)
-            page.write(left, top + 18 * number, shown, layout.CAPTION_PX, ha="left", color=FAINT)
-        # Kinds of attention one below the other, all in the same colours.
-        first_top = top + 46
-        if len(grids) > 1:  # the name of the first kind stands beside the title's lines
-            first_top -= KIND_PX
+            text = lettering.fit(line, layout.CAPTION_PX, room)
+            page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
+        # Of several kinds of attention, the name of the first one stands beside these lines.
+        first_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
         cells, bottom = place_kinds(grids, plan.cell, left, first_top)
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
@@ -411,13 +428,14 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
     notes = ["rows: layers, columns: heads; each map has its own colours"]
     if any(scale.has_baseline for scale in scales):
         notes += [_BASELINE, "pale: not above it, where any head is"]
-    notes += [note for block in blocks for note in block.notes]
+    for block in blocks:
+        notes += block.notes
     page.finish(TOP_PX + n_rows * plan.pitch[1], [*notes, *report.problems])
     return page
 
 
 def _largest(table: Table, name: str, scale: Scale) -> str:
-    """Return the largest value of a column and whose it is."""
+    """Return the largest value of a column and the head that has it; of both signs, the largest absolute value."""
     magnitudes = np.abs(table[name]) if scale.low < 0 else table[name]
     if not np.isfinite(magnitudes).any():
         return "undefined for all heads"
@@ -431,36 +449,36 @@ def _draw_cells(
 ) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
-    If `fades`, those that are not above their baseline are pale, unless no head is above.
+    If `fades`, heads that are not above their baseline are pale, unless all would be. Numbers of both signs never fade.
     """
-    # Only measures from 0 on have a baseline to be above.
     baseline = table.part(name, "baseline")
-    fades = fades and scale.low >= 0 and bool((table[name] > baseline).any())
     drawn = page.draw_cells(
         cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.share
     )
-    # White over the cells that are not above.
-    faded = [drawn[row] for row in np.flatnonzero(fades & (table[name] <= baseline))]
+    if not fades or scale.low < 0 or not (table[name] > baseline).any():
+        return
+    # The same cells again, in paler colours.
+    faded = [drawn[row] for row in np.flatnonzero(table[name] <= baseline)]
     page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
 def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
-    """Draw the colour bar with its numbers, up to `most` of them, else the ends alone; and the baseline below it."""
+    """Draw the colour bar, with at most `most` round numbers or else its ends alone, and the baseline below it."""
     if not scale.has_values:
         return
-    # Round numbers, or the ends and zero where there is little room.
-    ticks = layout.ticks_between(scale.low, scale.high)
-    if len(ticks) > most:
-        ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else (scale.low, scale.high)
     limits = scale.low, scale.high
+    ticks = layout.ticks_between(*limits)
+    if len(ticks) > most:
+        ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else limits
     size_px = page.paper.letters(size_px)
     texts = tick_texts(ticks)
-    inside = page.paper.fixed and most <= 3  # the ends of a short bar have no room beyond it
+    # The numbers at the ends of a short bar have no room beyond it.
+    inside = page.paper.fixed and most <= 3
     page.draw_scale(bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside)
     if not scale.has_baseline:
         return
 
-    # Lines over the bar, a triangle below them, and beside it the value, on the side where the bar has more room.
+    # Lines over the bar at both ends of the baseline, and a triangle below their middle.
     x, y, width, height = bar
     ends = {x + width * scale.share(value) for value in scale.baseline}
     page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
@@ -468,7 +486,7 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
     middle = scale.share(sum(scale.baseline) / 2)
     triangle_x = x + width * middle
     page.write(triangle_x, below, "▲", size_px, ha="center", color=INK)
-    # A note explains the triangle, so the value is left out where it has no room.
+    # The value, on the longer side; without room it is left out, as a note explains the triangle.
     words = f"uniform {scale.baseline_text}"
     words_width = page.lettering.width_px(words, size_px) * 1.04 + size_px
     left_edge = x - LEFT_PX

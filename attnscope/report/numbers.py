@@ -1,4 +1,4 @@
-"""Write numbers for every view: tables, figures and sentences; and choose those that are shown."""
+"""Write numbers as text for tables, figures and sentences; and choose the largest, or some of many, to show."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,22 +13,28 @@ UNDEFINED = "–"
 
 
 def number(value: float) -> str:
-    """Return a number with three digits or so; `–` where it is undefined."""
+    """Return a number with two decimals, fewer from 10 on; `–` where it is undefined."""
     if not math.isfinite(value):
         return UNDEFINED
-    size = abs(value)
-    text = f"{value:,.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-    return text.replace("-", "−" if _is_not_zero(text) else "")  # -0.001 is 0.00, not -0.00
+    # The bounds are those at which rounding adds a digit.
+    decimals = 2
+    if abs(value) >= 99.95:
+        decimals = 0
+    elif abs(value) >= 9.995:
+        decimals = 1
+    text = f"{value:,.{decimals}f}"
+    return text.removeprefix("-") if _is_zero(text) else text.replace("-", "−")
 
 
-def _is_not_zero(text: str) -> bool:
-    return any(digit in text for digit in "123456789")
+def _is_zero(text: str) -> bool:
+    """Return whether a number was written as 0, such as "-0.00"."""
+    return not text.strip("-0.")
 
 
 def signed(value: float) -> str:
     """Return a number as `number` does, with a + if it is above 0."""
     text = number(value)
-    return text if text.startswith("−") or not _is_not_zero(text) else f"+{text}"
+    return f"+{text}" if 0 < value < math.inf and not _is_zero(text) else text
 
 
 def small_number(value: float) -> str:
@@ -36,7 +42,7 @@ def small_number(value: float) -> str:
     if not math.isfinite(value):
         return UNDEFINED
     size = abs(value)
-    # Three decimals from 1% on, four from 0.1% on, then a power of ten.
+    # Three decimals from 0.01 on, four from 0.001 on, then a power of ten.
     if size >= 0.9995:
         return number(value)
     if size >= 0.0095:
@@ -50,21 +56,29 @@ def small_number(value: float) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """Return a number with a number of decimals; `–` = undefined."""
-    return f"{value:.{decimals}f}".replace("-", "−") if math.isfinite(value) else UNDEFINED
+    """Return a number with so many decimals; `–` = undefined."""
+    if not math.isfinite(value):
+        return UNDEFINED
+    return f"{value:.{decimals}f}".replace("-", "−")
 
 
 def digits(value: float, most: int = 3) -> str:
-    """Return a number with a limited number of significant digits, such as a tick of an axis."""
+    """Return a number with at most so many significant digits, such as a tick of an axis."""
     return f"{value:.{most}g}".replace("-", "−")
 
 
 def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
-    """Return the numbers below a colour bar: three significant digits, and more where these would move a tick."""
-    ordered = sorted(ticks)
-    gap = min(np.diff(ordered), default=math.inf)
+    """Return the text of each tick of a colour bar: three significant digits.
+
+    All have more where rounding would move a tick by over a twentieth of the smallest gap between ticks.
+    """
+    positions = np.array(ticks)
+    gap = min(np.diff(np.sort(positions)), default=math.inf)
     most = 3
-    while most < 12 and any(abs(float(f"{tick:.{most}g}") - tick) > 0.05 * gap for tick in ordered):
+    while most < 12:
+        rounded = np.array([float(f"{tick:.{most}g}") for tick in ticks])
+        if (np.abs(rounded - positions) <= 0.05 * gap).all():
+            break
         most += 1
     return {tick: digits(tick, most) for tick in ticks}
 
@@ -75,42 +89,39 @@ def weight(value: float) -> str:
 
 
 def four_decimals(value: float) -> str:
-    """Return a number with four decimals; nothing is minus zero."""
-    if math.isinf(value):
-        return "-inf" if value < 0 else "inf"
+    """Return a number with four decimals, without a minus before 0.0000."""
     text = f"{value:.4f}"
-    return "0.0000" if text == "-0.0000" else text
+    return text.removeprefix("-") if _is_zero(text) else text
 
 
 def percent(share: float | None, decimals: int = 0) -> str:
     """Return a share as percent; `–` where it is undefined."""
-    return f"{share:.{decimals}%}" if share is not None and math.isfinite(share) else UNDEFINED
+    if share is None or not math.isfinite(share):
+        return UNDEFINED
+    return f"{share:.{decimals}%}"
 
 
-ROUNDING = 1e-6
-"""A number that is less than this share of the largest of its column is what float32 leaves of 0."""
+_ROUNDING = 1e-6
+"""Below this share of the largest number of its column, a number is taken for 0: float32 is no more exact."""
 
 Q_VALUE = "q value"
 """The unit of columns of false discovery rates."""
 
 
 def writer_for(table: Table, name: str) -> Callable[[float], str]:
-    """Return what writes the numbers of a column: q values as such, others so that rounding errors are 0."""
+    """Return the function that writes the values of a column: q values, other numbers, or anything else."""
     column = table.columns[name]
     if column.unit == Q_VALUE:
         return q_value
-    return writer_of(table[name]) if column.kind == "number" else str
-
-
-def writer_of(values: NDArray[np.float64]) -> Callable[[float], str]:
-    """Return what writes some numbers, so that rounding errors are 0."""
-    sizes = np.abs(values)
-    least = ROUNDING * float(sizes[np.isfinite(sizes)].max(initial=0.0))
-    return lambda value: "0" if abs(value) < least else small_number(value)
+    if column.kind != "number":
+        return str
+    sizes = np.abs(table[name])
+    threshold = _ROUNDING * float(sizes[np.isfinite(sizes)].max(initial=0.0))
+    return lambda value: "0" if abs(value) < threshold else small_number(value)
 
 
 def even_writer(values: NDArray[np.float64]) -> Callable[[float], str]:
-    """Return what writes some numbers with the same decimals: three digits of the largest; `–` = undefined."""
+    """Return a function that writes all these numbers with the same decimals, so that the largest has three digits."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
     decimals = min(max(0, 2 - math.floor(math.log10(largest))), 6)
     return lambda value: fixed(value, decimals)
@@ -123,13 +134,13 @@ def q_value(q: float) -> str:
 
 def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
     """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
-    return (
-        f"[{written(low)}, {written(high)}]" if math.isfinite(low) and math.isfinite(high) else UNDEFINED
-    )
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return UNDEFINED
+    return f"[{written(low)}, {written(high)}]"
 
 
 def with_interval(estimate: Floats, written: Callable[[float], str] = number, unit: str = "") -> str:
-    """Return a value with its unit and, where there is one, its interval; an estimate is both, (3,)."""
+    """Return a value with its unit and its interval, if that is known; an estimate is (value, low, high)."""
     value, low, high = estimate
     text = f"{written(value)} {unit}".rstrip()
     ends = interval(low, high, written)
@@ -154,47 +165,49 @@ def abbreviate(value: float, unit: str) -> str:
         decimal = _scale(value, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
         binary = _scale(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
         return decimal if value < 1000 else f"{decimal} ({binary})"
-    return _scale(value, 1000, ("", "k", "M", "B", "T"), digits=4)
+    return _scale(value, 1000, ("", "k", "M", "B", "T"), n_digits=4)
 
 
-def _scale(value: float, base: int, names: tuple[str, ...], digits: int = 3) -> str:
-    step = 0
-    while value >= base and step < len(names) - 1:
+def _scale(value: float, base: int, units: tuple[str, ...], n_digits: int = 3) -> str:
+    """Return a number in the largest unit that it reaches; `units` are those of 1, base, base², and so on."""
+    power = 0
+    while value >= base and power < len(units) - 1:
         value /= base
-        step += 1
-    if step == 0:
-        return f"{value:,.0f} {names[0]}".strip()
-    decimals = max(0, digits - len(str(int(value))))
-    return f"{value:,.{decimals}f} {names[step]}"
+        power += 1
+    if power == 0:
+        return f"{value:,.0f} {units[0]}".strip()
+    decimals = max(0, n_digits - len(str(int(value))))
+    return f"{value:,.{decimals}f} {units[power]}"
 
 
-# What is shown where there is little room
+# A choice where there is little room
 
 
 def spread_evenly(n: int, room: int) -> list[int]:
-    """Return at most `room` of n places, spread evenly, the first and the last among them."""
+    """Return at most `room` of n indices, ascending and spread evenly, the first and the last among them."""
     return sorted({*np.linspace(0, n - 1, min(n, max(2, room))).round().astype(int).tolist()})
 
 
 def largest_first(values: Any, most: int | None = None) -> list[int]:
-    """Return the places of numbers in a flat array, the largest first, at most so many; NaN is left out."""
-    n_known = int((~np.isnan(values)).sum())
-    order: list[int] = np.argsort(-np.asarray(values), axis=None, kind="stable")[:n_known][
-        :most
-    ].tolist()
-    return order
+    """Return the indices of numbers, the largest first, at most so many; NaN is left out.
+
+    Indices of an array with several axes are those of the flat array.
+    """
+    flat = np.ravel(values)
+    n_known = np.count_nonzero(~np.isnan(flat))
+    # Sorting puts NaN last.
+    order: list[int] = np.argsort(-flat, kind="stable")[:n_known].tolist()
+    return order[:most]
 
 
 def find_moving(values: Floats, most: int) -> list[int]:
-    """Return the columns, (step, column), that change most between any two steps, in their order.
+    """Return the columns, of (step, column), that change most between any two steps, in their order.
 
-    Of a single step they are those with the largest values.
+    Of a single step they are those with the largest values. Columns without any number are left out.
     """
     is_known: NDArray[np.bool_] = np.isfinite(values)
-    highest = np.where(is_known, values, -np.inf).max(0)
-    lowest = np.where(is_known, values, np.inf).min(0)
-    # Columns without any number come last, (column,).
-    spread = np.full(values.shape[1], -np.inf)
-    some: NDArray[np.bool_] = np.any(is_known, 0)
-    spread[some] = highest[some] - (lowest[some] if len(values) > 1 else 0)
-    return sorted(column for column in largest_first(spread, most) if some[column])
+    change = np.where(is_known, values, -np.inf).max(0)
+    if len(values) > 1:
+        change -= np.where(is_known, values, np.inf).min(0)
+    change[~is_known.any(0)] = np.nan
+    return sorted(largest_first(change, most))

@@ -1,4 +1,4 @@
-"""Draw maps side by side in the same colours: attention weights, or how they differ. It knows no question."""
+"""Draw maps side by side in the same colours: attention weights, or differences of them. Used by three questions."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ AXES = "rows: queries (attend) · columns: keys (are attended to)"
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A map with its title: weights, (query, key), and the labels at its sides."""
+    """A map with its title: weights or differences, (query, key), and the labels of rows and columns."""
 
     title: str
     values: NDArray[Any]
@@ -37,10 +37,10 @@ class Panels:
     Attributes:
         title: The title of the figure, after the model.
         panels: The maps.
-        notes: What must be known to read them.
-        difference: What a difference is; empty = the maps hold weights.
+        notes: Sentences on how to read them.
+        difference: The meaning of a number if the maps hold differences; empty = they hold weights.
         largest_px: Most width of a map.
-        is_fitted: Whether the darkest colour is the largest weight of all maps; else it is 1.
+        is_fitted: Whether the darkest colour is that of the largest weight of all maps; else it is that of 1.
     """
 
     title: str
@@ -51,38 +51,35 @@ class Panels:
     is_fitted: bool = False
 
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
-        """Return the page."""
-        # Weights run from 0 to 1 or to the largest; differences are symmetric around 0: white means no change.
-        low, high = 0.0, 1.0
+        """Return a page with all maps and their colour bar."""
+        maps = [panel.values for panel in self.panels]
+        # Colours of weights begin at 0, those of differences are symmetric: white = no change.
+        high = 1.0
         if self.difference or self.is_fitted:
-            high = (
-                max(float(np.nan_to_num(np.abs(panel.values)).max(initial=0.0)) for panel in self.panels)
-                or 1.0
-            )
-        if self.difference:
-            low = -high
-        # Maps with the same tokens share their labels.
+            high = max(float(np.nan_to_num(np.abs(values)).max(initial=0.0)) for values in maps) or 1.0
+        limits = (-high if self.difference else 0.0, high)
+        # One pair of axes for all maps if all have the same tokens.
         axes = [(panel.queries, panel.keys) for panel in self.panels]
+        if len({*axes}) == 1:
+            axes = axes[:1]
+        weight_meaning = "attention weight: the share of a query's attention that a key gets"
         figure = MapsFigure(
             subtitle=report.subtitle,
             notes=(*self.notes, *report.footer),
-            axes=tuple(axes[:1] if len({*axes}) == 1 else axes),
+            axes=tuple(axes),
             titles=tuple(panel.title for panel in self.panels),
-            meaning=self.difference
-            or "attention weight: the share of a query's attention that a key gets",
+            meaning=self.difference or weight_meaning,
             cmap=TWO_WAYS if self.difference else ONE_WAY,
             largest_px=self.largest_px,
             lettered=(report.model, self.title),
         )
-        # A long text is pooled to what the paper has pixels for; pooling keeps the sign of a difference.
+        # Maps with more cells than the paper has pixels are pooled: each cell keeps its largest size, with its sign.
         page = MapsPage(figure, lettering.paper)
-        values = []
-        for panel in self.panels:
-            weights = panel.values.astype(np.float32)
-            highest, deepest = max_pool(weights, page.pool), max_pool(-weights, page.pool)
-            values.append(np.where(highest >= deepest, highest, -deepest))
-        ticks = tick_texts(layout.ticks_between(low, high))
-        page.show(
-            f"{report.model} · {self.title}", values, [(low, high)] * len(values), (low, high), ticks
-        )
+        pooled = []
+        for values in maps:
+            highest = max_pool(values.astype(np.float32), page.pool)
+            deepest = max_pool(-values.astype(np.float32), page.pool)
+            pooled.append(np.where(highest >= deepest, highest, -deepest))
+        ticks = tick_texts(layout.ticks_between(*limits))
+        page.show(f"{report.model} · {self.title}", pooled, [limits] * len(maps), limits, ticks)
         return page

@@ -1,4 +1,4 @@
-"""Text for a terminal: nothing in it that a terminal would obey, no wider than its place, in letters that it has."""
+"""Print safe text: nothing that a terminal would obey, no wider than its place, in characters that it can show."""
 
 from __future__ import annotations
 
@@ -39,41 +39,45 @@ _ASCII = str.maketrans(
         "→": "->",
     }
 )
-"""What stands for the signs of our own formulas where the terminal's encoding cannot write them."""
+"""ASCII for characters that attnscope itself prints, where the terminal's encoding has no others."""
 
 _USUAL_WIDTH = 80
-"""Characters in a line where nothing says how many there are."""
+"""Characters in a line of a terminal of unknown width."""
 
 
 class _PlainConsole(Console):
-    """A console that obeys nothing in what it prints: all that is shown passes through `safe`, in whatever view."""
+    """A console that prints every text through `safe`, so that no control character reaches the terminal."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        all_signs = has_unicode(self)
+        replaced = {} if has_unicode(self) else _ASCII
         for segment in super().render(renderable, options):
-            text = segment.text if all_signs else segment.text.translate(_ASCII)
+            text = segment.text.translate(replaced)
             if not (segment.control or text.isprintable()):
                 text = "\n".join(map(safe, text.split("\n")))
             yield Segment(text, segment.style, segment.control)
 
 
-def open_console(**how: Any) -> Console:
-    """Return the `rich` console of every command, without markup, emoji or control: names come from anywhere."""
-    console = _PlainConsole(markup=False, emoji=False, **how)
-    if console.width < 1:  # a terminal that does not know its size says 0
+def open_console(**options: Any) -> Console:
+    """Return the `rich` console of every command, without markup, emoji or control characters; names may hold any."""
+    console = _PlainConsole(markup=False, emoji=False, **options)
+    # A terminal that does not know its size says 0.
+    if console.width < 1:
         console.width = _USUAL_WIDTH
     return console
 
 
 def print_record(record: Result, console: Console, **options: Any) -> None:
-    """Print what a record's kind shows of it by `Kind.shown_with`, and below it the parts of the study that failed."""
+    """Print a record by the `show` of its kind, and below it the parts of the study that failed.
+
+    `options` are those of `Kind.shown_with`.
+    """
     view = record.record_kind().view("show")(record, console, **options)
-    for part in ([] if view is None else [view]) + [
-        Text(one_line(line), style="bold") for line in record.failed
-    ]:
-        console.print(part)
+    if view is not None:
+        console.print(view)
+    for line in record.failed:
+        console.print(Text(one_line(line), style="bold"))
 
 
 _NOTEBOOK_WIDTH = 110
@@ -83,14 +87,14 @@ _PAGE = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto"
 
 
 def to_html(record: Result) -> str:
-    """Return what the terminal prints of a result, with its colours; letters that HTML would obey are escaped."""
+    """Return what the terminal prints of a result, with its colours, as HTML for a notebook."""
     console = open_console(record=True, file=io.StringIO(), width=_NOTEBOOK_WIDTH, force_jupyter=False)
     print_record(record, console)
     return console.export_html(inline_styles=True, code_format=_PAGE)
 
 
 def cut(label: str, cells: int, *, at_word: bool = False) -> str:
-    """Return a label in at most so many cells, with a mark where something is missing; `at_word`: behind a word."""
+    """Return a label in at most so many cells of a terminal; a cut one ends in "…", with `at_word` after a word."""
     if cell_len(label) <= cells:
         return label
     if cells < 1:
@@ -102,7 +106,7 @@ def cut(label: str, cells: int, *, at_word: bool = False) -> str:
 
 
 def has_unicode(console: Console) -> bool:
-    """Return whether the terminal's encoding can write every sign."""
+    """Return whether the terminal's encoding has all characters."""
     return console.encoding.lower().startswith("utf")
 
 
@@ -117,11 +121,11 @@ def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
 
 
 def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
-    """Note below a table, a line each; empty ones are left out."""
+    """Return dim lines, such as notes below a table; empty ones are left out."""
     return [Text(line, style="dim") for line in lines if line]
 
 
 def shade(share: float, pale: str, dark: str) -> Style:
-    """Return a background between two colours "#rrggbb", at a share of the way, and letters that can be read on it."""
+    """Return a background between two colours "#rrggbb", at a share of the way, with letters that stand out on it."""
     color = blend(share, pale, dark)
     return Style(color=ink_on(color), bgcolor=color)

@@ -1,4 +1,4 @@
-"""The table of the terminal: decides which columns fit, wrap or are dropped, and says so in a line below."""
+"""Print tables in a terminal: choose which columns fit, wrap or are dropped, and name the dropped ones below."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from attnscope.errors import safe
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column: what its cells say, how wide it is, and how soon a narrow terminal drops it.
+    """A column of a table: its cells, its width, and how soon a narrow terminal drops it.
 
     Attributes:
-        name: Its header, and what the line below the table calls it if it was dropped.
-        cell: Makes the cell of a row.
+        name: Its header, and its name in the line about dropped columns.
+        cell: Returns the cell of a row.
         right: Whether it is flush right, as numbers are.
         wraps: Whether it may be narrower than its widest cell, which then takes several lines.
         least: Its least width in cells of the terminal.
-        drop: How soon it is dropped: the largest number first, columns of the same number together. 0 = never.
+        drop: Its priority to be dropped: columns of the largest number go first, and together. 0 = never.
         style: The style of its cells.
     """
 
@@ -52,15 +52,19 @@ class TextTable:
         self._columns = columns
         self._gap = gap
         self._header = header
-        self._cells = [[_make_text(column.cell(row)) for row in rows] for column in columns]
-        widths = [
-            self._measure(column, cells) for column, cells in zip(columns, self._cells, strict=True)
-        ]
-        self._least_widths = [least for least, _ in widths]
-        self._whole_widths = [whole for _, whole in widths]
+        # Cells by column; the width of each column at least, and where nothing wraps.
+        self._cells: list[list[Text]] = []
+        self._least_widths: list[int] = []
+        self._whole_widths: list[int] = []
+        for column in columns:
+            cells = [_make_text(column.cell(row)) for row in rows]
+            least, whole = self._measure(column, cells)
+            self._cells.append(cells)
+            self._least_widths.append(least)
+            self._whole_widths.append(whole)
 
     def fit(self, width: int) -> tuple[list[str], list[str]]:
-        """Return the names of the columns that fit a terminal of this width, and of those that do not."""
+        """Return the names of the columns that fit a terminal of this width, and of those that are dropped."""
         shown, dropped = self._choose(width)
         return self._names(shown), self._names(dropped)
 
@@ -79,22 +83,24 @@ class TextTable:
         return [self._columns[number].name for number in numbers]
 
     def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
-        """Return how wide a column is at least, and where nothing has to wrap."""
+        """Return the least width of a column, and its width if nothing wraps."""
         header = column.name.split("\n") if self._header else []
         lines = chain(header, *(cell.plain.split("\n") for cell in cells))
         whole = max(map(cell_len, lines), default=1)
         if not column.wraps:
             width = max(whole, column.least)
             return width, width
-        # What wraps breaks between words, and no word of the header breaks. Nor does a number; long words of texts do.
-        numbers = [cell.plain for cell in cells] if column.right else []
-        words = " ".join([*header, *numbers]).split()
+        # Words of the header and numbers never break; long words of other cells may.
+        unbroken = [*header]
+        if column.right:
+            unbroken += [cell.plain for cell in cells]
+        words = " ".join(unbroken).split()
         return min(whole, max(column.least, *map(cell_len, words), 1)), whole
 
     def _choose(self, width: int) -> tuple[list[int], list[int]]:
-        """Return the columns that are shown, and those that are dropped, in their order."""
+        """Return the indices of the columns that are shown, and of those that are dropped."""
         shown = list(range(len(self._columns)))
-        # No gap follows the last column, so the terminal has room for one gap more.
+        # Each width here has a gap behind it, the last one too: so there is room for one gap more.
         while sum(self._least_widths[number] + self._gap for number in shown) > width + self._gap:
             soonest = max(self._columns[number].drop for number in shown)
             if not soonest:
@@ -103,7 +109,10 @@ class TextTable:
         return shown, [number for number in range(len(self._columns)) if number not in shown]
 
     def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
-        """Return the width of each column: the widest that wraps shrinks first; if need be, all columns break."""
+        """Return the width of each column that is shown.
+
+        The widest column that wraps shrinks first; if that is not enough, the cells of all columns break.
+        """
         room = max(len(shown), width - self._gap * (len(shown) - 1))
         widths = [self._whole_widths[number] for number in shown]
         least = [self._least_widths[number] for number in shown]
@@ -111,16 +120,13 @@ class TextTable:
             widths = least
             least = [1] * len(shown)
         while sum(widths) > room:
-            # Of columns that may still shrink the widest, the first of equals.
-            widest = max(
-                range(len(shown)),
-                key=lambda index: (widths[index] > least[index], widths[index], -index),
-            )
-            widths[widest] -= 1
+            # The widest column that may still shrink; of equal ones, the first.
+            shrinkable = [index for index in range(len(shown)) if widths[index] > least[index]]
+            widths[max(shrinkable, key=widths.__getitem__)] -= 1
         return widths
 
     def _grid(self, shown: Sequence[int], width: int) -> Grid:
-        """Return the columns that are shown as rich draws them."""
+        """Return the columns that are shown as a table of rich."""
         padding = (0, self._gap, 0, 0)
         grid = Grid(
             box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding
@@ -128,9 +134,12 @@ class TextTable:
         for number, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
             column = self._columns[number]
             justify: Literal["left", "right"] = "right" if column.right else "left"
-            header = Text(column.name)
             grid.add_column(
-                header, justify=justify, style=column.style, width=column_width, overflow="fold"
+                Text(column.name),
+                justify=justify,
+                style=column.style,
+                width=column_width,
+                overflow="fold",
             )
         for row in zip(*(self._cells[number] for number in shown), strict=True):
             grid.add_row(*row)
@@ -138,4 +147,5 @@ class TextTable:
 
 
 def _make_text(cell: str | Text) -> Text:
+    """Return a cell as a text of rich, without control characters."""
     return Text(safe(cell)) if isinstance(cell, str) else cell

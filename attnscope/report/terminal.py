@@ -37,19 +37,19 @@ from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import printable
 from attnscope.results.table import Table
 
-PALE = "#ffffff"
-DARK = "#08519c"
-DARK_NEGATIVE = "#b2182b"
-"""The colours of 0, of the largest number, and of the largest one below 0."""
+_PALE = "#ffffff"
+_DARK = "#08519c"
+_DARK_NEGATIVE = "#b2182b"
+"""The colours of 0, of the largest number, and of a negative number of that size."""
 
 _CELL = 8
-"""Letters of a cell of a map of heads, with its number."""
+"""Characters of a cell with its number in a map of heads."""
 
 _MOST_LINES = 8
-"""Lines over the steps of a training that are printed without --all."""
+"""Lines of a table of steps that are printed without --all."""
 
 _NAME_CELLS = 14
-"""Width of the column of names beside steps."""
+"""Characters of the column of names in a table of steps."""
 
 
 def show(result: Any, console: Console, *, every: bool | None = None, **options: Any) -> RenderableType:
@@ -57,9 +57,9 @@ def show(result: Any, console: Console, *, every: bool | None = None, **options:
 
     Args:
         result: A `results.Result`.
-        console: What it is printed on.
-        every: Whether all that was found is printed, as with --all.
-        options: What the result's own `report` takes, such as the order of a ranking; None = as usual.
+        console: The console that prints it.
+        every: Whether everything is printed, as with --all.
+        options: Options of the result's own `report`, such as the order of a ranking; None = as usual.
     """
     chosen = {name: value for name, value in options.items() if value is not None}
     return render(result.report(**chosen), console, every=bool(every))
@@ -68,11 +68,10 @@ def show(result: Any, console: Console, *, every: bool | None = None, **options:
 def render(report: Report, console: Console, *, every: bool = False) -> RenderableType:
     """Return a report for rich to print: the answer first, then its blocks, then how to read them."""
     parts: list[RenderableType] = []
-    # The answer, its first line bold.
     for row, line in enumerate(report.answer):
         parts.append(Text(line, style="" if row else "bold"))
 
-    # The blocks, an empty line between them.
+    # The blocks, each after an empty line.
     left_out = []
     for block in report.blocks:
         if block.printed == "never":
@@ -89,35 +88,39 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
             parts.append(Text(block.heading, style="bold"))
         parts += [*drawn, *dim_lines(block.notes)]
 
-    # How to read them, and what else there is.
-    below = [*report.guide, report.source, *(report.notes if every else []), *report.problems]
-    named = ", ".join(dict.fromkeys(filter(None, left_out)))
-    if named:
-        below.append(f"--all also prints: {named}")
+    # How to read them, and what --all adds.
+    below = [*report.guide, report.source]
+    if every:
+        below += report.notes
+    below += report.problems
+    headings = ", ".join(dict.fromkeys(filter(None, left_out)))
+    if headings:
+        below.append(f"--all also prints: {headings}")
     return Group(*parts, Text(), *dim_lines(below))
 
 
 def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableType]:
-    """Draw numbers on shaded cells, one grid per kind of attention."""
+    """Return a grid of shaded numbers for each kind of attention, under its name if there are several."""
     parts: list[RenderableType] = []
     kinds = list(dict.fromkeys(block.heads["kind"].tolist()))
     for kind in kinds:
         heads = block.heads.select(block.heads["kind"] == kind)
         if len(kinds) > 1:
             parts.append(Text(f"{printable(kind)} attention", style="bold"))
-        parts.append(draw_heads(heads, block.column, console.width))
+        parts.append(_shaded_grid(heads, block.column, console.width))
     return parts
 
 
-def draw_heads(heads: Table, column: str, width: int) -> Text:
+def _shaded_grid(heads: Table, column: str, width: int) -> Text:
     """Return a grid of shaded numbers, layers down and heads across.
 
-    Where a layer has more heads than the terminal has room for, cells have tenths of the largest number.
+    If a layer has more heads than the terminal has room for, cells hold tenths of the largest number.
     """
     values = dict(zip(heads.places, heads[column].tolist(), strict=True))
-    layers = sorted({layer for layer, _ in values})
-    head_indices = sorted({head for _, head in values})
-    largest = max((abs(value) for value in values.values() if math.isfinite(value)), default=0.0) or 1.0
+    layers = np.unique(heads["layer"]).tolist()
+    head_indices = np.unique(heads["head"]).tolist()
+    sizes = np.abs(heads[column])
+    largest = float(sizes[np.isfinite(sizes)].max(initial=0.0)) or 1.0
     write = writer_for(heads, column)
     has_numbers = len(head_indices) * _CELL <= room_for(layers, width)
     cell = _CELL if has_numbers else 2
@@ -131,8 +134,8 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
         share = abs(value) / largest
         if not has_numbers:
             written = f"{min(9, int(share * 10))}"
-        # Small numbers get some colour, too.
-        style = shade(share**0.7, PALE, DARK_NEGATIVE if value < 0 else DARK)
+        # The power gives small numbers some colour, too.
+        style = shade(share**0.7, _PALE, _DARK_NEGATIVE if value < 0 else _DARK)
         text.append(f"{written:>{cell - 1}}", style=style).append(" ")
 
     text = head_grid(layers, head_indices, cell, width, draw)
@@ -142,38 +145,38 @@ def draw_heads(heads: Table, column: str, width: int) -> Text:
 
 
 def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
-    """Draw a table of the first rows, each number with its interval."""
-    # Without an order all rows are printed.
-    order = range(len(block.names)) if block.order is None else block.order
-    rows = list(order if every or block.order is None else order[: block.most])
+    """Return a table of the first rows, each number with its interval, and how many rows it leaves out."""
+    order = block.order
+    if order is None:
+        order = range(len(block.names))
+        every = True
+    rows = list(order if every else order[: block.most])
+    # Names stay whole up to 30 characters, then wrap.
     widest = max((len(block.names[row]) for row in rows), default=1)
-    # Names stay whole up to 30 letters, then wrap.
-    columns = [
-        TextColumn(
-            block.what,
-            lambda row: printable(block.names[row]),
-            style="bold",
-            wraps=widest > 30,
-            least=min(widest, 30),
-        )
-    ]
-    # Columns drop from the right where the terminal is narrow; the first always stays.
-    for column_index, column in enumerate(block.columns):
-        drop = column_index + 1 if column_index else 0
+    names = TextColumn(
+        block.what,
+        lambda row: printable(block.names[row]),
+        style="bold",
+        wraps=widest > 30,
+        least=min(widest, 30),
+    )
+    columns = [names]
+    # A narrow terminal drops the last columns first, and never the first of them (drop = 0).
+    for index, column in enumerate(block.columns):
+        drop = index + 1 if index else 0
         if isinstance(column, Words):
-            columns.append(_words(column, drop))
+            columns.append(_text_column(column, drop))
         else:
-            columns += number_columns(block.table, column, drop, rows)
+            columns += _number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
-    # Say how many rows are hidden.
     if len(rows) < len(order):
         n_more = amount(len(order) - len(rows), f"more {block.noun or block.what}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
     return parts
 
 
-def _words(column: Words, drop: int) -> TextColumn:
-    """Return a column of words."""
+def _text_column(column: Words, drop: int) -> TextColumn:
+    """Return a column of texts; see `TextColumn` for `drop`."""
     return TextColumn(
         column.title,
         lambda row: printable(column.texts[row], most=1000),
@@ -184,81 +187,83 @@ def _words(column: Words, drop: int) -> TextColumn:
     )
 
 
-def number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
-    """Return a column of the numbers of some rows, and one of their intervals where any of the rows has one."""
-    title = printable(table.columns[name].head)
+def _number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
+    """Return a column of numbers, and a column of their intervals if any of the rows has one."""
+    column = table.columns[name]
+    title = printable(column.head)
     write = writer_for(table, name)
-    # A number has three parts, (row, 3): value and both ends of its interval. Other kinds have a value alone, (row, 1).
-    parts = table.interval(name) if table.columns[name].kind == "number" else table[name][:, None]
-    values = TextColumn(
-        title, lambda row: write(parts[row, 0]), right=True, wraps=len(title) > 20, drop=drop
+    values = table[name]
+    texts = TextColumn(
+        title, lambda row: write(values[row]), right=True, wraps=len(title) > 20, drop=drop
     )
-    if parts.shape[1] == 1 or not np.isfinite(parts[list(rows), 1]).any():
-        return [values]
-    # The interval may be dropped even where its number stays.
-    ends = TextColumn(
+    low, high = table.part(name, "low"), table.part(name, "high")
+    if column.kind != "number" or not np.isfinite(low[list(rows)]).any():
+        return [texts]
+    # The interval may be dropped even if its number stays.
+    intervals = TextColumn(
         "95% interval",
-        lambda row: interval(parts[row, 1], parts[row, 2], write),
+        lambda row: interval(low[row], high[row], write),
         right=True,
         style="dim",
         drop=drop or 1,
     )
-    return [values, ends]
+    return [texts, intervals]
 
 
 def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
-    """Draw a matrix of numbers."""
+    """Return a matrix of numbers."""
     most = len(block.rows) if every else block.most
     return [matrix(block.values[:most], block.rows[:most], block.columns, console, bold=True)]
 
 
 def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
-    """Draw the lines that change most over the steps, shaded from their least to their largest value."""
-    values = block.points[..., 0]  # (step, line), without intervals
+    """Return a table of the lines that change most, with a shaded column for each step that has room."""
+    # Values without their intervals, (step, line).
+    values = block.points[..., 0]
     n_lines = len(block.names)
-    shown = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
-    if not np.isfinite(values[:, shown]).any():
+    lines = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
+    if not np.isfinite(values[:, lines]).any():
         return [Text(f"{block.y}: undefined for all {block.what} on these texts", style="dim")]
-    low = min(float(np.nanmin(values[:, shown])), 0.0)
-    high = float(np.nanmax(values[:, shown]))
+    low = min(float(np.nanmin(values[:, lines])), 0.0)
+    high = float(np.nanmax(values[:, lines]))
 
     def cell(step: int, line: int) -> Text:
         value = float(values[step, line])
         if n_lines == 1 or not math.isfinite(value):
             return Text(number(value))
-        return Text(number(value), style=shade((value - low) / ((high - low) or 1.0), PALE, DARK))
+        return Text(number(value), style=shade((value - low) / ((high - low) or 1.0), _PALE, _DARK))
 
-    # As many steps as have room; the columns of names are as wide in all tables, so that steps stand below each other.
-    texts = [step_text(step) for step in block.steps]
-    texts[0] = f"step {texts[0]}"
-    width = max(6, *(len(text) + 2 for text in texts))
-    steps = spread_evenly(len(texts), max(2, (console.width - _NAME_CELLS) // width))
+    # As many steps as have room. The names are as wide in all tables, so that steps stand below each other.
+    headers = list(map(step_text, block.steps))
+    headers[0] = f"step {headers[0]}"
+    width = max(6, 2 + max(map(len, headers)))
+    steps = spread_evenly(len(headers), max(2, (console.width - _NAME_CELLS) // width))
     names = TextColumn(
         (block.what if block.heading else block.y).ljust(_NAME_CELLS - 2),
         lambda line: printable(block.names[line]),
         wraps=True,
         least=_NAME_CELLS - 2,
     )
-    columns = [names, *(TextColumn(texts[step], partial(cell, step), right=True) for step in steps)]
-    parts: list[RenderableType] = [TextTable(columns, shown, gap=1)]
-    if len(shown) < n_lines:
-        selection = "changes most" if len(texts) > 1 else "is largest"
-        parts.append(
-            Text(f"the {len(shown)} of {n_lines} {block.what} in which it {selection}", style="dim")
-        )
-    if len(steps) < len(texts):
-        parts.append(
-            Text(f"{len(steps)} of {len(texts)} steps have room in {console.width} columns", style="dim")
-        )
-    return parts
+    columns = [names]
+    for step in steps:
+        columns.append(TextColumn(headers[step], partial(cell, step), right=True))
+    notes = []
+    if len(lines) < n_lines:
+        selection = "changes most" if len(headers) > 1 else "is largest"
+        notes.append(f"the {len(lines)} of {n_lines} {block.what} in which it {selection}")
+    if len(steps) < len(headers):
+        notes.append(f"{len(steps)} of {len(headers)} steps have room in {console.width} columns")
+    return [TextTable(columns, lines, gap=1), *dim_lines(notes)]
 
 
 _DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]] = {
     HeadMap: _head_map,
     Ranking: _ranking,
     Grid: _grid,
-    Graph: lambda block, console, every: [],  # a table of its links stands beside it
+    # A ranking beside a graph lists its lines.
+    Graph: lambda block, console, every: [],
     Trends: _trends,
-    Note: lambda block, console, every: [Text(line) for line in block.lines],
+    Note: lambda block, console, every: list(map(Text, block.lines)),
     Special: lambda block, console, every: list(block.view.show(console, every=every)),
 }
+"""The functions that show blocks, by type: `(block, console, every)`, where `every` is as in `show`."""

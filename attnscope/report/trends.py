@@ -1,5 +1,9 @@
-"""Draw how many lines change over the steps of a training: plots with axes, on a sheet measured in inches."""
+"""Draw how quantities of heads change over the steps of a training: plots with axes, on a sheet measured in inches.
 
+Used by `report.figures`.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,50 +15,56 @@ from attnscope.report.blocks import Report, Trends
 from attnscope.report.numbers import find_moving, step_text
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Colours of the lines that change most; all others are grey."""
+
 _OTHER = "#b8b8b8"
+
 _WIDTH = 12.0
 """Inches of a figure on a screen."""
 
 _LEAST_PT = 9.0
-"""Size of its smallest letters there."""
+"""Points of the smallest letters on a screen."""
 
 _EVENLY = 5.0
-"""Where the last step is more than so many times the middle one, the axis of steps is logarithmic."""
+"""If the last step is more than so many times the middle one, the axis of steps is logarithmic."""
 
 
 @matplotlib_defaults()
 def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) -> Drawing:
-    """Draw what is followed, a plot each: the lines that change most in colours, all others in grey."""
+    """Draw a plot for each block: the lines that change most in colours, all others in grey."""
     from matplotlib.figure import Figure
 
-    # Sizes in inches: two plots side by side; on narrow paper one.
+    # Sizes in inches: two plots side by side, on narrow paper one. `size` is that of letters, relative to a screen's.
     paper = lettering.paper
     size = paper.least_px * 72 / paper.inch_px / _LEAST_PT if paper.least_px else 1.0
     full_width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else _WIDTH
     n_across = 1 if paper.is_narrow else 2
+    n_rows = math.ceil(len(blocks) / n_across)
     plot_height = (0.5 if paper.is_narrow else 0.2) * full_width
     head_height = (0.85 if paper.caption else 0.1) * size
     pitch = plot_height + 0.95 * size
 
-    # Notes at the foot, those on parts of the study that failed last.
+    # The notes: without a caption only the parts of the study that failed.
     notes = []
     if paper.caption:
-        notes = [report.source] if report.source else []
-        notes += [*report.footer, *(note for block in blocks for note in block.notes)]
+        notes = [*filter(None, [report.source]), *report.footer]
+        for block in blocks:
+            notes += block.notes
         if any(block.level is not None for block in blocks):
             notes.append(
                 "dotted: by chance, that is uniform attention, or of composition random directions"
             )
+    # A screen has 96 pixels per inch; letters of text fill 0.92 of the width.
     lines = wrap_lines(" · ".join([*notes, *paper.failed]), full_width * 96 / size * 0.92, lettering)
     foot_height = (0.35 + 0.2 * len(lines)) * size
 
     # The figure with its title.
-    height = head_height + -(-len(blocks) // n_across) * pitch + foot_height
+    height = head_height + n_rows * pitch + foot_height
     figure = Figure(figsize=(full_width, height), dpi=paper.dpi, facecolor="white")
     families = list(lettering.families)
 
-    # A text down in inches from the upper edge.
     def write(down: float, text: str, points: float, color: str = FAINT, **look: Any) -> None:
+        """Write a line of text so many inches below the upper edge."""
         look |= {"va": "center", "parse_math": False, "family": families, "color": color}
         figure.text(0.02, 1 - down / height, text, fontsize=points * size, **look)
 
@@ -64,7 +74,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         write(0.28 * size, title, 15, INK, fontweight=bold)
         write(0.58 * size, report.subtitle, 11)
 
-    # The plots, and the notes below them.
+    # The plots, in shares of the figure, and the notes below them.
     left, width = (0.16, 0.55) if paper.is_narrow else (0.06, 0.31)
     for number, block in enumerate(blocks):
         row, column = divmod(number, n_across)
@@ -79,35 +89,27 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
 def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -> None:
     """Draw the lines of one plot: grey ones below, coloured ones with their intervals above them.
 
-    `size` is how large letters and lines are, relative to a screen's.
+    `size` is that of letters and lines, relative to a screen's.
     """
+    steps = block.steps
     chosen = find_moving(block.points[..., 0], len(_COLORS))
-    for line in range(len(block.names)):
-        if line not in chosen:
-            axes.plot(
-                block.steps,
-                block.points[:, line, 0],
-                color=_OTHER,
-                linewidth=0.7 * size,
-                alpha=0.7,
-                zorder=1,
-            )
-    # The level to compare with.
+    others = np.delete(block.points[..., 0], chosen, 1)
+    for values in others.T:
+        axes.plot(steps, values, color=_OTHER, linewidth=0.7 * size, alpha=0.7, zorder=1)
     if block.level is not None:
         axes.axhline(block.level, color=FAINT, linewidth=size, linestyle=(0, (2, 2)), zorder=1)
-    # A single line needs no colour to tell it apart; of a single step there is a dot.
+    # A single line is black; a single step is a dot.
     is_single = len(block.names) == 1
-    marker = "o" if len(block.steps) < 2 else None
-    for color, line in zip((INK,) if is_single else _COLORS, chosen, strict=False):
+    colors = (INK,) if is_single else _COLORS
+    marker = "o" if len(steps) < 2 else None
+    for color, line in zip(colors, chosen, strict=False):
         values, low, high = block.points[:, line].T
         name = block.names[line]
-        axes.plot(
-            block.steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker
-        )
+        axes.plot(steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker)
         if np.isfinite(low + high).any():
-            axes.fill_between(block.steps, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
+            axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
     # Axes: a faint grid, and no frame above and at the right.
-    _scale_steps(axes, block.steps)
+    _scale_steps(axes, steps)
     axes.locator_params(axis="y", nbins=5)
     axes.grid(color=LINE, linewidth=0.5 * size, alpha=0.6)
     axes.set_axisbelow(True)
@@ -139,17 +141,18 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
 
 
 def _scale_steps(axes: Any, steps: Sequence[int]) -> None:
-    """Scale the axis of steps: logarithmic where they are better told apart so, as where they double."""
+    """Scale the axis of steps: logarithmic for five steps or more that grow as if they doubled."""
     first, last = steps[0], steps[-1]
-    later = [step for step in steps if step > 0]
-    if len(later) < 5 or last <= _EVENLY * later[len(later) // 2]:
+    positive = [step for step in steps if step > 0]
+    if len(positive) < 5 or last <= _EVENLY * positive[len(positive) // 2]:
         axes.set_xlim(first, last if last > first else first + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return
-    # A logarithmic axis with a linear part from 0 to the first step.
-    axes.set_xscale("symlog", linthresh=later[0], linscale=0.4, base=10)
-    ticks = [step for step in (0, *(10**power for power in range(9))) if first <= step <= last]
-    ticks = [step for step in ticks if step == 0 or step >= later[0]]
-    axes.set_xticks(ticks, [step_text(step) for step in ticks])
+    # Linear from 0 to the first positive step, logarithmic from there; ticks at 0 and powers of ten.
+    axes.set_xscale("symlog", linthresh=positive[0], linscale=0.4, base=10)
+    ticks = [10**power for power in range(9) if positive[0] <= 10**power <= last]
+    if first == 0:
+        ticks.insert(0, 0)
+    axes.set_xticks(ticks, list(map(step_text, ticks)))
     axes.minorticks_off()
     axes.set_xlim(first, last)

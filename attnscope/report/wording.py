@@ -19,18 +19,14 @@ NEEDLES = "needles"
 """The values of `corpus["of"]` where texts are pictures (tokens are patches, or words about them), recordings, or
 needles in haystacks. Plain texts have none."""
 
-GIVEN = "texts"
+_GIVEN = "texts"
 """The source of texts that came from no file."""
 
-# How texts and tokens are called, by `corpus["of"]`: as `amount` takes nouns, with a plural if it is not regular.
-_TEXT_NOUNS = (("text",), ("token",))
-_NOUNS = {
-    PICTURES: (("picture",), ("patch", "patches")),
-    RECORDINGS: (("recording",), ("token",)),
-    NEEDLES: (("needle",), ("token",)),
-    "pairs": (("pair",), ("token",)),
-}
+_TEXT_NOUNS = {PICTURES: "picture", RECORDINGS: "recording", NEEDLES: "needle", "pairs": "pair"}
+"""Nouns for a text by `corpus["of"]`."""
+
 _MOST_SOURCES = 3
+"""Files that are named."""
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -41,34 +37,34 @@ def printable(text: object, most: int = 200) -> str:
 
 
 def label(name: str) -> str:
-    """Return the name of a role or a measure as people read it: previous token, not previous_token."""
+    """Return the name of a role or a measure for people: previous token, not previous_token."""
     return printable(name.replace("_", " "))
 
 
 def list_some(names: Sequence[str], most: int) -> str:
-    """Return names with commas between; of more than `most` the last ones are counted: "L0H1, L2H3 and 5 more"."""
+    """Return at most so many names with commas, and the number of the others: "L0H1, L2H3 and 5 more"."""
     listed = ", ".join(names[:most])
     return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
 
 def model_of(run: Mapping[str, Any]) -> str:
-    """Return the model's name."""
+    """Return the name of the model of a run."""
     return printable(run.get("model", "model"))
 
 
 def report_on(
     result: Any, answer: Iterable[str], blocks: Iterable[Block], guide: Iterable[str] = (), **more: Any
 ) -> Report:
-    """Return the report of a result, with its model, its texts and what is amiss with them unless `more` says others.
+    """Return the report of a result. Its model, source and problems are those of the result.
 
-    `more` are further fields of the report.
+    `more` are further fields of `Report`, or other values for these three.
     """
-    known = {
+    fields = {
         "model": model_of(result.run),
         "source": corpus_line(result),
         "problems": corpus_notes(result),
     }
-    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **known | more)
+    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **fields | more)
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:
@@ -84,31 +80,31 @@ def is_of_senses(record: Any) -> bool:
 def corpus_line(record: Any, *, predictions: bool = False) -> str:
     """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
     corpus = record.corpus
-    # What was counted: texts, pictures or recordings, and their tokens.
-    text_noun, token_noun = _NOUNS.get(str(corpus.get("of")), _TEXT_NOUNS)
-    if corpus.get("split") == "paragraph" and not corpus.get("of"):
-        text_noun = ("paragraph",)
-    nouns = {"n_texts": text_noun, "n_tokens": token_noun}
-    if predictions and corpus.get("n_predictions"):
-        nouns["n_predictions"] = ("prediction",)
-    counts = [
-        amount(corpus[name], *noun) for name, noun in nouns.items() if isinstance(corpus.get(name), int)
-    ]
-    # Where the texts came from; those of the command line have no name.
-    sources = corpus.get("sources")
-    if not isinstance(sources, list | tuple):
-        sources = ()
-    files = [source for source in sources if source != GIVEN]
+    kind = corpus.get("of")
+    noun = "text"
+    if corpus.get("split") == "paragraph" and not kind:
+        noun = "paragraph"
+    counts = []
+    if corpus.get("n_texts") is not None:
+        counts.append(amount(corpus["n_texts"], _TEXT_NOUNS.get(str(kind), noun)))
+    if corpus.get("n_tokens") is not None:
+        # Nouns with an irregular plural have both forms.
+        token = ("patch", "patches") if kind == PICTURES else ("token",)
+        counts.append(amount(corpus["n_tokens"], *token))
+    n_predictions = corpus.get("n_predictions")
+    if predictions and n_predictions and isinstance(n_predictions, int):
+        counts.append(amount(n_predictions, "prediction"))
+    files = [source for source in corpus.get("sources", ()) if source != _GIVEN]
     names = [printable(file, 60) for file in files[:_MOST_SOURCES]]
     if len(files) > _MOST_SOURCES:
         names.append(f"and {len(files) - _MOST_SOURCES} more")
-    return ": ".join(part for part in (", ".join(counts), ", ".join(names)) if part)
+    return ": ".join(filter(None, [", ".join(counts), ", ".join(names)]))
 
 
-def corpus_notes(findings: Any) -> list[str]:
-    """Return a sentence on each thing that is amiss with the texts: a run that was stopped, copies, unknown words."""
-    corpus = findings.corpus
-    plural = corpus.get("of") if corpus.get("of") in _NOUNS else None
+def corpus_notes(result: Any) -> list[str]:
+    """Return a sentence on each problem of the texts: a run that was stopped, copies, unknown words, failures."""
+    corpus = result.corpus
+    plural = corpus.get("of") if corpus.get("of") in _TEXT_NOUNS else None
     notes = []
     if is_interrupted(corpus):
         notes.append(f"it was stopped early: these are the {plural or 'texts'} up to there")
@@ -119,25 +115,21 @@ def corpus_notes(findings: Any) -> list[str]:
         )
     if unknown := corpus.get("unknown_words"):
         notes.append(printable(unknown))
-    problems = corpus.get("problems")
-    if isinstance(problems, list | tuple) and problems:
+    if problems := corpus.get("problems"):
         notes.append(_problems_line(problems, plural or "parts of the texts"))
     return notes
 
 
 def _problems_line(problems: Sequence[Any], plural: str) -> str:
     """Return how many texts could not be read or studied, and why the first could not."""
-    # A record from a file may hold anything in place of a problem.
-    first = problems[0] if isinstance(problems[0], Mapping) else {}
+    first = problems[0]
     where = printable(first.get("source", ""))
     if first.get("line") is not None:
         where += f", line {first['line']}"
     reason = f"{where}: {printable(first.get('reason', ''))}"
-    return (
-        f"left out: {reason}"
-        if len(problems) == 1
-        else f"left out: {len(problems)} {plural}; first {reason}"
-    )
+    if len(problems) > 1:
+        return f"left out: {len(problems)} {plural}; first {reason}"
+    return f"left out: {reason}"
 
 
 def hidden_tokens(kind: str) -> str:
@@ -149,7 +141,7 @@ def change_notes(record: Heatmap, kind: str) -> list[str]:
     """Return a note for each way in which the maps of a record differ from the model's weights.
 
     Args:
-        record: The record; `changes` names the ways.
+        record: The record, whose `changes` names them.
         kind: The kind of attention of the maps: encoder, decoder or cross.
     """
     notes = {
