@@ -72,24 +72,23 @@ class Output:
     kind: Kind
     # The folder for files; None = none are written, unless the record has a folder of its own
     out: Path | None = None
-    # The formats of the files
     formats: tuple[str, ...] = ()
+    # Whether the user named these formats
+    named: bool = True
+    # The name of the files, without their endings; None = that of the kind
+    stem: str | None = None
+    # The columns of tables in files; empty = the usual ones
+    columns: tuple[str, ...] = ()
     # Whether one JSON document is printed instead of tables
     json: bool = False
     # Whether notes are left out
     quiet: bool = False
     # Whether maps are drawn in the terminal
     drawn: bool = False
-    # How the record is shown, by options of its kind
-    options: Mapping[str, Any] = field(default_factory=dict)
-    # The columns of tables in files; empty = the usual ones
-    columns: tuple[str, ...] = ()
-    # The name of the files, without their endings; None = that of the kind
-    stem: str | None = None
-    # Whether the formats were named by the user
-    named: bool = True
     # Whether maps are answered in few lines, and the address of the first figure is printed above the files
     answers: bool = False
+    # How the record is shown, by options of its kind
+    options: Mapping[str, Any] = field(default_factory=dict)
     # The record that some heads were picked from, among which they are ranked
     whole: Result | None = None
 
@@ -178,17 +177,13 @@ def plan(
         UsageError: There is no such format, or no folder for files.
         AttnscopeError: The folder cannot be written.
     """
-    record_kind = KINDS[kind]
-    known = [*record_kind.formats]
-    if record_kind.glance:
-        known.append(TEXT)
-    output = _plan(
-        record_kind, out, formats, known, record_kind.usual, columns, options, has_folder=has_folder
-    )
+    about = KINDS[kind]
+    known = (*about.formats, TEXT) if about.glance else about.formats
+    output = _plan(about, out, formats, known, about.usual, columns, options, has_folder=has_folder)
     if output.drawn and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     # Data alone, or with --quiet, are for programs: stdout has the paths of files and nothing else.
-    has_pictures = any(name in (*FIGURE_FORMATS, *record_kind.pages) for name in output.formats)
+    has_pictures = not {*FIGURE_FORMATS, *about.pages}.isdisjoint(output.formats)
     answers = has_folder and has_pictures and not quiet
     return replace(output, json=json, quiet=quiet, answers=answers)
 
@@ -205,15 +200,8 @@ def show(
 ) -> None:
     """Show a saved record again: in the terminal, or with a folder as files.
 
-    Args:
-        record: The record.
-        out: The folder for files; None = none.
-        formats: Formats of files, and "text"; None = "text" without a folder; with one png, or the usual data of what
-            is not drawn.
-        columns: The columns of tables in files; none = the usual ones.
-        json: Whether one JSON document is printed.
-        quiet: Whether notes are left out.
-        options: How it is shown; None leaves an option to its default.
+    The arguments are those of `plan`, but `formats` may also name "text". None = "text" without a folder; with one,
+    png or the usual data of a kind without figures.
 
     Raises:
         UsageError: The kind of record has no such format, or no use for an option; or there is no folder for files.
@@ -308,13 +296,7 @@ def write(
 ) -> list[Path]:
     """Write the files of a record into a folder: all of them, or none; but data are kept if figures cannot be drawn.
 
-    Args:
-        record: The record.
-        out: The folder.
-        formats: Some of its kind's formats.
-        options: How figures are drawn: "scale", "cmap", "query", "measures" and `results.kinds.SIZES`.
-        stem: The name of the files, without their endings; None = that of the kind.
-        columns: The columns of tables in files; none = the usual ones.
+    The arguments are fields of `Output`; the options say how figures are drawn.
 
     Returns:
         The files: figures first where its kind is usually drawn, else last.
@@ -327,8 +309,8 @@ def write(
     data = [name for name in formats if name in kind.data]
     if not (figures or pages or data):
         return []
-    paths: list[Path] = []
-    drawn: list[Path] = []
+    paths = []
+    drawn = []
     with replace_together(out) as staged:
         every = bool(options.get("every"))
         for name in data:

@@ -90,10 +90,8 @@ def describe_spread(device_map: Mapping[str, Any]) -> str:
     Args:
         device_map: The device of each part, a GPU's number or a name.
     """
-    counts: Counter[str] = Counter()
-    for device in device_map.values():
-        counts[f"cuda:{device}" if isinstance(device, int) else str(device)] += 1
-    parts = [f"{device} ({amount(n, 'part')})" for device, n in counts.items()]
+    devices = [f"cuda:{part}" if isinstance(part, int) else str(part) for part in device_map.values()]
+    parts = [f"{device} ({amount(n, 'part')})" for device, n in Counter(devices).items()]
     return f"Spread over {', '.join(parts)}."
 
 

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 _NEEDS_SEAM = "why, ablate, patch, prune and weights: its own modules compute attention, and give its weights alone"
 """The commands that a model without a seam refuses, such as BLOOM, MPT, GPT-J, Falcon and DeBERTa."""
 
+_ENGINES = {
+    "native": "attnscope's own",
+    "hf": "transformers",
+    "numpy": "attnscope's own, without torch",
+}
+"""What people call an engine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
@@ -101,8 +108,9 @@ class ModelInfo:
                 return str(numbers[0])
             return ", ".join(map("{} {}".format, self.kinds, numbers))
 
-        has_pooler = self.engine == "native" and self.kinds == ("encoder",)
-        counted = " in embeddings and layers; a pooler is not counted" if has_pooler else ""
+        parameters = f"{self.n_parameters:,}"
+        if self.engine == "native" and self.kinds == ("encoder",):
+            parameters += " in embeddings and layers; a pooler is not counted"
         # How the maps were checked.
         checked = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
         if self.checked is None:
@@ -113,14 +121,11 @@ class ModelInfo:
             checked = "equal to what the module computes by itself, on its inputs"
         elif self.remembered:
             checked += f"; checked on {self.remembered}, and remembered since"
-        # Which engine computes.
-        engine = {
-            "native": "attnscope's own",
-            "hf": "transformers",
-            "numpy": "attnscope's own, without torch",
-        }.get(self.engine, self.engine)
+        engine = _ENGINES.get(self.engine, self.engine)
+        not_for = ""
         if self.path != "seam":
             engine += ", weights from eager attention"
+            not_for = _NEEDS_SEAM
         # Rows without a value are left out.
         rows = [
             ("model", self.name),
@@ -131,13 +136,13 @@ class ModelInfo:
             ("heads", each(self.n_heads)),
             ("key/value heads", each(self.n_kv_heads)),
             ("width", str(self.d_model)),
-            ("parameters", f"{self.n_parameters:,}{counted}"),
+            ("parameters", parameters),
             ("head for a task", self.head),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
             ("tokenizer", tokenizer),
             ("precision", f"{self.dtype} on {self.device}"),
             ("checked", checked),
-            ("not for", _NEEDS_SEAM if self.path == "eager" else ""),
+            ("not for", not_for),
             *(("note", note) for note in self.notes),
             *self.heads,
             ("sha256", self.sha256 or "-"),

@@ -81,13 +81,6 @@ class Batch:
                 parts[name] = moved
         return Batch(**parts)
 
-    def rows(self) -> list[tuple[int, ...]]:
-        """Return the token numbers of each text, without the padding behind it."""
-        ids = self.ids.tolist()
-        if self.mask is None:
-            return list(map(tuple, ids))
-        return [tuple(row[:n]) for row, n in zip(ids, self.mask.sum(1).tolist(), strict=True)]
-
     def text(self, i: int) -> "Batch":
         """Return the text in row `i` as a batch of its own, without its padding."""
         parts = {}

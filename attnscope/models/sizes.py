@@ -199,7 +199,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_tokens": "max_position_embeddings",
 }
-"""Fields of Sizes by their names in most configurations, in the order of the numbers of `PRESETS`."""
+"""The names of fields of Sizes in most configurations."""
 
 _NAMES_OF_GPT2 = {
     "d_model": "n_embd",
@@ -284,9 +284,8 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
     if built_config.is_encoder_decoder:
         fields["kind"] = "encoder-decoder"
-        names = ("num_decoder_layers", "decoder_layers")
-        n_layers = [getattr(text_config, name, None) for name in names]
-        fields["n_decoder_layers"] = n_layers[0] or n_layers[1]
+        n_layers = getattr(text_config, "num_decoder_layers", None)
+        fields["n_decoder_layers"] = n_layers or getattr(text_config, "decoder_layers", None)
     elif is_causal or "CausalLM" in str(config.get("architectures")):
         fields["kind"] = "decoder"
     else:
@@ -312,40 +311,41 @@ _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 # Presets ----------------------------------------------------------------------------------------------------------
 
 
-def _read_table(family: str, names: Mapping[str, str], numbers: str, name: str, source: str) -> Sizes:
-    """Return the sizes of a published model.
-
-    Args:
-        family: The model_type of its configuration.
-        names: The names of sizes in its configuration.
-        numbers: The first of these sizes, in the same order; "-" leaves one to the family's default.
-        name: The name of the model.
-        source: Where the numbers are published.
-    """
-    config: dict[str, Any] = {"model_type": family}
-    for setting, number in zip(names.values(), numbers.split(), strict=False):
-        if number != "-":
-            config[setting] = int(number)
-    return sizes_of(config, name, source)
-
-
 _TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"
 _SPARSE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
-_GPT3 = _read_table(
-    "gpt2", _NAMES_OF_GPT2, "12288 96 96 - 50257 2048", "gpt3", "Brown et al. 2020, table 2.1 (175 B)"
-)
+
+_GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "vocab_size": 50257,
+    "n_positions": 1024,
+}
+_GPT3 = {**_GPT2, "n_embd": 12288, "n_layer": 96, "n_head": 96, "n_positions": 2048}
+_LLAMA_7B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+_LLAMA_70B = {
+    **_LLAMA_7B,
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "intermediate_size": 28672,
+}
 
 PRESETS: dict[str, Sizes] = {
     "bert-base": sizes_of({"model_type": "bert"}, "bert-base", "Devlin et al. 2019, section 3"),
-    "gpt2": _read_table(
-        "gpt2", _NAMES_OF_GPT2, "768 12 12 - 50257 1024", "gpt2", "Radford et al. 2019, table 2"
-    ),
-    "gpt3": replace(_GPT3, notes=(_SPARSE,)),
-    "llama-2-7b": _read_table(
-        "llama", _NAMES, "4096 32 32 - - 11008 32000 4096", "llama-2-7b", _TOUVRON
-    ),
-    "llama-2-70b": _read_table(
-        "llama", _NAMES, "8192 80 64 8 - 28672 32000 4096", "llama-2-70b", _TOUVRON
-    ),
+    "gpt2": sizes_of(_GPT2, "gpt2", "Radford et al. 2019, table 2"),
+    "gpt3": replace(sizes_of(_GPT3, "gpt3", "Brown et al. 2020, table 2.1 (175 B)"), notes=(_SPARSE,)),
+    "llama-2-7b": sizes_of(_LLAMA_7B, "llama-2-7b", _TOUVRON),
+    "llama-2-70b": sizes_of(_LLAMA_70B, "llama-2-70b", _TOUVRON),
 }
 """Published models by a short name."""

@@ -77,6 +77,7 @@ class _Catch(TorchFunctionMode):
         super().__init__()
         self.running = [""]
         self._handler = handler
+        # The call of the last attention
         self._latest: AttentionCall | None = None
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -119,8 +119,9 @@ class InputsModel(Model):
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Run all of the inputs, but hand the sequences of the batch alone to the probe; return the module's output."""
+        # All sequences have the same length: there is no padding.
         known = self.tokenizer.sequences
-        sequences = [known.get(ids, -1) for ids in batch.rows()]
+        sequences = [known.get(tuple(ids), -1) for ids in batch.ids.tolist()]
         if -1 in sequences or len(set(sequences)) < len(sequences):
             raise AttnscopeError(
                 "a text is no sequence of the inputs, or comes twice at once",
@@ -175,7 +176,7 @@ def load_inputs(
     device = device_of(model)
     sample.arguments = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample.arguments)
 
-    # Run it once to see its attentions, and choose those that are shown: they are the layers.
+    # Run it once, without messages of transformers, to see its attentions; those that are shown are the layers.
     caught = CaughtModule(model, name)
     with torch.no_grad(), silence():
         calls = caught.rehearse(sample, check=check)
@@ -190,7 +191,7 @@ def load_inputs(
         place = (kind, chosen.index(call)) if call in chosen else None
         caught.plan.append((call.path, place))
 
-    # Run it as it will be run, to learn its width.
+    # Run it as it will be run, to learn its width. A module without parameters computes in float32.
     with torch.no_grad():
         output = caught.run(sample, attend)
     first_parameter = next(model.parameters(), torch.zeros(()))

@@ -102,7 +102,7 @@ class ScoreRun:
         linear = set(linear_maps(modules))
         self._projections, outputs = _projections_and_outputs(model)
         # The maps of feed-forward networks are all others in blocks. Experts are no maps: their weights have 3 axes.
-        branches = linear & self._places.keys() - outputs - self._projections
+        branches = (linear & self._places.keys()) - outputs - self._projections
         for module in self._places:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 branches.add(module)
@@ -112,6 +112,8 @@ class ScoreRun:
             norm = None if module in linear else measure_norm(module)
             if norm is not None:
                 self._norms[module] = norm
+        # Of all other maps only the bias is a part; but none of the unembedding, which does not write to the stream.
+        other_maps = linear - branches - {model.unembedding()}
         # Run the model; whatever adds to the stream becomes a leaf.
         first_blocks = [block for place, block in model.blocks().items() if place[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
@@ -121,7 +123,7 @@ class ScoreRun:
             hooks(embeddings, self._cut_embedding),
             hooks(first_blocks, self._cut_input, before=True),
             hooks(self._norms, self._freeze_norm),
-            hooks(linear - branches - {model.unembedding()}, self._split_bias),
+            hooks(other_maps, self._split_bias),
         ):
             model.run(batch, self._observe)
 

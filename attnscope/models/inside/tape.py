@@ -143,19 +143,17 @@ class Tape:
 
     Args:
         blocks: Modules that are not inside of each other; one may be called several times in a pass.
+
+    Attributes:
+        current: The number of the call of a block that is being recorded; None between blocks.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._blocks = tuple(dict.fromkeys(blocks))
         self._outputs: list[Any] = []
-        self._is_inside = False
+        self.current: int | None = None
         self._batch = 0
         self._n_tokens = 0
-
-    @property
-    def current(self) -> int | None:
-        """Return the number of the call of a block that is being recorded; None between blocks."""
-        return len(self._outputs) if self._is_inside else None
 
     @contextlib.contextmanager
     def record(self, batch: int, n_tokens: int = 0) -> Iterator[None]:
@@ -165,9 +163,9 @@ class Tape:
         self._n_tokens = n_tokens
 
         def keep(block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            self._is_inside = True
+            self.current = len(self._outputs)
             output = forward(*args, **named)
-            self._is_inside = False
+            self.current = None
             # Some networks write into the outputs of their blocks later.
             self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output

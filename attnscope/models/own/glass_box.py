@@ -49,7 +49,7 @@ import hashlib
 import math
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import combinations
@@ -65,7 +65,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens, is_punctuation, word_spans
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from attnscope.core.attention.seam import Probe
 
@@ -297,10 +297,8 @@ def own_weights(name: str = "own") -> dict[str, Array]:
             output[written_slot(layer, number), codes] = np.eye(D_CODE)
         # Attention divides scores by the root of the heads' width.
         query *= np.float32(SHARPNESS * math.sqrt(D_HEAD))
-        weights[f"layers.{layer}.q_proj"] = query
-        weights[f"layers.{layer}.k_proj"] = key
-        weights[f"layers.{layer}.v_proj"] = value
-        weights[f"layers.{layer}.out_proj"] = output
+        parts = {"q_proj": query, "k_proj": key, "v_proj": value, "out_proj": output}
+        weights |= {f"layers.{layer}.{part}": weight for part, weight in parts.items()}
     return weights
 
 
@@ -420,15 +418,8 @@ class OwnModel(LayeredModel):
     """A loaded glass box as a Model: two attention layers on a residual stream, without norms."""
 
     sigma = D_MODEL**-0.5
-
-    def __init__(
-        self,
-        info: ModelInfo,
-        layers: "Sequence[nn.Module]",
-        looks_back: tuple[bool, ...],
-    ) -> None:
-        super().__init__(info, OwnTokenizer(), layers, layers, VOCABULARY)
-        self._looks_back = looks_back
+    # For each layer, whether queries attend to themselves and earlier tokens only
+    looks_back: tuple[bool, ...] = ()
 
     def run(self, batch: Batch, probe: "Probe") -> "Tensor":
         """Run a batch with the probe at each attention; padding may be on either side, and segments are ignored.
@@ -438,7 +429,7 @@ class OwnModel(LayeredModel):
         batch = self._require(batch)
         hidden = self._embed(batch.ids, batch.mask)
         with self._forward_pass():
-            for layer, looks_back in zip(self._layers, self._looks_back, strict=True):
+            for layer, looks_back in zip(self._layers, self.looks_back, strict=True):
                 written, _ = layer(
                     hidden, key_padding_mask=batch.mask, is_causal=looks_back, probe=probe
                 )
@@ -499,6 +490,6 @@ def load_own(
     state = {}
     for part, weight in weights.items():
         state[f"{part}.weight"] = torch.from_numpy(weight).to(target, precision)
-    network.load_state_dict(state, assign=True)
-    network.eval().requires_grad_(False)
-    return OwnModel(info, list(network.layers), variant.looks_back)
+    model = OwnModel(info, OwnTokenizer(), network, state, VOCABULARY)
+    model.looks_back = variant.looks_back
+    return model

@@ -1,4 +1,4 @@
-"""Models that are a stack of the project's own layers and no more."""
+"""Define what the glass boxes and the native engine have in common: models that are a stack of our own layers."""
 
 import copy
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.models.turns import share_lock, take_turn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from attnscope.core.attention.probes import Place
     from attnscope.core.attention.seam import Kind
@@ -24,8 +24,8 @@ class LayeredModel(Model):
     Args:
         info: The facts of the model.
         tokenizer: Its tokenizer.
-        roots: The modules that hold all others.
-        layers: The layers, in order.
+        network: The module that holds all others, its layers in `network.layers`; it may lie on the meta device.
+        state: The tensors of the network, by name.
         vocab_size: How many tokens it has an embedding for.
     """
 
@@ -37,16 +37,19 @@ class LayeredModel(Model):
         self,
         info: ModelInfo,
         tokenizer: Tokenizer,
-        roots: "Sequence[nn.Module]",
-        layers: "Sequence[nn.Module]",
+        network: "nn.Module",
+        state: "Mapping[str, Tensor]",
         vocab_size: int,
     ) -> None:
         self.info = info
         self.tokenizer = tokenizer
-        self._roots = roots
-        self._layers = layers
+        self._network = network
+        self._layers = list(network.get_submodule("layers").children())
         self._vocab_size = vocab_size
-        share_lock(roots)
+        # The network takes the tensors as they are.
+        network.load_state_dict(state, assign=True)
+        network.eval().requires_grad_(False)
+        share_lock([network])
 
     def _require(self, batch: Batch) -> Batch:
         """Return a batch on the model's device; refuse one that is too long, or has numbers without an embedding."""
@@ -59,12 +62,12 @@ class LayeredModel(Model):
         """Take this thread's turn with the model until the context ends, and keep autocast out of it."""
         from attnscope.core.attention.precision import without_autocast
 
-        with take_turn(self._roots), without_autocast(self.info.device):
+        with take_turn([self._network]), without_autocast(self.info.device):
             yield
 
     def modules(self) -> "list[nn.Module]":
-        """Return the torch modules that hold all others."""
-        return list(self._roots)
+        """Return the torch modules that hold all others: the network."""
+        return [self._network]
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """Return the layers, by (kind, layer)."""
@@ -76,15 +79,14 @@ class LayeredModel(Model):
         import torch
 
         twin = copy.deepcopy(self)
-        share_lock(twin._roots)
+        share_lock([twin._network])
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for root in twin._roots:
-                for name, weight in root.named_parameters():
-                    if weight.ndim > 1:
-                        weight.copy_(torch.randn(weight.shape, generator=generator) * self.sigma)
-                    else:
-                        weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+            for name, weight in twin._network.named_parameters():
+                if weight.ndim > 1:
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * self.sigma)
+                else:
+                    weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
         notes = (f"random weights, seed {seed}",)
         twin.info = replace(
             self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=()

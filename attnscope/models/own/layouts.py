@@ -186,9 +186,6 @@ def native_info(
 
 # Tensors ------------------------------------------------------------------------------------------------------------
 
-_NUMPY_FLOATS = ("F16", "F32", "F64")
-"""Precisions that NumPy knows, as safetensors names them."""
-
 
 class Checkpoint:
     """The tensors of a checkpoint, in one file or several.
@@ -283,7 +280,7 @@ class Checkpoint:
         if not dtype.startswith(("F", "BF")):
             hint = "the weights are quantised, or complex numbers"
             raise AttnscopeError(f"{self._where}: {name} is of type {dtype}", hint)
-        if self._framework == "pt" or dtype in _NUMPY_FLOATS:
+        if self._framework == "pt" or dtype in ("F16", "F32", "F64"):
             return file.get_tensor(name)
         # NumPy has no bfloat16 and no float8. torch has, and each of their numbers is a float32.
         torch_file: Any = safe_open(self._paths[name], framework="pt")

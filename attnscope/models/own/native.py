@@ -11,8 +11,8 @@ from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.devices import choose_device
-from attnscope.models.info import ModelInfo, require_numbers
-from attnscope.models.model import Batch, Tokenizer
+from attnscope.models.info import require_numbers
+from attnscope.models.model import Batch
 from attnscope.models.own.layered import LayeredModel
 from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
@@ -21,24 +21,15 @@ from attnscope.models.tokenizer import FastTokenizer
 class NativeModel(LayeredModel):
     """A BERT-family encoder as a Model, which runs on torch."""
 
-    def __init__(
-        self,
-        info: ModelInfo,
-        tokenizer: Tokenizer,
-        encoder: Encoder,
-        network: "_Network",
-    ) -> None:
-        layers = list(network.layers)
-        super().__init__(info, tokenizer, [network], layers, encoder.vocab_size)
-        self._encoder = encoder
-        self._network = network
+    _network: "_Network"
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Run a batch with the probe at each attention; RoBERTa, which has no segments, ignores them."""
         batch = self._require(batch)
-        segments = None if self._encoder.is_roberta else batch.segments
+        encoder = self._network.encoder
+        segments = None if encoder.is_roberta else batch.segments
         if segments is not None:
-            require_numbers(self.info, segments, self._encoder.type_vocab_size, "segment")
+            require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
         with self._forward_pass():
             output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
@@ -66,12 +57,10 @@ def load_native(
     encoder = Encoder.of(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
     state = {name: tensor.to(target) for name, tensor in tensors}
-    # On the meta device nothing is allocated; then the network takes the tensors as they are.
+    # On the meta device nothing is allocated, and nothing drawn at random.
     with torch.device("meta"):
         network = _Network(encoder)
-    network.load_state_dict(state, assign=True)
-    network.eval().requires_grad_(False)
-    return NativeModel(info, tokenizer, encoder, network)
+    return NativeModel(info, tokenizer, network, state, encoder.vocab_size)
 
 
 class _Network(nn.Module):
@@ -85,7 +74,7 @@ class _Network(nn.Module):
         self.segment = _embedding(encoder.type_vocab_size, width)
         self.embedding_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
         self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
-        self._encoder = encoder
+        self.encoder = encoder
 
     def forward(
         self,
@@ -98,7 +87,7 @@ class _Network(nn.Module):
         # Embeddings are added in this order to round as the original does.
         by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
         hidden: Tensor = self.word(ids) + by_segment
-        hidden = self.embedding_norm(hidden + self.position(self._encoder.positions(ids)))
+        hidden = self.embedding_norm(hidden + self.position(self.encoder.positions(ids)))
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
         return hidden
