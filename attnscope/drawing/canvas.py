@@ -1,4 +1,4 @@
-"""One Axes in pixels: the static part is drawn once, and what changes from figure to figure is drawn over it.
+"""Draw on one Axes in pixels: the static part once, and what changes from figure to figure (animated) over it.
 
 Text is what makes attention figures slow: 12 heads of 16 tokens have 384 labels. So a canvas draws its labels once and
 keeps the picture; each further figure of the same text restores it and adds its maps (what matplotlib calls blitting).
@@ -32,7 +32,7 @@ Box = tuple[float, float, float, float]
 """x, y, width, height in pixels."""
 
 PixelBox = tuple[int, int, int, int]
-"""The same in whole pixels."""
+"""A box in whole pixels."""
 
 DPI = 100
 INK = "#1a1a1a"
@@ -49,7 +49,7 @@ _METADATA: dict[str, dict[str, str | None]] = {
     "pdf": {"CreationDate": None, "Creator": f"attnscope {VERSION}"},
 }
 _RC: Any = {"svg.hashsalt": "attnscope", "pdf.fonttype": 42, "svg.fonttype": "none"}
-# How the names begin of matplotlib's settings that can change a figure.
+# The beginnings of the names of matplotlib's settings that can change a figure.
 _FIGURE_SETTINGS = (
     *("agg.", "axes.", "figure.", "font.", "image.", "lines."),
     *("patch.", "path.", "pdf.", "savefig.", "svg.", "text."),
@@ -57,8 +57,8 @@ _FIGURE_SETTINGS = (
 MOST_VECTOR_CELLS = 64
 """In vector files a map of at most so many rows and columns is made of rectangles; a larger one is an image."""
 
-_MOST_PIXELS = 400_000_000  # a PNG of more takes over a gigabyte to draw
-_MOST_SIDE = 2**16  # Agg draws no longer sides
+_MOST_PIXELS = 400_000_000  # a larger PNG takes over a gigabyte to draw
+_MOST_SIDE = 2**16  # Agg, matplotlib's renderer of pixels, draws no longer sides
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def matplotlib_defaults() -> Iterator[None]:
 
 
 class Drawing:
-    """A figure of matplotlib, as pixels and as vectors; `families` are the fonts that its letters are from."""
+    """Render a figure of matplotlib as pixels and as vectors; `families` are the fonts of its letters."""
 
     def __init__(self, figure: Figure, families: Sequence[str]) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -111,7 +111,7 @@ class Drawing:
 
 
 class Canvas(Drawing):
-    """A figure whose one Axes counts pixels from the upper left corner."""
+    """Draw on a figure whose one Axes counts pixels from the upper left corner."""
 
     def __init__(self, width_px: int, lettering: Lettering) -> None:
         """Open a figure; `end_at` sets its height."""
@@ -121,8 +121,8 @@ class Canvas(Drawing):
         self.lettering = lettering
         self.paper = paper
         self.width_px = width_px
-        # One unit of the axes is one pixel, whatever the paper and its dpi. Paper of an exact width hides the outermost
-        # crop_px of the layout at the left and the right.
+        # One unit of the axes is one pixel of the layout, whatever the paper and its dpi. On paper of an exact width,
+        # the outermost crop_px at the left and the right are cut off.
         visible_px = width_px - 2 * paper.crop_px
         size = (visible_px / paper.inch_px, 1)
         super().__init__(Figure(figsize=size, dpi=paper.dpi, facecolor="white"), lettering.families)
@@ -130,33 +130,34 @@ class Canvas(Drawing):
         self.axes.set_axis_off()
         self.axes.set_xlim(paper.crop_px, width_px - paper.crop_px)
         self.axes.set_autoscale_on(False)
-        # What is drawn anew in each figure, and the boxes of images among it.
+        # The artists that are drawn anew in each figure, and the boxes of images among them.
         self._animated: list[Artist] = []
         self._boxes: dict[Artist, Box] = {}
-        # Static boxes, and the corners at which they are repeated.
+        # Boxes of the static part, and the corners at which they are repeated.
         self._copies: list[tuple[PixelBox, list[tuple[int, int]]]] = []
-        # The boxes of images that show cells, which vector files may draw as rectangles.
+        # The boxes of images of cells, which vector files may draw as rectangles.
         self._cells: dict[Any, Box] = {}
-        # The picture of the static part, once that is drawn.
+        # The pixels of the static part, once it is drawn.
         self._background: Any = None
         self._is_trimmed = False
 
     def end_at(self, height_px: int) -> None:
-        """End the figure at a height; lines that say which parts of the study failed make it higher."""
+        """End the figure at a height, below which stand lines on parts of the study that failed."""
         paper = self.paper
-        # The lines on failures stand below all else.
         room = self.width_px - 2 * layout.MARGIN_PX
         lines = wrap_lines(" · ".join(paper.failed), room, self.lettering) if paper.failed else ()
         for number, line in enumerate(lines, 1):
             y = height_px - layout.MARGIN_PX + number * layout.LINE_PX
             self.write(layout.MARGIN_PX, y, line, layout.CAPTION_PX, ha="left")
         self.height_px = height_px + len(lines) * layout.LINE_PX
-        # Paper of an exact width hides a strip at the top and at the bottom, too.
-        hidden = paper.crop_ends_px
-        self.axes.set_ylim(self.height_px - hidden, hidden)
-        self.figure.set_size_inches(
-            self.figure.get_size_inches()[0], (self.height_px - 2 * hidden) / paper.inch_px
-        )
+        # On paper of an exact width, a strip at the top and at the bottom is cut off, too.
+        self._set_ends(paper.crop_ends_px, self.height_px - paper.crop_ends_px)
+
+    def _set_ends(self, top: float, bottom: float) -> None:
+        """Let the figure begin and end at these y."""
+        self.axes.set_ylim(bottom, top)
+        width, _ = self.figure.get_size_inches()
+        self.figure.set_size_inches(width, (bottom - top) / self.paper.inch_px)
 
     def write(
         self,
@@ -170,9 +171,17 @@ class Canvas(Drawing):
         exact: bool = False,
         **options: Any,
     ) -> Text:
-        """Put a text at a point, in letters of a size, but no smaller than the paper allows unless it is `exact`.
+        """Put a text at a point, and return it.
 
-        `options` is what matplotlib's Text takes (ha, va, rotation, weight ...).
+        Args:
+            x: Where it stands, in pixels from the left.
+            y: Where it stands, in pixels from above.
+            text: The text.
+            size_px: The size of its letters.
+            animated: Whether it is drawn anew in each figure.
+            color: Its colour.
+            exact: Whether letters may be smaller than the smallest that the paper allows.
+            options: Further arguments of matplotlib's Text, such as ha, va, rotation and weight.
         """
         options.setdefault("va", "center")
         # matplotlib warns of a weight that the font does not have.
@@ -197,21 +206,21 @@ class Canvas(Drawing):
         return size_px * 72 / self.paper.inch_px
 
     def label_step(self, longest: str, size_px: float, pitch_px: float) -> int:
-        """Return every how many places a label has room, if places are `pitch_px` apart; 1 on a screen."""
+        """Return how far apart labels must be to have room, as a number of places of `pitch_px`; 1 on a screen."""
         if not self.paper.least_px:
             return 1
-        # A gap between labels, relative to their width, and at least some pixels.
+        # The gap between labels grows with their width.
         needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4
         return max(1, math.ceil(needed_px / pitch_px))
 
     def keep(self, artist: Artist, animated: bool = False) -> None:
-        """Say of an artist on the axes whether it is drawn anew in each figure (animated), or is static."""
+        """Note whether an artist on the axes is drawn anew in each figure (animated), or is static."""
         artist.set_animated(animated)
         if animated:
             self._animated.append(artist)
 
     def image(self, box: Box, cmap: Colormap | None = None, *, animated: bool = True) -> AxesImage:
-        """Return an image in a box (x, y, width, height); what it shows is set later by `set_data`."""
+        """Put an empty image into a box, and return it: `set_data` or `set_cells` say later what it shows."""
         from matplotlib.image import AxesImage
 
         # Rows of pixels go down, as the axes do.
@@ -222,7 +231,7 @@ class Canvas(Drawing):
         image.set_clim(0, 1)
         self.axes.add_artist(image)
         self.keep(image, animated)
-        # An animated image is pasted into its box, which is faster than drawing it.
+        # An animated image may be pasted into its box, which is faster than drawing it.
         if animated:
             self._boxes[image] = box
         return image
@@ -230,7 +239,7 @@ class Canvas(Drawing):
     def set_cells(
         self, image: AxesImage, values: NDArray[np.float32], limits: tuple[float, float] = (0, 1)
     ) -> None:
-        """Let an image show values, (row, column), with sharp edges; NaN has no colour.
+        """Let an image show values, (row, column), as cells with sharp edges; NaN has no colour.
 
         `limits` are the values of the first and of the last colour.
         """
@@ -242,7 +251,7 @@ class Canvas(Drawing):
     def copy(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
         """Repeat the static part of a box at other upper left corners, where nothing else may be.
 
-        Only pixels are copied. Vector files have no such copies: there everything must be written.
+        Only pixels are copied: in vector files, everything must be drawn at each corner.
         """
         left, top, width, height = map(int, box)
         self._copies.append(((left, top, width, height), [(int(x), int(y)) for x, y in corners]))
@@ -275,13 +284,13 @@ class Canvas(Drawing):
         self.outline([(x - 1, y - 1, w + 1, h + 1) for x, y, w, h in boxes], LINE, 1.0)
 
     def prepare(self) -> None:
-        """Draw the static part, unless that is done."""
+        """Draw the static part, unless it is drawn already."""
         if self._background is not None:
             return
         self.trim()
         self.require_drawable()
         self.agg.draw()
-        # Copy boxes within the picture; where the page ends before a box does, the copy is smaller.
+        # Copy boxes within the picture; a copy is smaller where it would reach beyond the page.
         pixels = np.asarray(self.agg.buffer_rgba())
         for (x, y, width, height), corners in self._copies:
             for corner_x, corner_y in corners:
@@ -299,10 +308,10 @@ class Canvas(Drawing):
         return np.array(np.asarray(self.agg.buffer_rgba())[:, :, :3])
 
     def _paste(self, image: Any, box: Box) -> bool:
-        """Put an image whose cells are whole pixels straight onto the picture; False if it must be drawn."""
+        """Write an image whose cells are whole pixels straight into the picture; return False if it must be drawn."""
         if not self.paper.is_screen:
             return False
-        # (row, column, 4), one colour per cell.
+        # The colours of cells, (row, column, 4).
         colours = image.to_rgba(image.get_array(), bytes=True)
         rows, columns = colours.shape[:2]
         x, y, width, height = map(int, box)
@@ -310,7 +319,7 @@ class Canvas(Drawing):
         is_opaque = (colours[:, :, 3] == 255).all()
         if not (is_whole and is_opaque):
             return False
-        # (height, width, 4)
+        # The colours of pixels, (height, width, 4).
         pixels = colours.repeat(height // rows, 0).repeat(width // columns, 1)
         np.asarray(self.agg.buffer_rgba())[y : y + height, x : x + width] = pixels
         return True
@@ -318,19 +327,18 @@ class Canvas(Drawing):
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF, with cells as rectangles where they are few."""
         self.trim()
-        # Images whose cells are few enough to become rectangles.
-        colours: dict[Any, NDArray[np.uint8]] = {
-            image: image.to_rgba(image.get_array(), bytes=True) for image in self._cells
-        }
-        small = [image for image, cells in colours.items() if max(cells.shape[:2]) <= MOST_VECTOR_CELLS]
-        hidden: list[Artist] = [image for image in small if image.get_visible()]
-        # Rectangles take the images' place, in the same drawing order.
+        # Rectangles take the place of images with few cells, by their drawing order.
+        hidden: list[Artist] = []
+        maps: dict[float, list[tuple[Box, NDArray[np.uint8]]]] = {}
+        for image, box in self._cells.items():
+            colours = image.to_rgba(image.get_array(), bytes=True)
+            if max(colours.shape[:2]) <= MOST_VECTOR_CELLS:
+                maps.setdefault(image.get_zorder(), []).append((box, colours))
+                if image.get_visible():
+                    hidden.append(image)
         added: list[Artist] = []
-        for order in sorted({image.get_zorder() for image in small}):
-            maps = [
-                (self._cells[image], colours[image]) for image in small if image.get_zorder() == order
-            ]
-            for patch in cells_as_rectangles(maps):
+        for order in sorted(maps):
+            for patch in cells_as_rectangles(maps[order]):
                 patch.set_zorder(order)
                 added.append(self.axes.add_artist(patch))
         # The figure is as before afterwards, also if writing fails.
@@ -345,12 +353,11 @@ class Canvas(Drawing):
                 artist.remove()
 
     def trim(self) -> None:
-        """Cut off the empty top of a figure without a caption; its margin stays."""
-        # A figure is trimmed once, after all is drawn.
+        """Cut off the empty top of a figure without a caption, once, after everything is on it; its margin stays."""
         if self.paper.caption or self._is_trimmed:
             return
         self._is_trimmed = True
-        # The upper end of letters, images and shapes. Renderers count pixels upwards, the axes downwards.
+        # Find the upper end of letters, images and shapes. Renderers count pixels upwards, the axes downwards.
         renderer = self.agg.get_renderer()
         artists = (*self.axes.texts, *self.axes.images, *self.axes.patches)
         extents = [artist.get_window_extent(renderer) for artist in artists if artist.get_visible()]
@@ -360,14 +367,10 @@ class Canvas(Drawing):
         # Collections, such as filled cells, know their place without a renderer.
         ends = [artist.get_datalim(to_pixels).y0 for artist in self.axes.collections]
         tops += [y for y in ends if math.isfinite(y)]
-        # The figure begins a margin above, at most where it began before, and keeps at least a pixel.
+        # Begin the figure a margin above, but not above its former top, and keep at least a pixel.
         bottom, former_top = self.axes.get_ylim()
         top = min(tops) - (layout.MARGIN_PX - 10 - self.paper.crop_ends_px)
-        top = min(max(top, former_top), bottom - 1)
-        self.axes.set_ylim(bottom, top)
-        self.figure.set_size_inches(
-            self.figure.get_size_inches()[0], (bottom - top) / self.paper.inch_px
-        )
+        self._set_ends(min(max(top, former_top), bottom - 1), bottom)
 
 
 def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:

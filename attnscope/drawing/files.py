@@ -1,4 +1,4 @@
-"""Write figures as files in several formats; pages are compressed while the next one is drawn."""
+"""Write figures as files in several formats; a page is compressed while the next one is drawn."""
 
 import struct
 import zlib
@@ -22,8 +22,11 @@ def write_pages(
 ) -> list[Path]:
     """Write figures into a folder, each file whole or not at all; the same figures give the same bytes.
 
-    A page may change once the next one is asked for. So many `threads` compress and write while others are drawn: zlib
-    lets other threads run.
+    Args:
+        pages: The names of files, without an ending, and the figures. A page may change when the next one is drawn.
+        folder: The folder.
+        formats: Some of "png", "svg" and "pdf".
+        threads: How many threads compress and write pages while the next one is drawn; 0 = this thread does.
     """
     for kind in formats:
         if kind not in FIGURE_FORMATS:
@@ -37,28 +40,31 @@ def write_pages(
         for stem, page in pages:
             for kind in formats:
                 # Draw at once, as the page may change; leave compression to a thread.
-                content = (
-                    partial(png, page.pixels(), page.dpi)
-                    if kind == "png"
-                    else partial(bytes, page.vector(kind))
-                )
+                if kind == "png":
+                    pixels = page.pixels()
+                    content = partial(png, pixels, page.dpi)
+                else:
+                    content = partial(bytes, page.vector(kind))
                 yield Path(folder) / f"{stem}.{kind}", content
 
-    # Values that no model computed may be negative or infinite: NumPy's warnings tell a user nothing.
+    # Users' own records may hold infinite or negative values: NumPy's warnings of them tell a user nothing.
     with matplotlib_defaults(), np.errstate(all="ignore"):
         if not threads:
-            return [_write(path, content) for path, content in contents()]
+            return list(map(_write, contents()))
         with ThreadPoolExecutor(threads) as pool:
-            tasks = [pool.submit(_write, path, content) for path, content in contents()]
-            return [task.result() for task in tasks]
+            return list(pool.map(_write, contents()))
 
 
-def _write(path: Path, content: Callable[[], bytes]) -> Path:
+def _write(file: tuple[Path, Callable[[], bytes]]) -> Path:
+    path, content = file
     return write_whole(path, content())
 
 
 def distinct(stems: Iterable[str]) -> list[str]:
-    """Return names of files, with numbers where two differ at most by case: some disks take them for one file."""
+    """Return names of files with numbers after those that differ from an earlier one by case at most.
+
+    Some disks take such names for one file.
+    """
     names: dict[str, str] = {}
     for stem in stems:
         name = stem
@@ -100,11 +106,9 @@ def png(pixels: NDArray[np.uint8], dpi: int = DPI) -> bytes:
         (b"IDAT", zlib.compress(filtered.tobytes(), 6)),
         (b"IEND", b""),
     )
-    # Each chunk: its length, kind, data and checksum.
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data))
-        + kind
-        + data
-        + struct.pack(">I", zlib.crc32(data, zlib.crc32(kind)))
-        for kind, data in chunks
-    )
+    # The signature, then each chunk: its length, kind, data and checksum.
+    content = [b"\x89PNG\r\n\x1a\n"]
+    for kind, data in chunks:
+        checksum = zlib.crc32(kind + data)
+        content += [struct.pack(">I", len(data)), kind, data, struct.pack(">I", checksum)]
+    return b"".join(content)

@@ -1,4 +1,4 @@
-"""Compute the layout of figures in pixels. It works on plain numbers, and leaves drawing to `page`."""
+"""Compute the layout of figures in pixels: paper, places of panels, font sizes, ticks. `page` and `maps` draw them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 MARGIN_PX = 28
+"""The margin at each side of a page."""
+
 MIN_WIDTH_PX = 1600
 """Width of a page on a screen, unless its panels need more, or much less."""
 
 NARROWEST_PX = 1000
-"""Width of a page whose panels are too narrow to fill it."""
+"""Width of a page with panels that are narrow at their largest."""
 
 TITLE_PX = 20.0
 SUBTITLE_PX = 15.0
@@ -26,41 +28,54 @@ HEADER_PX = MARGIN_PX + 56
 PANEL_HEADER_PX = 26
 MAX_LABEL_PX = 14.0
 LEGIBLE_PX = 9
-"""Distance of two labels that can still be read on a screen."""
+"""The least distance of two labels that can be read on a screen."""
 
 LABEL_SHARE = 0.84
 """Font size of labels, as a share of the distance between two of them."""
 
 MOST_PX = 60_000_000
-"""Pixels of a page; a larger one takes gigabytes to draw, and few programs open it."""
+"""The most pixels of a page; a larger one takes gigabytes to draw, and few programs open it."""
 
 TALLEST_INCHES = 9.0
-"""Height of a figure on a page of paper."""
+"""The largest height of a figure on paper."""
+
+LEAST_PX = 560
+"""Width of a page with few cells."""
 
 _NARROW_PX = 800
-LEAST_PX = 560  # of a page with few cells
-_MOSTLY_EMPTY = 0.6
-_SMALL_PANEL_PX = 110  # fewer panels stand side by side rather than smaller ones
-_LABELS_AT_MOST = 0.4  # of the width of a panel with its labels
-_CROP_PX = MARGIN_PX - 4  # a figure of a given width does without this at each side
+_MOSTLY_EMPTY = 0.6  # a page whose panels need less than this share of MIN_WIDTH_PX is narrower
+_SMALL_PANEL_PX = 110  # rather than narrower panels, fewer stand side by side
+_LABELS_AT_MOST = 0.4  # the largest share of labels in the width of a panel with its labels
+_CROP_PX = MARGIN_PX - 4  # a figure of an exact width lacks so much of the margin at each side
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The page of a figure; all in pixels of the layout, which need not be those of the file."""
+    """Hold the size of a figure's page and letters, in pixels of the layout, which need not be those of the file.
+
+    Attributes:
+        width_px: The width of the page.
+        fixed: Whether figures are exactly that wide; else they grow and shrink.
+        least_px: The size of the smallest letters; 0 = any.
+        label_px: Labels of tokens may be as small as this, if each of them has room then; 0 = no smaller than others.
+        inch_px: How many pixels of the layout are an inch.
+        dpi: How many pixels of a PNG are an inch.
+        caption: Whether there are a title, a subtitle and notes.
+        crop_px: The margin that is laid out but cut off at the left and the right; above and below it is less.
+        font: The font to try first: the name of an installed family, or a file.
+        failed: Parts of the study that failed: every figure says so at its foot.
+    """
 
     width_px: int = MIN_WIDTH_PX
-    fixed: bool = False  # figures are exactly that wide; else they grow and shrink
-    least_px: float = 0.0  # size of the smallest letters; 0 = any
-    label_px: float = 0.0  # labels of tokens may be as small as that, if each one then has room
+    fixed: bool = False
+    least_px: float = 0.0
+    label_px: float = 0.0
     inch_px: float = 100.0
-    dpi: int = 100  # pixels of a PNG per inch
-    caption: bool = True  # title, subtitle and notes
-    crop_px: float = (
-        0.0  # margin that is laid out but not shown, left and right; above and below it is less
-    )
-    font: str | None = None  # taken first: the name of an installed family, or a file
-    failed: tuple[str, ...] = ()  # parts of the study that failed: every figure says so at its foot
+    dpi: int = 100
+    caption: bool = True
+    crop_px: float = 0.0
+    font: str | None = None
+    failed: tuple[str, ...] = ()
 
     @classmethod
     def of_width(
@@ -72,20 +87,28 @@ class Paper:
         font: str | None,
         label_points: float = 0.0,
     ) -> Paper:
-        """Paper of an exact width, on which captions, the smallest letters but for labels, have a size in points."""
+        """Return paper of an exact width.
+
+        Args:
+            inches: The width.
+            points: The size of captions, which are the smallest letters but for labels.
+            dpi: How many pixels of a PNG are an inch.
+            caption: Whether there are a title, a subtitle and notes.
+            font: The font to try first.
+            label_points: The size of the smallest labels; 0 = `points`.
+        """
         inch_px = 72 * CAPTION_PX / points
-        visible = inches * inch_px
-        width = math.ceil(visible) + 2 * _CROP_PX
-        label_px = CAPTION_PX * (label_points or points) / points
+        visible_px = inches * inch_px
+        width_px = math.ceil(visible_px) + 2 * _CROP_PX
         return cls(
-            width_px=width,
+            width_px=width_px,
             fixed=True,
             least_px=CAPTION_PX,
-            label_px=label_px,
+            label_px=CAPTION_PX * (label_points or points) / points,
             inch_px=inch_px,
             dpi=dpi,
             caption=caption,
-            crop_px=(width - visible) / 2,
+            crop_px=(width_px - visible_px) / 2,
             font=font,
         )
 
@@ -96,17 +119,17 @@ class Paper:
 
     @property
     def most_px(self) -> float:
-        """Return the largest height of a figure: on paper of fixed width a page's with its crop, else no limit."""
+        """Return the largest height of a layout: on paper of a fixed width that of a page; else there is no limit."""
         return TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
     def crop_ends_px(self) -> float:
-        """Margin that is not shown above and below: the title and the last line of notes reach into it."""
+        """Return the margin that is cut off above and below: less than at the sides, as letters reach into it."""
         return max(0.0, self.crop_px - 10)
 
     @property
     def room_px(self) -> int:
-        """Width between the margins."""
+        """Return the width between the margins."""
         return self.width_px - 2 * MARGIN_PX
 
     @property
@@ -115,7 +138,7 @@ class Paper:
         return self.width_px < _NARROW_PX
 
     def width_for(self, *wanted: float) -> int:
-        """Width of a figure: the largest of the wanted ones, unless its width is fixed."""
+        """Return the width of a figure: the largest of the wanted ones, unless its width is fixed."""
         return self.width_px if self.fixed else math.ceil(max(wanted))
 
     def whole(self, size_px: float, least: int = 1) -> float:
@@ -123,7 +146,7 @@ class Paper:
         return size_px if self.fixed else max(least, math.floor(size_px))
 
     def image_px(self, size_px: float) -> int:
-        """Return the pixels of an image of this width on the layout: as many as in the PNG."""
+        """Return how many pixels of a PNG a length of the layout has."""
         return max(1, math.ceil(size_px * self.dpi / self.inch_px))
 
     def letters(self, size_px: float) -> float:
@@ -134,12 +157,12 @@ class Paper:
 SCREEN = Paper()
 
 WidthPx = Callable[[str, float], float]
-"""Gives the width of a text at a font size, all in pixels."""
+"""Returns the width of a text at a font size, both in pixels."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """Room around each panel in pixels: for its title, labels, axes."""
+    """Hold the room around each panel in pixels, for its title, labels and axes."""
 
     left: float = 0
     above: float = 0
@@ -149,24 +172,24 @@ class Around:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The panels to lay out, of equal size, each with rows and columns of cells.
+    """Say what panels are to be laid out; they have one size, and rows and columns of cells.
 
     Attributes:
         n: How many panels there are.
-        shape: Rows and columns of cells of a panel.
+        shape: How many rows and columns of cells a panel has.
         columns: Panels side by side; 0 = as many as make the page near 4:3.
-        around: Gives the room around a panel by the width of its cells.
+        around: Returns the room around a panel for a width of its cells.
         names_px: Room for names at the left of each row of panels.
         foot_px: Room for labels below the last row of panels.
         gap_px: Distance from one panel, with its room, to the next.
         top_px: Where the first row of panels begins.
         row_px: Height of a row of cells; 0 = cells are squares.
-        largest_px: Most width and height of a panel.
-        largest_cell_px: Most width of a cell.
-        least_cell_px: Least width of a cell on a screen, where the page grows; on paper cells shrink. Less than 1 =
-            several cells may share a pixel.
-        most_px: Most height of all panels.
-        least_width_px: Width of a page that its panels leave mostly empty.
+        largest_px: The largest width and height of a panel.
+        largest_cell_px: The largest width of a cell.
+        least_cell_px: The least width of a cell on a screen, where the page grows; on paper cells shrink. If it is less
+            than 1, several cells may share a pixel.
+        most_px: The largest height of all panels.
+        least_width_px: The least width of a page with one panel, or with panels that would leave it mostly empty.
     """
 
     n: int
@@ -187,18 +210,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Places:
-    """The places of panels, all in pixels.
+    """Hold the places of panels, all in pixels.
 
     Attributes:
-        width_px: Of the page.
-        zoom: How much larger titles and notes are than on a page of the usual width.
-        columns: Panels side by side.
+        width_px: The width of the page.
+        zoom: The size of titles and notes, as a multiple of that on a page of the usual width.
+        columns: How many panels stand side by side.
         cell: Width and height of a cell.
         panel: Width and height of a panel.
         pitch_px: Distance from one column of panels to the next.
         around: The room around each panel.
-        corners: Upper left corner of each panel.
-        bottom: Lower edge of the last row of panels with its room.
+        corners: The upper left corner of each panel, (x, y).
+        bottom: The lower edge of the last row of panels with its room.
     """
 
     width_px: int
@@ -217,7 +240,7 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
 
     On narrow paper fewer panels than usual stand side by side.
     """
-    # Fewer panels side by side while that makes their cells larger.
+    # Have fewer panels side by side while they are small and that makes their cells larger.
     columns = wanted.columns or columns_for(wanted.n)
     cell = _largest_cell(wanted, columns, paper)
     while not wanted.columns and columns > 1 and cell * wanted.shape[1] < _SMALL_PANEL_PX:
@@ -226,7 +249,7 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
             break
         columns -= 1
         cell = larger
-    # The width of the page: no more than the panels need if they leave much of it empty.
+    # A page that the panels would leave mostly empty is as narrow as they allow.
     around = _room_around(wanted, cell, columns, paper)
     panel = (wanted.shape[1] * cell, wanted.shape[0] * (wanted.row_px or cell))
     if not paper.fixed:
@@ -237,14 +260,14 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
         least_width = MIN_WIDTH_PX
     width = paper.width_for(least_width, needed)
     zoom = min(2.5, max(1.0, width / MIN_WIDTH_PX))
-    # Space that is left goes between the panels, not to one side.
+    # Distribute the width that is left between the panels.
     spare = max(0, math.floor(width - needed)) // columns
     rows = math.ceil(wanted.n / columns)
     above = around.above * zoom
     pitch_x = around.left + panel[0] + around.right + wanted.gap_px + spare
     pitch_y = above + panel[1] + around.below
     if wanted.columns and not paper.fixed:
-        pitch_y += min(spare, 40)  # rows of an overview are as far apart as its columns
+        pitch_y += min(spare, 40)  # rows of an overview move apart as its columns do
     top = wanted.top_px + HEADER_PX * (zoom - 1)
     x = MARGIN_PX + wanted.names_px + around.left + spare // 2
     y = top + above
@@ -260,15 +283,15 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
     """Return the largest width of a cell at which panels fit the width of the page and their own limits."""
     n_rows, n_columns = wanted.shape
     rows = math.ceil(wanted.n / columns)
-    # Panels of free columns fit one page of paper, with 100 px to spare.
-    tallest = (
-        wanted.most_px if wanted.columns else min(wanted.most_px, paper.most_px - wanted.top_px - 100)
-    )
+    # Unless the columns are set, panels fit one page of paper, with 100 px for what is below them.
+    tallest = wanted.most_px
+    if not wanted.columns:
+        tallest = min(tallest, paper.most_px - wanted.top_px - 100)
 
     def fits(cell: float) -> bool:
         around = _room_around(wanted, cell, columns, paper)
         height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below) + wanted.foot_px
-        # Narrower cells make no row of given height lower.
+        # If rows have a fixed height, narrower cells do not make panels lower.
         is_low = bool(wanted.row_px) or height <= tallest
         return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
 
@@ -286,13 +309,13 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
         high = low
     if paper.fixed:
         return max(high, 0.01)
-    # On a screen a cell has whole pixels, or several cells share one.
+    # On a screen a cell is whole pixels wide, or several cells share a pixel.
     whole = math.floor(high + 1e-4) if high >= 1 else high
     return max(wanted.least_cell_px, whole)
 
 
 def _room_around(wanted: Wanted, cell: float, columns: int, paper: Paper) -> Around:
-    """Return the room around a panel; on paper labels at its left are cut where they would take too much of it."""
+    """Return the room around a panel; on paper labels at its left are cut to a share of its width."""
     around = wanted.around(cell)
     if not paper.fixed:
         return around
@@ -308,10 +331,10 @@ def _needed_width(wanted: Wanted, columns: int, panel_px: float, around: Around)
 
 def label_font(cell_px: float, paper: Paper) -> tuple[int, float]:
     """Return how many cells share a label, and the font size of labels."""
-    # Paper decides the font size; on a screen it grows with the distance between labels.
+    # On paper the font size is set; on a screen it grows with the distance between labels.
     least_distance = paper.least_px / LABEL_SHARE or LEGIBLE_PX
     step = max(1, math.ceil(least_distance / cell_px))
-    # Smaller letters, if they give each token its label.
+    # Take smaller letters if then each cell has its label.
     room = cell_px * LABEL_SHARE
     if step > 1 and 0 < paper.label_px <= room:
         return 1, room
@@ -322,6 +345,7 @@ def columns_for(n_panels: int) -> int:
     """Return how many panels stand side by side: near 4:3 as a whole, with as few empty places as that allows."""
 
     def badness(columns: int) -> float:
+        """Return how far the shape is from 4:3, plus the share of empty places, plus 0.3 if there are any."""
         rows = math.ceil(n_panels / columns)
         empty = rows * columns - n_panels
         return abs(math.log(columns / rows / (4 / 3))) + empty / n_panels + (0.3 if empty else 0.0)
@@ -330,7 +354,7 @@ def columns_for(n_panels: int) -> int:
 
 
 def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
-    """Break a text at spaces into lines that fit the room; a dot between two notes ends a line."""
+    """Return a text broken at spaces into lines that fit the room; no line begins with the dot between two notes."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}".strip()
@@ -342,7 +366,7 @@ def wrap(text: str, room_px: float, width_of: WidthPx) -> tuple[str, ...]:
 
 
 _LEAST_TICK = 1e-11
-"""Scales that end here or below have one tick: ticks are rounded to 12 decimals."""
+"""A scale that ends here or below has one tick, 0: ticks are rounded to 12 decimals."""
 
 
 def nice_ticks(top: float) -> tuple[float, ...]:
@@ -356,8 +380,8 @@ def nice_ticks(top: float) -> tuple[float, ...]:
 
 
 def ticks_between(low: float, high: float) -> tuple[float, ...]:
-    """Return round numbers from one end of a scale to the other; the same on both sides of 0 where it has two signs."""
-    # Steps of the whole scale, from 0; of two signs, from 0 to the upper end.
+    """Return round numbers from one end of a scale to the other; if it has two signs, the same on both sides of 0."""
+    # Multiples of a round step, from 0 to the length of the scale, or to the upper end of one with two signs.
     steps = nice_ticks(high - max(low, 0.0))
     if low < 0:
         return (*(-tick for tick in reversed(steps[1:])), *steps)

@@ -1,7 +1,7 @@
 """Choose fonts that hold every character, fit labels to their room, and note what no font has."""
 
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -13,7 +13,7 @@ from attnscope.errors import AttnscopeError, UsageError
 BASE_FAMILY = "DejaVu Sans"
 ELLIPSIS = "…"
 
-# Families that are tried first for what DejaVu Sans lacks; any other installed font comes after them.
+# Families, by the beginning of their names, that are tried first for what DejaVu Sans lacks; then all others are.
 _PREFERRED = (
     "Noto Sans",
     "Noto Sans CJK",
@@ -23,24 +23,30 @@ _PREFERRED = (
     "Noto",
     "Unifont",
 )
-_BREAKS_PDF = {"\ufeff"}  # a byte order mark has no ink; matplotlib 3.11 fails on it with an IndexError
+_BYTE_ORDER_MARK = "\ufeff"  # it draws nothing; matplotlib 3.11 fails on it with an IndexError
 # Letters are fitted to pixels when drawn; at the smallest sizes that makes them up to 6% wider than their outlines.
 _HINTING = 1.06
 
 _FONT_FILES = (".ttf", ".otf", ".ttc", ".otc")
-_FIRST_OF_OTHERS = 0x300  # DejaVu Sans has all letters before
+_FIRST_OF_OTHERS = 0x300  # DejaVu Sans has all letters with smaller code points
+# Fonts that are no help: a box for every character, and TeX's symbol fonts, which map letters to other shapes.
 _NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 
 @dataclass(frozen=True)
 class Lettering:
-    """The fonts for one figure, and the paper that it is set on."""
+    """Hold the fonts for one figure, and the paper that it is set on.
 
-    families: tuple[str, ...]  # in the order in which they are asked for a character
-    paths: tuple[str, ...]  # their files
-    missing: frozenset[str]  # characters that no installed font holds; they are written as `U+4F60`
-    # Missing ones that draw nothing, such as joiners; they are left out.
-    invisible: frozenset[str] = frozenset()
+    Attributes:
+        families: The names of the fonts, in the order in which a character is looked for.
+        paths: Their files.
+        missing: Visible characters that no installed font holds; they are written as code points, such as `U+4F60`.
+        paper: The paper.
+    """
+
+    families: tuple[str, ...]
+    paths: tuple[str, ...]
+    missing: frozenset[str]
     paper: Paper = SCREEN
 
     def spell(self, text: str) -> str:
@@ -50,20 +56,18 @@ class Lettering:
         return "".join(map(self._spell_character, text))
 
     def _spell_character(self, char: str) -> str:
-        if char in self.invisible:
+        if char == _BYTE_ORDER_MARK:
             return ""
-        if (
-            char not in self.missing
-            and any(ord(char) in charmap(path) for path in self.paths)
-            and char != "\n"
-        ):
+        if char != "\n" and any(ord(char) in charmap(path) for path in self.paths):
             return char
-        # Texts that the fonts were not chosen for may hold anything; what leaks here makes matplotlib warn.
-        return " " if char.isspace() else "" if _is_invisible(char) else f"U+{ord(char):04X}"
+        # The fonts may lack any character of a text that they were not chosen for; matplotlib would warn of it.
+        if char.isspace():
+            return " "
+        return "" if _is_invisible(char) else f"U+{ord(char):04X}"
 
     @property
     def has_bold(self) -> bool:
-        """Return whether there are bold letters of all its families; fonts for other scripts seldom have any."""
+        """Return whether all its families have bold letters; fonts for other scripts seldom do."""
         return all(map(_has_bold, self.families))
 
     def width_px(self, text: str, size_px: float) -> float:
@@ -75,14 +79,16 @@ class Lettering:
         text = self.spell(text)
         if self.width_px(text, size_px) <= room_px:
             return text
-        low, high = 0, len(text)
+        # Bisect the number of characters that fit.
+        low = 0
+        high = len(text)
         while low < high:
             middle = (low + high + 1) // 2
             if self.width_px(text[:middle].rstrip() + ELLIPSIS, size_px) <= room_px:
                 low = middle
             else:
                 high = middle - 1
-        # A letter goes with its marks, and what is joined goes together.
+        # Cut neither between a letter and its marks, nor at a zero-width joiner.
         while low and (unicodedata.category(text[low])[0] == "M" or "\u200d" in text[low - 1 : low + 1]):
             low -= 1
         return text[:low].rstrip() + ELLIPSIS
@@ -99,34 +105,32 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     """Return fonts that together hold the characters of all texts, as far as such fonts are installed."""
     from matplotlib import font_manager
 
-    # The font that was asked for, then DejaVu.
-    chosen = [] if paper.font is None else [find_font(paper.font)]
-    first = list(dict.fromkeys([*chosen, (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))]))
-    wanted = {c for text in texts for c in text if not c.isspace()}
-    # Further fonts join until every character has one.
-    missing, families, paths = set(wanted), [], []
-
-    def others() -> Iterator[tuple[str, str]]:  # only texts beyond DejaVu's reach pay for reading these
-        yield from (font for font in _other_fonts() if font not in first)
-
-    for family, path in chain(first, others()):
-        drawable = {c for c in missing if ord(c) in charmap(path)}
-        if drawable or (family, path) in first:  # which hold what figures themselves say
-            families.append(family)
-            paths.append(path)
+    # The font that the user names, then DejaVu Sans, which has what figures themselves say.
+    fonts = [] if paper.font is None else [find_font(paper.font)]
+    base = (BASE_FAMILY, str(font_manager.findfont(BASE_FAMILY)))
+    if base not in fonts:
+        fonts.append(base)
+    missing = {char for char in set(chain(*texts)) if not char.isspace()}
+    for _, path in fonts:
+        missing -= _drawable(missing, path)
+    # Further fonts, until every character has one. Reading them takes time.
+    for font in _other_fonts() if missing else ():
+        drawable = _drawable(missing, font[1])
+        if drawable:
+            fonts.append(font)
             missing -= drawable
-        if not missing and len(families) >= len(first):
-            break
-    # Characters that no font has: invisible ones are left out, others are spelled out.
-    invisible = set(filter(_is_invisible, missing)) | (wanted & _BREAKS_PDF)
-    return Lettering(
-        tuple(families), tuple(paths), frozenset(missing - invisible), frozenset(invisible), paper
-    )
+    families, paths = zip(*fonts, strict=True)
+    return Lettering(families, paths, frozenset(c for c in missing if not _is_invisible(c)), paper)
+
+
+def _drawable(characters: Iterable[str], path: str) -> set[str]:
+    """Return those of some characters that a font file holds."""
+    return {char for char in characters if ord(char) in charmap(path)}
 
 
 @lru_cache(maxsize=16)
 def find_font(font: str) -> tuple[str, str]:
-    """Return the family and the file of a font, from either of the two; refuses what is neither."""
+    """Return the family and the file of a font, from either of the two; refuse a name that is neither."""
     from matplotlib import font_manager
 
     # A file.
@@ -150,9 +154,11 @@ def find_font(font: str) -> tuple[str, str]:
 
 def note_missing(texts: Iterable[str], font: str | None = None) -> str:
     """Return a sentence on the fonts to install where figures show code points; empty if every character has one."""
-    # Characters that DejaVu Sans may lack.
-    wanted = {c for text in texts for c in text if ord(c) >= _FIRST_OF_OTHERS}
-    missing = lettering_for(wanted, Paper(font=font)).missing if wanted else frozenset()
+    # Look at characters that DejaVu Sans may lack; without any, matplotlib need not be loaded.
+    wanted = {char for char in set(chain(*texts)) if ord(char) >= _FIRST_OF_OTHERS}
+    if not wanted:
+        return ""
+    missing = lettering_for(wanted, Paper(font=font)).missing
     if not missing:
         return ""
     return (
@@ -162,12 +168,16 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
 
 
 def _sum_up(missing: Iterable[str]) -> str:
-    """Return how many characters are missing, and the first of them."""
-    points = [f"U+{ord(c):04X}" for c in sorted(missing)]
-    return f"{len(points)} of the characters ({', '.join(points[:4])}{', …' if len(points) > 4 else ''})"
+    """Return how many characters are missing, and the code points of the first four."""
+    points = [f"U+{ord(char):04X}" for char in sorted(missing)]
+    n_missing = len(points)
+    if n_missing > 4:
+        points[4:] = ["…"]
+    return f"{n_missing} of the characters ({', '.join(points)})"
 
 
 def _is_invisible(char: str) -> bool:
+    """Return whether a character draws nothing by itself: a joiner, or a mark over a letter."""
     return unicodedata.category(char) in ("Cf", "Mn")
 
 
@@ -193,31 +203,27 @@ def _has_bold(family: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _other_fonts() -> Sequence[tuple[str, str]]:
+    """Return the family and the file of every upright font but DejaVu Sans, preferred ones first."""
     from matplotlib import font_manager
 
     def rank(entry: font_manager.FontEntry) -> tuple[int, bool, str]:
-        preferred = next(
-            (i for i, name in enumerate(_PREFERRED) if entry.name.startswith(name)), len(_PREFERRED)
-        )
-        return (
-            preferred,
-            entry.style != "normal" or str(entry.weight) not in ("400", "normal"),
-            entry.name,
-        )
+        preference = 0
+        while preference < len(_PREFERRED) and not entry.name.startswith(_PREFERRED[preference]):
+            preference += 1
+        return preference, str(entry.weight) not in ("400", "normal"), entry.name
 
-    upright = [
-        e for e in font_manager.fontManager.ttflist if e.style == "normal" and "Emoji" not in e.name
-    ]
-    seen: dict[str, str] = {}
-    for entry in sorted(upright, key=rank):
-        seen.setdefault(entry.name, str(entry.fname))
-    seen.pop(BASE_FAMILY, None)
-    # "Last Resort" has a box for every character, and TeX's symbol fonts map letters to other shapes.
-    return [(name, path) for name, path in seen.items() if not name.startswith(_NO_TEXT)]
+    # Of a family, take the file of the normal weight.
+    files: dict[str, str] = {}
+    for entry in sorted(font_manager.fontManager.ttflist, key=rank):
+        is_text = "Emoji" not in entry.name and not entry.name.startswith(_NO_TEXT)
+        if entry.style == "normal" and is_text and entry.name != BASE_FAMILY:
+            files.setdefault(entry.name, str(entry.fname))
+    return list(files.items())
 
 
 @lru_cache(maxsize=16384)
 def _width_at_100(paths: tuple[str, ...], text: str) -> float:
+    """Return the width of a text at a font size of 100 pixels."""
     from matplotlib import font_manager
 
     font = font_manager.get_font(list(paths))

@@ -1,25 +1,23 @@
-"""What is in a figure of maps, but its values: labels, names, notes, and what stands around maps and on them."""
+"""Declare a figure of maps without its values: labels, names and notes, around maps and on them. `maps` draws it."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from attnscope.drawing.canvas import INK, Box
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One side of maps.
+    """Declare what stands along one side of a map, whose cells are counted from 0.
 
     Attributes:
-        labels: One for each row or column of cells; empty = it has numbers instead.
-        colors: The colour of each label; empty = all black.
+        labels: The label of each row or column of cells; empty = the side has numbers, or nothing.
+        colors: The colour of each label; empty = all have that of text.
         seams: Cells before which a line is drawn.
         marked: Cells whose label is never left out.
-        n: How many cells there are, where it has no labels.
+        n: How many cells there are, if there are no labels.
         ticks: Numbers along the side: how far along each stands, 0 to 1, and how it is written.
     """
 
@@ -33,15 +31,15 @@ class Axis:
     def __len__(self) -> int:
         return self.n or len(self.labels)
 
-    def color(self, place: int) -> str:
-        """Return the colour of a label."""
-        return self.colors[place] if self.colors else INK
+    def color(self, cell: int) -> str:
+        """Return the colour of the label of a cell."""
+        return self.colors[cell] if self.colors else INK
 
     def labelled(self, step: int, apart: float) -> dict[int, float]:
-        """Return the cells that get a label, and where along the side its middle is, both in cells.
+        """Return the cells that get a label, each with the place of the label along the side, in cells.
 
-        Marked cells have theirs, moved aside where they would stand less than `apart` from each other. Of the others
-        every `step`-th has one, unless a marked one is in its way.
+        Every marked cell has a label; labels that would stand less than `apart` cells from each other are moved aside.
+        Of the other cells every `step`-th has a label, unless that of a marked cell is nearer than `apart`.
         """
         middles = _spread(sorted({*self.marked}), apart)
         for cell in range(0, len(self.labels), step):
@@ -52,46 +50,48 @@ class Axis:
 
 def _spread(cells: Sequence[int], apart: float) -> dict[int, float]:
     """Return a place for each cell, in their order: at least `apart` from each other, and as near as that allows."""
-    # Cells that are too close form groups, which stand around their common middle: the place of the first, the size.
+    # Less `apart` for each cell before it, places must only not fall. Where they would, cells form a group, which gets
+    # the mean of its places. A group is that mean and its size.
     groups: list[tuple[float, int]] = []
     for number, cell in enumerate(cells):
-        first = cell - number * apart
+        mean = cell - number * apart
         size = 1
-        while groups and groups[-1][0] > first:
-            before, n_before = groups.pop()
-            first = (before * n_before + first * size) / (n_before + size)
-            size += n_before
-        groups.append((first, size))
-    # Within a group the next one stands `apart` further.
-    firsts = np.repeat([first for first, _ in groups], [size for _, size in groups])
-    places = firsts + apart * np.arange(len(cells))
-    return dict(zip(cells, places.tolist(), strict=True))
+        while groups and groups[-1][0] > mean:
+            earlier_mean, earlier_size = groups.pop()
+            mean = (earlier_mean * earlier_size + mean * size) / (earlier_size + size)
+            size += earlier_size
+        groups.append((mean, size))
+    places: dict[int, float] = {}
+    for mean, size in groups:
+        for _ in range(size):
+            number = len(places)
+            places[cells[number]] = mean + apart * number
+    return places
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapsFigure:
-    """All of a figure of maps but their values; figures that are equal share a page.
+    """Declare a figure of maps without their values; equal figures share a page.
 
     Attributes:
         subtitle: The line below the title.
         notes: Sentences at the foot.
-        axes: The sides at the left and those below: one pair for all maps, or one for each.
-        titles: What stands above each map; of an overview it is passed over.
-        names: Of an overview, the name of the row and of the column of each map: maps are small and have no labels.
+        axes: The side at the left and the side below: one pair for all maps, or a pair for each.
+        titles: The title above each map; an overview shows none.
+        names: For an overview, of small maps without labels: the name of the row and of the column of each map.
         meaning: What the colours mean.
         cmap: The colours.
         has_numbers: Whether a cell with enough room shows its value.
         captions: What stands beside the title of each map: facts, the most important first, with " · " between.
         lettered: Further texts that the fonts must hold.
-        picture: What cells are laid over, an object with `pixels`, (height, width, 3); None = nothing. Two are the same
-            only if they are one object.
+        picture: The picture that cells are laid over, an object with `pixels`, (height, width, 3); None = no picture.
         is_smooth: Whether what is laid over the picture is interpolated between patches.
         columns: Maps side by side; 0 = as many as make the page near 4:3.
         is_shared: Whether maps share their labels: those of rows stand at the left of the first map of a row, those of
             columns below the last map of a column.
         largest_px: Most width and height of a map.
         row_px: Height of a row of cells; 0 = cells are squares.
-        above: Numbers from 0 to 1 along the upper side of the uppermost maps, drawn as a strip.
+        above: Numbers from 0 to 1 along the upper side of the uppermost maps, drawn as a strip of bars.
         boxes: Frames on all maps: left, upper, right and lower edge in tokens.
         spans: Names above all maps, where there are no numbers: first cell, last cell, text.
     """

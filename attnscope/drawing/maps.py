@@ -1,4 +1,4 @@
-"""A page of maps side by side: coloured cells, what stands around them, a colour bar, notes.
+"""Draw a page of maps side by side: coloured cells, labels or numbers around them, a colour bar, notes.
 
 Cells are pairs of tokens with labels, patches laid over a picture, or moments and stretches of text with an axis of
 numbers. `MapsFigure` declares what a page shows, and `layout` places it. The static part is drawn once: `MapsPage.show`
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from itertools import chain, product, repeat
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,34 +26,34 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 SEAM = "#d1495b"
-"""Colour of lines at which another text begins."""
+"""The colour of lines at which another text begins."""
 
 LABEL_ROOM_EM = 11
-"""Width at which labels are cut, in sizes of their font."""
+"""The width at which labels are cut, in sizes of their font."""
 
 _MANY_ROWS = 15  # an overview of more rows is too tall for a screen, and is seen shrunk
-_REACH_PX = 8  # labels may reach so far beyond their room: the gap between maps has no more
+_REACH_PX = 8  # how far labels may reach beyond their room: into the gap between maps
 _LARGEST_LABELLED_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
-_LARGEST_SMALL_PX = 300  # a map of an overview
-_TALLEST_FEW_PX = 1116  # of one or two maps on a screen
+_LARGEST_SMALL_PX = 300  # the largest map of an overview
+_TALLEST_FEW_PX = 1116  # the largest height of one or two maps on a screen
 _NAMES_PX = 52  # least room for the names of an overview's rows
 _TICKS_PX = 62  # room for an axis of numbers
-_STRIP_PX = 30  # room for numbers along the upper side
+_STRIP_PX = 30  # room for the strip of bars along the upper side
 _LEAST_NUMBER = 0.005  # a smaller value is not written into its cell
-_N_TICKS = 11  # numbers below the colour bar, at most
+_N_TICKS = 11  # the most numbers below the colour bar
 _STRIP_COLOUR = "#7b8794"
 
 
 class MapsPage(Page):
-    """A page of maps without their values, which `show` puts on it."""
+    """Draw a page of maps without their values, which `show` puts on it."""
 
     def __init__(self, figure: MapsFigure, paper: layout.Paper) -> None:
         row_axes, column_axes = zip(*figure.axes, strict=True)
-        labels = [label for axis in (*row_axes, *column_axes) for label in axis.labels]
+        labels = chain.from_iterable(axis.labels for axis in (*row_axes, *column_axes))
         names = [text for _, _, text in figure.spans]
         lettering = lettering_for([figure.subtitle, *figure.lettered, *names, *labels], paper)
         self.content = figure
-        # Room for labels by their font size, beside and below maps; room above them.
+        # Functions from the font size of labels to their room, at the left of maps and below; the room above maps.
         self._row_label_px = _label_width(lettering, row_axes)
         self._column_label_px = _label_width(lettering, column_axes)
         self._strip_px = 0
@@ -60,20 +61,18 @@ class MapsPage(Page):
             self._strip_px = _STRIP_PX
         elif figure.spans:
             self._strip_px = SPANS_PX
-        # A cell stands for `pool` x `pool` tokens; `shape` is the rows and columns of cells.
+        # A cell stands for `pool` x `pool` tokens; `shape` is how many rows and columns of cells there are.
         self.pool, self.shape, places = self._arrange(lettering)
         super().__init__(places.width_px, lettering)
         self.places = places
         self.zoom = places.zoom
-        # The upper left corner of each map. An overview has a place for each pair of names, and may have fewer maps.
+        # The upper left corner of each map. An overview has a corner for each pair of names, and may have fewer maps.
         self.corners = list(places.corners)
         if figure.names:
-            n_across = len(figure.column_names)
-            self.corners = []
-            for row, column in figure.names:
-                place = figure.row_names.index(row) * n_across + figure.column_names.index(column)
-                self.corners.append(places.corners[place])
-        # What stays the same on all figures of this page.
+            pairs = product(figure.row_names, figure.column_names)
+            corner_of = dict(zip(pairs, places.corners, strict=True))
+            self.corners = [corner_of[names_of_map] for names_of_map in figure.names]
+        # Draw what stays the same on all figures of this page.
         self._title = self.head("", figure.subtitle, zoom=self.zoom, animated=True)
         self._picture_box: Box | None = None
         self._photo = None if figure.picture is None else self._draw_picture()
@@ -81,7 +80,7 @@ class MapsPage(Page):
         self._cmap = colormap(figure.cmap)
         self.maps = [self.image(box, self._cmap) for box in self.boxes]
         self.frames(self.boxes)
-        # Labels of all maps but the first, once they are written.
+        # The labels of all maps but the first, once they are written.
         self._other_labels: list[Text] | None = None
         if figure.names:
             self._name_maps()
@@ -90,22 +89,24 @@ class MapsPage(Page):
         self._draw_strip()
         self._draw_marks()
         self._draw_foot()
-        # What changes: the numbers in cells, and their ink.
+        # Prepare the numbers in cells, which change, and whether each of 256 colours needs white ones.
         self._numbers = self._open_numbers() if self.number_px else []
-        self._dark = [is_dark(*self._cmap(value)[:3]) for value in np.linspace(0, 1, 256)]
+        self._dark = [is_dark(*color[:3]) for color in self._cmap(np.linspace(0, 1, 256))]
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
     def _arrange(self, lettering: Lettering) -> tuple[int, tuple[int, int], layout.Places]:
-        """Return how many tokens share a cell in each direction, the rows and columns of cells, and all places.
+        """Choose how many tokens share a cell: more than one if the page with labels would be too large to draw.
 
-        Cells with labels are pooled where the page would be too large to draw.
+        Returns:
+            How many tokens share a cell in each direction; how many rows and columns of cells there are; the places of
+            maps.
         """
         figure = self.content
-        # The largest number of rows and of columns: maps share one layout.
+        # Maps share one layout: that of the map with most rows, and of the one with most columns.
         n_rows = max(len(rows) for rows, _ in figure.axes)
         n_columns = max(len(columns) for _, columns in figure.axes)
-        # Maps of an overview are small, so those of long texts start pooled.
+        # Maps of an overview are small: those of long texts are pooled from the start.
         pool = 1
         if figure.names and figure.is_labelled:
             most_cells = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
@@ -121,9 +122,9 @@ class MapsPage(Page):
             pool += 1
 
     def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
-        """Return what `layout` needs to know of an overview of maps of this many rows and columns of cells.
+        """Return what `layout` needs to know of an overview, whose maps have this many rows and columns of cells.
 
-        Its maps have no labels, but names of rows and columns.
+        It has no labels, but names of the rows and columns of maps.
         """
         figure = self.content
         paper = lettering.paper
@@ -146,22 +147,21 @@ class MapsPage(Page):
         )
 
     def _wanted_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
-        """Return the same for maps with labels or numbers around them; a picture is the first panel."""
+        """Return what `layout` needs to know of maps with labels or numbers; a picture is the first panel."""
         figure = self.content
         paper = lettering.paper
         n_panels = figure.n + (figure.picture is not None)
         names_px = 0.0
         foot_px = 0.0
         if figure.is_shared:
-            # Room for the labels that maps share: at the left of all, and below all.
+            # Labels that maps share stand at the left of all, and below all.
             font = paper.least_px or layout.MAX_LABEL_PX
             names_px = min(math.ceil(self._row_label_px(font)) + 8, 0.3 * paper.room_px)
             foot_px = math.ceil(self._column_label_px(font)) + 14
-        # Cells of tokens leave room for labels; others may be as small as a picture of 200 pixels makes them.
+        # Cells of tokens leave room for labels; other cells may be as small as in a map of 200 pixels.
+        least_cell = 200 / max(shape)
         if figure.is_labelled:
-            least_cell: float = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
-        else:
-            least_cell = 200 / max(shape)
+            least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         return layout.Wanted(
             n=n_panels,
             shape=shape,
@@ -178,13 +178,13 @@ class MapsPage(Page):
         )
 
     def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Around:
-        """Return the room around a map for labels or numbers, its title, strips, and names above it."""
+        """Return the room around a map with cells of this width: for its title, labels or numbers, and the strip."""
         figure = self.content
         if figure.is_shared:
             return layout.Around(above=layout.PANEL_HEADER_PX, below=4)
         rows, columns = figure.axes[0]
         _, font = layout.label_font(figure.row_px or cell_px, paper)
-        # Labels, else numbers, else nothing.
+        # Leave room for labels, else for numbers, if there are any.
         left = 0
         if rows.labels:
             left = math.ceil(self._row_label_px(font)) + 8
@@ -198,12 +198,12 @@ class MapsPage(Page):
         return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
 
     def _axes(self, number: int) -> tuple[Axis, Axis]:
-        """Return what stands at the left of a map and below it."""
+        """Return the sides of a map: at its left, and below it."""
         axes = self.content.axes
         return axes[number] if len(axes) > 1 else axes[0]
 
     def _box(self, number: int) -> Box:
-        """Return the box of a map; one that has fewer tokens than others is smaller."""
+        """Return the box of a map; a map with fewer tokens than others is smaller."""
         if not self.content.is_labelled:
             return (*self.corners[number], *self.places.panel)
         n_rows, n_columns = (math.ceil(len(axis) / self.pool) for axis in self._axes(number))
@@ -212,14 +212,10 @@ class MapsPage(Page):
 
     @property
     def _has_copies(self) -> bool:
-        """Return whether in pixels the labels of all maps but the first are copies of its labels."""
+        """Return whether all maps have the labels of the first one, so that in a PNG these are copied to the others."""
         figure = self.content
-        return (
-            self.paper.is_screen
-            and len(figure.axes) == 1
-            and figure.is_labelled
-            and not figure.is_shared
-        )
+        has_own_labels = figure.is_labelled and not figure.is_shared
+        return self.paper.is_screen and len(figure.axes) == 1 and has_own_labels
 
     @property
     def tokens_per_label(self) -> int:
@@ -228,7 +224,7 @@ class MapsPage(Page):
 
     @property
     def number_px(self) -> float:
-        """Return the font size of the values in cells; 0 = they have no room, or are not wanted."""
+        """Return the font size of the numbers in cells; 0 = they have no room, or are not wanted."""
         cell_px = self.places.cell[0]
         if not self.content.has_numbers or cell_px < max(26, 2.5 * self.paper.least_px):
             return 0.0
@@ -237,7 +233,7 @@ class MapsPage(Page):
     # What stays the same --------------------------------------------------------------------------------------------
 
     def _name_zoom(self, paper: layout.Paper) -> float:
-        """Return how much larger the names of an overview are if it is tall, and seen shrunk."""
+        """Return how much larger than usual the names of an overview are: a tall one is seen shrunk."""
         n_rows = len(self.content.row_names)
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_ROWS))
 
@@ -248,15 +244,13 @@ class MapsPage(Page):
         self.name_panels(self.content.row_names, self.content.column_names, self.places, size, above)
 
     def _draw_picture(self) -> Pixels:
-        """Draw the picture, which is the first panel unless maps are small; return it in the size of maps."""
+        """Return the picture in the size of a map, (height, width, 3), and draw it as the first panel of large maps."""
         from PIL import Image
 
         rows, columns = self.shape
-        # The picture in the size of a map, (height, width, 3), for maps to be laid over.
         cell = self.paper.image_px(self.places.cell[0])
         picture = Image.fromarray(self.content.picture.pixels)
         pixels = np.asarray(picture.resize((columns * cell, rows * cell), Image.Resampling.LANCZOS))
-        # Unless maps are small, it stands before them.
         if not self.content.names:
             corner = self.corners.pop(0)
             self._picture_box = (*corner, *self.places.panel)
@@ -265,47 +259,48 @@ class MapsPage(Page):
         return pixels
 
     def _title_maps(self) -> None:
-        """Write a title above each map, and its labels; on a screen the labels of the first are copied to the others.
-
-        Text is what takes the time.
-        """
-        width, height = self.places.panel
+        """Write the title and the caption above each map, and its labels."""
+        width, _ = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
-        # Titles that do not fit lose what the page's title says anyway.
-        above = 12 * self.zoom + self._strip_px
         for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
+            middle = y - 12 * self.zoom - self._strip_px
+            # A title without room loses what follows its colon: the title of the page says it.
             if self.lettering.width_px(title, size * BOLD) > width:
-                title = title.partition(":")[0]  # the title of the page says the rest
-            self.entitle(x, y - above, self.lettering.fit(title, size * BOLD, max(width, 60)), size)
-            # A caption stands at the right of the title, if it leaves room.
+                title = title.partition(":")[0]
+            self.entitle(x, middle, self.lettering.fit(title, size * BOLD, max(width, 60)), size)
+            # A caption stands at the right of the title, if there is room.
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
-                self._write_caption(x + width, y - above, self.content.captions[number], room)
-        # Where maps share their labels, only those of the first are drawn.
+                self._write_caption(x + width, middle, self.content.captions[number], room)
+        # Writing labels takes the time, so if possible those of the first map are copied.
         self._label(0)
-        if not self._has_copies:
+        if self._has_copies:
+            self._copy_labels()
+        else:
             self.label_all()
-            return
-        # The boxes that hold the labels of a map, beside and below it, from the map's corner.
+
+    def _copy_labels(self) -> None:
+        """Copy the pixels of the first map's labels to all other maps."""
+        width, height = self.places.panel
+        # The boxes of labels at the left of a map and below it, as seen from the map's corner.
         _, font = layout.label_font(self.places.cell[0], self.paper)
-        beside_px = math.ceil(self._row_label_px(font)) + 2 * _REACH_PX
+        left_px = math.ceil(self._row_label_px(font)) + 2 * _REACH_PX
         below_px = math.ceil(self._column_label_px(font)) + 2 * _REACH_PX
-        beside = (-beside_px, -_REACH_PX, beside_px - 2, height + 2 * _REACH_PX)
+        left = (-left_px, -_REACH_PX, left_px - 2, height + 2 * _REACH_PX)
         below = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below_px)
-        first, *others = self.corners
-        for dx, dy, box_width, box_height in (beside, below):
-            box = (first[0] + dx, first[1] + dy, box_width, box_height)
-            self.copy(box, [(x + dx, y + dy) for x, y in others])
+        for dx, dy, box_width, box_height in (left, below):
+            first, *others = [(x + dx, y + dy) for x, y in self.corners]
+            self.copy((*first, box_width, box_height), others)
 
     def _write_caption(self, right: float, y: float, caption: str, room: float) -> None:
-        """Write as many of the facts of a caption as have room, flush right."""
+        """Write as many of the facts of a caption as have room, so that they end at x = `right`."""
         while caption and self.lettering.width_px(caption, layout.CAPTION_PX) > room:
             caption = caption.rpartition(" · ")[0]
         if caption:
             self.write(right, y, caption, layout.CAPTION_PX, ha="right", color=FAINT)
 
     def _label(self, number: int) -> list[Text]:
-        """Write what stands at the left of a map and below it: labels, or numbers."""
+        """Write the labels or numbers at the left of a map and below it; return their texts."""
         x, y, width, height = self.boxes[number]
         rows, columns = self._axes(number)
         cell_width, cell_height = self.places.cell
@@ -316,42 +311,39 @@ class MapsPage(Page):
             room = x - layout.MARGIN_PX - 5
             rows = rows if number % self.places.columns == 0 else Axis()
             columns = columns if number + self.places.columns >= self.content.n else Axis()
-        # Labels of rows at the left, labels of columns below; `apart` is in tokens.
+        # Write labels of rows, then labels of columns; `apart` is in tokens.
         apart = max(1.0, font / layout.LABEL_SHARE / cell_height) * self.pool
         texts = []
+        style: dict[str, Any] = {"ha": "right", "va": "center_baseline", "exact": True}
         for token, place in rows.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
-            color = rows.color(token)
-            written = self.write(
-                x - 5, middle, label, font, ha="right", va="center_baseline", color=color, exact=True
-            )
-            texts.append(written)
+            texts.append(self.write(x - 5, middle, label, font, color=rows.color(token), **style))
+        style = {"ha": "center", "va": "top", "rotation": 90, "exact": True}
         below = y + height + 5
         for token, place in columns.labelled(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
-            color = columns.color(token)
-            written = self.write(
-                middle, below, label, font, ha="center", va="top", rotation=90, color=color, exact=True
-            )
-            texts.append(written)
+            texts.append(self.write(middle, below, label, font, color=columns.color(token), **style))
         texts += self.draw_ticks(self.boxes[number], rows.ticks, columns.ticks)
         return texts
 
     def label_all(self) -> None:
-        """Write the labels of all maps, which in pixels are copies of the first one's."""
+        """Write the labels of all maps but the first, or show them again."""
         if self._other_labels is None:
-            numbers = [] if self.content.names else range(1, self.content.n)
-            self._other_labels = [text for number in numbers for text in self._label(number)]
+            n_labelled = 0 if self.content.names else self.content.n
+            self._other_labels = [*chain.from_iterable(map(self._label, range(1, n_labelled)))]
         for text in self._other_labels:
             text.set_visible(True)
 
     def _draw_strip(self) -> None:
-        """Draw the numbers along the upper side of the uppermost maps, 0 to 1, as a strip of bars."""
+        """Draw the strip of bars along the upper side of the uppermost maps, if there are numbers for it."""
+        if not self.content.above:
+            return
         bars: list[Box] = []
-        uppermost = [box for box in self.boxes if box[1] == self.boxes[0][1]]
-        for x, y, width, _ in uppermost if self.content.above else []:
+        for x, y, width, _ in self.boxes:
+            if y != self.boxes[0][1]:
+                break
             numbers = fit(np.array([self.content.above]), (width, 1))[0]
             bar_width = width / len(numbers)
             for index, number in enumerate(numbers):
@@ -360,7 +352,7 @@ class MapsPage(Page):
         self.fill(bars, [_STRIP_COLOUR])
 
     def _draw_marks(self) -> None:
-        """Draw lines where another text begins, frames, and what is written over maps."""
+        """Draw lines where another text begins, names above maps, and frames on them."""
         token_width, token_height = self._per_token()
         # Lines where another text begins, from side to side of each map.
         lines: list[list[tuple[float, float]]] = []
@@ -388,7 +380,7 @@ class MapsPage(Page):
             self.outline(frames, MARK, (1.0 if self.content.row_px else 2.0) * self.zoom, animated=True)
 
     def _per_token(self) -> tuple[float, float]:
-        """Return the width and height that a token has on the maps."""
+        """Return the width and height of a token, or of a patch or a moment, on the maps."""
         if self.content.is_labelled:
             return self.places.cell[0] / self.pool, self.places.cell[1] / self.pool
         rows, columns = self.content.axes[0]
@@ -397,7 +389,7 @@ class MapsPage(Page):
     def _draw_foot(self) -> None:
         """Draw the colour bar, write the notes, and end the page."""
         figure = self.content
-        # Notes on what is thinned, pooled or left out.
+        # Note what is thinned, pooled or left out.
         notes = [*figure.notes, *self.lettering.notes]
         if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
             notes.append(f"one label for {self.tokens_per_label} tokens")
@@ -420,7 +412,7 @@ class MapsPage(Page):
             brightness = np.array([[1.0], [0.0]]).repeat(256, 1)
             self.image(self.bar).set_data(tint(ramp, brightness))
             self.frames([self.bar])
-        # Texts for the numbers below the bar, which `show` moves and fills.
+        # Below the bar are texts for numbers, which `show` moves and fills.
         x, y, _, bar_height = self.bar
         below = y + bar_height + 12 * self.zoom
         size = layout.CAPTION_PX * self.zoom
@@ -429,7 +421,7 @@ class MapsPage(Page):
         ]
 
     def _open_numbers(self) -> list[Text]:
-        """Return an empty text for each cell of the first map, row by row, which `show` fills."""
+        """Put an empty text into each cell of the first map, row by row, for `show` to fill."""
         x, y = self.corners[0]
         cell_px = self.places.cell[0]
         texts = []
@@ -461,26 +453,25 @@ class MapsPage(Page):
         """
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(title, self.title_px(self.zoom) * 1.1, room))
-        # The colours of cells.
+        # Set the colours of cells.
         cells_of_maps = [self._fit(cells, number) for number, cells in enumerate(values)]
+        is_smooth = self.content.is_smooth
         for image, cells, ends in zip(self.maps, cells_of_maps, limits, strict=True):
-            if self._photo is not None:
-                image.set_data(
-                    overlay(self._photo, cells, self._cmap, ends[1], is_smooth=self.content.is_smooth)
-                )
-            else:
+            if self._photo is None:
                 self.set_cells(image, cells, ends)
-        # The numbers below the colour bar; texts without a number are empty.
+            else:
+                image.set_data(overlay(self._photo, cells, self._cmap, ends[1], is_smooth=is_smooth))
+        # Set the numbers below the colour bar; the other texts stay empty.
         x, _, width, _ = self.bar
         low, high = bar_ends
-        written = [*ticks.items(), *[(low, "")] * (len(self._ticks) - len(ticks))]
+        written = chain(ticks.items(), repeat((low, "")))
         for text, (tick, number_text) in zip(self._ticks, written, strict=False):
             text.set_text(number_text)
             middle = x + width * (tick - low) / ((high - low) or 1.0)
-            # The first one must not reach beyond the page.
+            # Move the first number so that it stays on the page.
             half = self.lettering.width_px(number_text, layout.CAPTION_PX * self.zoom) / 2
             text.set_x(max(half + self.paper.crop_px, middle))
-        # The numbers in cells, white on dark colours.
+        # Set the numbers in cells, white on dark colours. Each cell has its weight, and the value of its colour.
         colours = cells_of_maps[0]
         weights = colours if numbers is None else self._fit(numbers, 0)
         low, high = limits[0]
@@ -490,19 +481,20 @@ class MapsPage(Page):
             text.set_color("white" if self._dark[round(share * 255)] else INK)
 
     def _fit(self, values: Values, number: int) -> Values:
-        """Return the cells of a map that there is room for; each shows the largest of the values that share it.
-
-        Values that have fewer rows or columns than the map has tokens are pooled already.
-        """
-        rows, columns = self._axes(number)
+        """Return the cells of a map, as many as have room; each shows the largest of the values that share it."""
         if not self.content.is_labelled:
             return fit(values, self.places.panel)
-        return max_pool(values, self.pool) if values.shape == (len(rows), len(columns)) else values
+        # Values with fewer rows or columns than the map has tokens are pooled already.
+        rows, columns = self._axes(number)
+        if values.shape != (len(rows), len(columns)):
+            return values
+        return max_pool(values, self.pool)
 
     def vector(self, kind: str) -> bytes:
         """Return the figure as it stands now as SVG or PDF, where every label is text."""
         self.label_all()
         content = super().vector(kind)
+        # In pixels, copies stand in their place.
         if self._has_copies:
             for text in self._other_labels or ():
                 text.set_visible(False)
@@ -510,7 +502,7 @@ class MapsPage(Page):
 
 
 def _label_width(lettering: Lettering, axes: Sequence[Axis]) -> Callable[[float], float]:
-    """Return a function that gives the width of the widest label by font size; labels are cut at LABEL_ROOM_EM."""
-    labels = {label for axis in axes for label in axis.labels}
-    at_100 = max((lettering.width_px(lettering.spell(label), 100.0) for label in labels), default=0.0)
+    """Return a function from a font size to the width of the widest label; labels are cut at LABEL_ROOM_EM."""
+    labels = set(chain.from_iterable(axis.labels for axis in axes))
+    at_100 = max((lettering.width_px(label, 100.0) for label in labels), default=0.0)
     return lambda size: min(at_100 / 100, LABEL_ROOM_EM) * size

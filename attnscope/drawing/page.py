@@ -1,4 +1,4 @@
-"""A page of panels: title, panels, colour bars, legends and notes, and the names and numbers around maps of heads."""
+"""Draw what pages of figures share: title, notes, colour bars, legends, cells, and names and numbers around maps."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ UNKNOWN = "#dcdcdc"
 """The colour of a value that is undefined."""
 
 BOLD = 1.12
-"""How much wider bold letters are than plain ones."""
+"""The width of bold letters, as a multiple of that of plain ones."""
 
 _N_LANES = 2
 _LANE_PX = 20
 SPANS_PX = _N_LANES * _LANE_PX + 6
-"""Names above a map stand in so many lanes; room for all of them."""
+"""Room for names above a map, which stand in so many lanes."""
 
 _SPAN_COLOUR = "#fde8d7"
 _LEAST_BAR_PX = 160.0
-_LEGEND_ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22.0, 15.0, 18
-_HALF_DIGIT = 0.365  # of the font size: the middle of digits over the line that they stand on
+_LEGEND_ROW_PX = 22.0
+_LOW_LEGEND_ROW_PX = 15.0  # in a legend of more rows than this many:
+_MANY_LEGEND_ROWS = 18
+_HALF_DIGIT = 0.365  # of the font size: from the line that digits stand on to their middle
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number or letter in a cell; x and y are its middle."""
+    """Hold a number or letter to be written in a cell; x and y are its middle."""
 
     x: float
     y: float
@@ -50,42 +52,46 @@ class Number:
 
 
 class Page(Canvas):
-    """A page as tall as what stands on it: `finish` ends it."""
+    """Draw on a page that is as tall as what stands on it: `finish` ends it.
+
+    Attributes:
+        written_numbers: All numbers and letters in cells so far.
+    """
 
     written_numbers: tuple[Number, ...] = ()
 
     def title_px(self, zoom: float = 1.0) -> float:
-        """Size of the letters of its title, which are small on paper of a fixed width."""
+        """Return the size of the letters of its title, which are small on paper of a fixed width."""
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
     def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False) -> Text:
-        """Write title and subtitle, unless figures have no caption; an animated title changes with the figure."""
-        left, room = layout.MARGIN_PX, self.width_px - 2 * layout.MARGIN_PX
-        size, below = (
-            self.title_px(zoom),
-            layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom,
-        )
+        """Write title and subtitle, invisible if figures have no caption; return the title.
+
+        An animated title changes with the figure.
+        """
+        margin = layout.MARGIN_PX
+        room = self.width_px - 2 * margin
+        size = self.title_px(zoom)
         title = self.lettering.fit(title, size * BOLD, room)
-        first = self.write(
-            left, left + 4 * zoom, title, size, ha="left", weight="bold", animated=animated
-        )
-        subtitle = self.lettering.fit(subtitle, below, room)
-        second = self.write(left, left + 34 * zoom, subtitle, below, ha="left", color=FAINT)
-        for text in (first, second):
+        title_text = self.entitle(margin, margin + 4 * zoom, title, size, animated=animated)
+        size = layout.CAPTION_PX if self.paper.fixed else layout.SUBTITLE_PX * zoom
+        subtitle = self.lettering.fit(subtitle, size, room)
+        below = self.write(margin, margin + 34 * zoom, subtitle, size, ha="left", color=FAINT)
+        for text in (title_text, below):
             text.set_visible(self.paper.caption)
-        return first
+        return title_text
 
     def finish(self, y: float, notes: Sequence[str], zoom: float = 1.0) -> None:
-        """Write notes, the middle of their first line at y, and end the page below them."""
+        """Write notes, if figures have a caption, the middle of their first line at y; end the page below them."""
         y = math.ceil(y)
-        room = (self.width_px - 2 * layout.MARGIN_PX) / zoom
-        if not self.paper.caption:
-            notes = []
-        lines = wrap_lines(" · ".join(notes), room, self.lettering) if notes else ()
+        lines: Sequence[str] = ()
+        if notes and self.paper.caption:
+            room = (self.width_px - 2 * layout.MARGIN_PX) / zoom
+            lines = wrap_lines(" · ".join(notes), room, self.lettering)
         pitch = layout.LINE_PX * zoom
+        size = layout.CAPTION_PX * zoom
         for number, line in enumerate(lines):
-            down = y + number * pitch
-            self.write(layout.MARGIN_PX, down, line, layout.CAPTION_PX * zoom, ha="left", color=FAINT)
+            self.write(layout.MARGIN_PX, y + number * pitch, line, size, ha="left", color=FAINT)
         self.end_at(y + round((len(lines) - 1) * pitch) + layout.MARGIN_PX)
 
     def end_with_bar(
@@ -96,23 +102,30 @@ class Page(Canvas):
         notes: Sequence[str],
         zoom: float = 1.0,
     ) -> Box:
-        """Draw a colour bar below what is on the page, what its colours mean, and the notes; return the bar.
+        """Draw a colour bar, the meaning of its colours and the notes below all panels, and end the page.
 
-        Without `cmap` the bar is left to be drawn. No numbers are below it.
+        Args:
+            bottom: Where the panels end.
+            cmap: The colours; None = the caller draws the bar.
+            meaning: What the colours mean.
+            notes: The notes.
+            zoom: How much larger than usual letters are.
+
+        Returns:
+            The box of the bar. The caller writes the numbers below it.
         """
+        # Where the margin is cut off, half of the first number would be cut off, too.
         inset = 0.0
-        if self.paper.crop_px:  # the margin is cut off, and half of the first number would be
+        if self.paper.crop_px:
             inset = max(8.0, self.lettering.width_px("0", layout.CAPTION_PX) / 2 - 2)
-        # The bar with its numbers, and its meaning beside it: without a caption there is no other place for it.
+        # Without a caption there are no notes: the bar leaves room for the meaning beside it.
+        size = layout.CAPTION_PX * zoom
         width = min(420 * zoom, self.width_px - 2 * layout.MARGIN_PX - inset - 12)
         if not self.paper.caption:
             meaning = meaning.partition(":")[0]
-            room = (
-                self.width_px - 80 - inset - self.lettering.width_px(meaning, layout.CAPTION_PX * zoom)
-            )
+            room = self.width_px - 80 - inset - self.lettering.width_px(meaning, size)
             width = min(width, max(room, _LEAST_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
-        size = layout.CAPTION_PX * zoom
         fits = self.draw_scale(bar, cmap, (0.0, 1.0), ticks={}, size_px=size, meaning=meaning)
         # A meaning without room opens the notes.
         if meaning and not fits:
@@ -123,7 +136,7 @@ class Page(Canvas):
     def entitle(
         self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any
     ) -> Text:
-        """Write the title of a panel, or the name of a row or column of panels."""
+        """Write a title, or the name of a row or column of panels, in bold letters."""
         return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | options)
 
     def draw_scale(
@@ -155,21 +168,20 @@ class Page(Canvas):
         """
         x, y, width, height = box
         low, high = limits
-        # The bar.
         if cmap is not None:
             colors = colormap(cmap) if isinstance(cmap, str) else cmap
             self.image(box, colors, animated=False).set_data(np.linspace(0, 1, 256)[None])
             self.frames([box])
-        # Its numbers.
+        # Numbers below the bar, their middle at the value unless the first and last one must stay inside.
         if ticks is None:
             ticks = tick_texts(layout.ticks_between(low, high))
-        sides = {min(ticks): "left", max(ticks): "right"} if inside else {}
+        alignments = {min(ticks): "left", max(ticks): "right"} if inside else {}
+        below = y + height + size_px * 0.96
         for tick, text in ticks.items():
-            at = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
-            self.write(
-                at, y + height + size_px * 0.96, text, size_px, ha=sides.get(tick, "center"), color=color
-            )
-        # Its meaning, at the right.
+            tick_x = x + width * min(1.0, max(0.0, (tick - low) / (high - low)))
+            alignment = alignments.get(tick, "center")
+            self.write(tick_x, below, text, size_px, ha=alignment, color=color)
+        # The meaning at the right.
         fits = self.lettering.width_px(meaning, size_px) <= self.width_px - x - width - 50
         if meaning and fits:
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
@@ -178,47 +190,52 @@ class Page(Canvas):
     def legend(
         self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int = 1
     ) -> float:
-        """Draw coloured squares with their names, down one column and then the next; return where it ends.
+        """Draw coloured squares with their names, down one column and then the next.
 
-        The middle of the first line is y. An entry is a name, a colour, and a letter in the square.
+        Args:
+            x: The left side of the squares.
+            y: The middle of the first row.
+            entries: The name of each, its colour, and a letter in the square; "" = none.
+            columns: How many columns there are.
+
+        Returns:
+            The middle of the row that would follow.
         """
         rows = max(1, math.ceil(len(entries) / columns))
-        pitch = _LEGEND_ROW_PX if rows <= _MANY_ROWS else _LOW_ROW_PX
-        wide = self.paper.room_px / columns
-        corners = [
-            (x + number // rows * wide, y + number % rows * pitch) for number in range(len(entries))
-        ]
-        self.fill(
-            [(left, top - 8, 20, pitch - 5) for left, top in corners], [color for _, color, _ in entries]
-        )
-        # A letter in each square, its name beside it.
-        for (name, color, glyph), (left, middle) in zip(entries, corners, strict=True):
-            if glyph:
-                self.entitle(left + 10, middle, glyph, 12, ha="center", color=ink_on(color))
-            room = min(
-                self.width_px - left - 30 - layout.MARGIN_PX, wide - 34 if columns > 1 else math.inf
-            )
-            name = self.lettering.fit(name, layout.CAPTION_PX, max(36 if self.paper.fixed else 60, room))
+        pitch = _LEGEND_ROW_PX if rows <= _MANY_LEGEND_ROWS else _LOW_LEGEND_ROW_PX
+        column_px = self.paper.room_px / columns
+        least_room = 36 if self.paper.fixed else 60
+        squares: list[Box] = []
+        for number, (name, color, letter) in enumerate(entries):
+            left = x + number // rows * column_px
+            middle = y + number % rows * pitch
+            squares.append((left, middle - 8, 20, pitch - 5))
+            if letter:
+                self.entitle(left + 10, middle, letter, 12, ha="center", color=ink_on(color))
+            room = self.width_px - left - 30 - layout.MARGIN_PX
+            if columns > 1:
+                room = min(room, column_px - 34)
+            name = self.lettering.fit(name, layout.CAPTION_PX, max(least_room, room))
             self.write(left + 28, middle, name, layout.CAPTION_PX, ha="left")
+        self.fill(squares, [color for _, color, _ in entries])
         return y + rows * pitch
 
     def fill(self, boxes: Sequence[Box], colors: Sequence[Any]) -> None:
-        """Draw filled rectangles."""
+        """Draw filled rectangles, each in its colour, or all in one."""
         from matplotlib.collections import PolyCollection
 
         if not boxes:
             return
         outlines = list(vertices_of(np.array(boxes, np.float64)))
-        artist = PolyCollection(
-            outlines, linewidths=self.points(1), facecolors=colors, edgecolors="none"
-        )
+        width = self.points(1)
+        artist = PolyCollection(outlines, linewidths=width, facecolors=colors, edgecolors="none")
         self.axes.add_collection(artist, autolim=False)
         self.keep(artist)
 
     def matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]
     ) -> None:
-        """Draw values as coloured cells; the ground shows where a value is unknown."""
+        """Draw values, (row, column), as coloured cells; where one is NaN, the grey ground shows."""
         self.fill([box], [UNKNOWN])
         image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
         image.set_zorder(1.5)  # over the ground, under lines
@@ -232,10 +249,17 @@ class Page(Canvas):
         cmap: str,
         share: Callable[[float], float],
     ) -> list[tuple[Box, str]]:
-        """Draw coloured cells at upper left corners, grey where a value is undefined; return their boxes and colours.
+        """Draw coloured cells, grey where a value is NaN.
 
-        `share` tells how far along the colours a value is, 0 to 1. A cell's width and height include the gap to the
-        next.
+        Args:
+            corners: The upper left corner of each cell.
+            size: The width and height of a cell, with the gap to the next one.
+            values: The value of each cell.
+            cmap: The colours.
+            share: Returns how far along the colours a value is, 0 to 1.
+
+        Returns:
+            The box and the colour of each cell.
         """
         gap = 2 if min(size) >= 24 else 1
         colors = colormap(cmap)
@@ -264,24 +288,27 @@ class Page(Canvas):
     def name_spans(
         self, corner: tuple[float, float], spans: Sequence[tuple[float, float, str]], column_px: float
     ) -> None:
-        """Draw names above a map, each over its columns, in the first lane that is free; else without letters.
+        """Draw names above a map, each over its columns, in the first lane with room; without room a band alone.
 
-        A span is its first column, its last one, and the name; `corner` is the upper left one of the map.
+        Args:
+            corner: The upper left corner of the map.
+            spans: The first column of each, its last one, and the name.
+            column_px: The width of a column.
         """
         x, y = corner
         lane_ends = [0.0] * _N_LANES
         bands: list[Box] = []
         for first, last, text in spans:
-            # A name begins at its columns, unless the page ends.
+            # A name begins at its first column, or further left so that it ends within the page.
             left = x + first * column_px
             needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
             text_left = min(left, self.width_px - needed - 4)
-            # The first lane with room; without room, the lowest lane has a band alone.
-            free = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
-            lane = free[0] if free else 0
+            # Lanes are counted from below. A band without a name is in the lowest.
+            free_lanes = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
+            lane = free_lanes[0] if free_lanes else 0
             top = y - 4 - (lane + 1) * _LANE_PX
             bands.append((left, top, max(1.0, (last - first) * column_px), _LANE_PX - 3))
-            if free:
+            if free_lanes:
                 lane_ends[lane] = max(text_left + needed, x + last * column_px)
                 self.write(text_left + 4, top + _LANE_PX / 2 - 1, text, layout.CAPTION_PX, ha="left")
         self.fill(bands, [_SPAN_COLOUR])
@@ -291,7 +318,10 @@ class Page(Canvas):
     ) -> list[Text]:
         """Write numbers at the left of a map and below it, each with a short line; return their texts.
 
-        A number is how far along the side it stands, 0 to 1, and how it is written.
+        Args:
+            box: The map.
+            rows: The numbers at the left: how far down each stands, 0 to 1, and how it is written.
+            columns: The numbers below: how far to the right each stands, and how it is written.
         """
         x, y, width, height = box
         size = layout.CAPTION_PX
@@ -317,7 +347,15 @@ class Page(Canvas):
         size_px: float,
         above_px: float,
     ) -> None:
-        """Name the rows of panels at their left and the columns above; every n-th where there is no room for all."""
+        """Name the rows of panels at their left, and the columns above the first row.
+
+        Args:
+            rows: The names of rows.
+            columns: The names of columns; where there is no room for all, every n-th is written.
+            places: Where the panels are.
+            size_px: The size of letters.
+            above_px: How far above panels the names of columns are.
+        """
         width, height = places.panel
         left, top = places.corners[0]
         for name, (_, y) in zip(rows, places.corners[:: len(columns)], strict=True):
@@ -325,10 +363,5 @@ class Page(Canvas):
         size_px = self.paper.letters(min(size_px, width / 2.2))
         step = self.label_step(columns[-1], size_px, places.pitch_px)
         for number in range(0, len(columns), step):
-            self.entitle(
-                places.corners[number][0] + width / 2,
-                top - above_px,
-                columns[number],
-                size_px,
-                ha="center",
-            )
+            middle = places.corners[number][0] + width / 2
+            self.entitle(middle, top - above_px, columns[number], size_px, ha="center")

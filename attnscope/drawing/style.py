@@ -21,9 +21,9 @@ UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 PRINT_DPI = 300
 PRINT_PT = 6.5
 LABEL_PT = 4.5
-"""Resolution and smallest letters of a figure whose width is given, and of its labels where there are many."""
+"""The resolution and the smallest letters of a figure of an exact width, and of its labels where there are many."""
 
-# The least and the largest value that each option may have.
+# The bounds of options.
 _INCHES_RANGE = (1.0, 40.0)
 _DPI_RANGE = (30, 2400)
 _POINTS_RANGE = (3.0, 40.0)
@@ -31,7 +31,7 @@ _POINTS_RANGE = (3.0, 40.0)
 
 @dataclass(frozen=True)
 class Style:
-    """The look of figures: colours, scale, paper and font.
+    """Hold the look of figures: colours, scale, paper and font.
 
     Attributes:
         scale: What the darkest colour of a map means: weight 1 ("fixed"), each head's largest weight ("head"), or
@@ -71,7 +71,7 @@ class Style:
             raise UsageError(
                 f"{self.layout!r} is no layout", "give rows and columns of panels, such as 2x1"
             )
-        # The default needs no check, so that a command which draws nothing does not load matplotlib.
+        # A command that draws nothing does not load matplotlib to check the default.
         if self.cmap != DEFAULT_CMAP:
             import matplotlib as mpl
 
@@ -79,7 +79,7 @@ class Style:
                 raise UsageError(
                     f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys"
                 )
-        # Sizes. From here on the width is in inches.
+        # Sizes; the width becomes inches.
         if self.width is not None:
             object.__setattr__(self, "width", _inches(self.width))
         _require_within("dpi", self.dpi, _DPI_RANGE)
@@ -89,11 +89,11 @@ class Style:
 
     @property
     def columns(self) -> int:
-        """Return how many panels stand side by side; 0 = as many as look well."""
+        """Return how many panels stand side by side by the layout; 0 = as many as make the figure near 4:3."""
         return 0 if self.layout is None else int(self.layout.partition("x")[2])
 
     def darkest_values(self, largest: Sequence[float]) -> list[float]:
-        """Return the value of the darkest colour of each map of a figure, from the largest value of each map."""
+        """Return the value of each map of a figure that has the darkest colour, from the largest value of each."""
         if self.scale == "fixed":
             return [1.0] * len(largest)
         if self.scale == "figure":
@@ -111,8 +111,7 @@ class Style:
             paper = Paper.of_width(float(self.width), points, dpi, self.caption, self.font, label_points)
         else:
             paper = Paper(MIN_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
-            # Captions are the smallest letters, and no others may be smaller: as many pixels are an inch (72 points)
-            # as give captions the size in points.
+            # Captions, the smallest letters, get that size: it says how many pixels are an inch, which is 72 points.
             if self.font_size is not None:
                 paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failed=self.failed)
@@ -144,11 +143,11 @@ def _require_within(name: str, value: float | None, bounds: tuple[float, float])
 
 
 def meanings(value: str, share: str) -> dict[Scale, str]:
-    """Return what colours mean under each scale, for the colour bar.
+    """Return what the colours mean under each scale, for the colour bar.
 
     Args:
-        value: What a value of a map is, such as "attention weight".
-        share: What a value is when it is divided by the largest of its map.
+        value: The meaning of a map's values, such as "attention weight".
+        share: The meaning of values that are divided by the largest value of their map.
     """
     return {"fixed": value, "figure": f"{value} (scale: largest of this figure)", "head": share}
 

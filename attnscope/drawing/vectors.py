@@ -19,20 +19,22 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 _TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
-_SEAM_PT = 0.1  # viewers let the ground shine through between rectangles that only touch
+_SEAM_PT = 0.1
+"""The outline of rectangles: where two of them only touch, viewers let the ground shine through."""
 
 
 def cells_as_rectangles(
     maps: Sequence[tuple[tuple[float, float, float, float], NDArray[np.uint8]]],
 ) -> Iterator[PathPatch]:
-    """Yield cells as rectangles, one patch per colour; neighbours in a row with one colour share a rectangle.
+    """Yield the cells of maps as rectangles, one patch per colour; neighbours in a row of one colour share a rectangle.
 
-    A map is its box (x, y, width, height), and its colours, (row, column, red green blue alpha).
+    Args:
+        maps: The box of each map (x, y, width, height), and the colours of its cells, (row, column, 4), RGBA.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    # Empty arrays come first, so that no maps make no patch.
+    # The boxes of all rectangles, and their colours. Without maps, empty arrays are joined below.
     boxes = [np.empty((0, 4))]
     colours = [np.empty(0, np.uint32)]
     for (x, y, width, height), pixels in maps:
@@ -45,15 +47,12 @@ def cells_as_rectangles(
         starts = np.flatnonzero(begins)
         row, column = np.divmod(starts, columns)
         lengths = np.diff(starts, append=codes.size)
-        # A box per run, (run, 4), in pixels of the page.
-        cell_width = width / columns
-        cell_height = height / rows
-        heights = np.full(len(starts), cell_height)
-        boxes.append(
-            np.stack([x + column * cell_width, y + row * cell_height, lengths * cell_width, heights], 1)
-        )
+        # A box per run, (run, 4), from columns, rows and lengths in cells to pixels of the page.
+        run_boxes = np.stack([column, row, lengths, np.ones_like(row)], 1)
+        cell = np.array([width / columns, height / rows] * 2)
+        boxes.append(run_boxes * cell + np.array([x, y, 0, 0]))
         colours.append(codes.ravel()[starts])
-    # A patch per colour; a seam of the same colour hides gaps between rectangles.
+    # A patch per colour that is not transparent.
     all_boxes = np.concatenate(boxes)
     all_colours = np.concatenate(colours)
     outline = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
@@ -71,20 +70,22 @@ def cells_as_rectangles(
 
 
 def vertices_of(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the corners of boxes, (box, 4): x, y, width, height; the last one is the first, (box, 5, 2)."""
+    """Return the corners of boxes (x, y, width, height), (box, 4), as closed lines, (box, 5, 2)."""
     x, y, width, height = boxes.T
     corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y))
     return np.stack([np.stack(corner, 1) for corner in corners], 1)
 
 
 def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
-    """Return an SVG with the letters that its text needs: the same on every machine, and still text to search and edit.
+    """Return an SVG with the letters that its text needs: it looks the same everywhere, and can be searched and edited.
 
-    It comes from matplotlib with `svg.fonttype` none. Families are in the order in which a character is looked for.
+    Args:
+        svg: A file that matplotlib wrote with `svg.fonttype` "none".
+        families: The fonts, in the order in which a character is looked for.
     """
     from matplotlib.font_manager import FontProperties, findfont
 
-    # The characters of each weight; no letters are italic.
+    # The characters by weight of their letters; none are italic.
     used: dict[int, set[str]] = {}
     for css, text in _TEXT.findall(svg.decode()):
         used.setdefault(700 if "font-weight: 700" in css else 400, set()).update(unescape(text))
@@ -98,10 +99,10 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
             if present:
                 data = _subset(path, present)
                 faces.append(
-                    f"@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: normal; "
+                    f"\n@font-face {{ font-family: '{family}'; font-weight: {weight}; font-style: normal; "
                     f"src: url(data:font/woff;base64,{data}) }}"
                 )
-    return svg.replace(b"</style>", "".join(f"\n{face}" for face in faces).encode() + b"</style>", 1)
+    return svg.replace(b"</style>", "".join(faces).encode() + b"</style>", 1)
 
 
 @lru_cache(maxsize=64)
@@ -109,13 +110,13 @@ def _subset(path: str, characters: frozenset[str]) -> str:
     """Return the part of a font that holds some characters, as WOFF in base64; the same bytes every time."""
     from fontTools import subset
 
-    # Kerning and marks stay; the time of the run goes, so that bytes are the same.
+    # Kerning and marks stay. Without times, the bytes are the same every time.
     options: Any = subset.Options(
         flavor="woff", layout_features=["kern", "mark", "mkmk", "ccmp"], notdef_outline=True
     )
     options.recalc_timestamp = False
     options.drop_tables = [*options.drop_tables, "FFTM"]  # FontForge's times
-    options.font_number = 0  # of a collection
+    options.font_number = 0  # the first font of a collection
     content = io.BytesIO()
     with subset.load_font(path, options) as font:
         subsetter = subset.Subsetter(options)
