@@ -11,7 +11,7 @@ from scipy.io import wavfile
 import attnscope
 from attnscope.drawing.cells import fit
 from attnscope.errors import AttnscopeError
-from attnscope.questions.heatmap_figures import share_after_sound
+from attnscope.questions.heatmap_sounds import share_after_sound
 from attnscope.senses.recordings import read_recording
 from tests.record_helpers import require_lossless, stems
 from tests.senses_helpers import speech, write_vision

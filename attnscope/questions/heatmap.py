@@ -226,7 +226,7 @@ class Heatmap(MapsResult[AttentionMap]):
         maps = []
         pictures = self.pictures
         for attention in self.maps:
-            # The pieces of each word, and the word of each key, (key,).
+            # The pieces of each word among queries and among keys, and the word of each key, (key,).
             rows = attention.queries.word_groups()
             columns = attention.keys.word_groups()
             word_of = np.repeat(np.arange(len(columns)), list(map(len, columns)))
@@ -234,8 +234,8 @@ class Heatmap(MapsResult[AttentionMap]):
                 pictures = tuple(picture.move(word_of) for picture in self.pictures)
             part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
-                # Of all keys: words before the pictures may have been merged.
-                first_query, _, _, _ = part
+                # It counts words now, of all keys: words before its first query may have been merged, too.
+                first_query = part[0]
                 part = (int(word_of[first_query]), 0, len(columns), len(columns))
             weights = merge_weights(attention.weights, rows, columns)
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
@@ -286,9 +286,8 @@ class Heatmap(MapsResult[AttentionMap]):
 
     def with_pictures_as_one(self) -> Heatmap:
         """Return the same with each photo as one key, as `merge_pictures` does; maps but the first stay as they are."""
-        return replace(
-            self, maps=(merge_pictures(self.maps[0], self.pictures), *self.maps[1:]), pictures=()
-        )
+        first, *others = self.maps
+        return replace(self, maps=(merge_pictures(first, self.pictures), *others), pictures=())
 
     def make_square(self) -> Heatmap:
         """Return the same with as many rows as columns, and pictures as one key each: rows not kept are empty.

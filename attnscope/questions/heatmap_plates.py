@@ -1,7 +1,7 @@
 """Make plates of a text or a pooled long text: figures with their values, each with the name of its file.
 
-Plates are drawn one after the other, and those that differ in their values alone share a page. `heatmap_figures` makes
-those of pictures and recordings.
+Plates are drawn one after the other, and those that differ in their values alone share a page. `heatmap_figures` and
+`heatmap_sounds` make those of pictures and recordings, with the helpers here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,9 +27,16 @@ from attnscope.results.tokens import Tokens
 Form = Literal["overview", "grid", "single"]
 Pair = tuple[int, int]
 
-_SPECIAL, _WRITTEN = "#9a5b00", "#0b6e4f"
-_LONGEST_TEXT = 2000
-_STRONGEST_KEYS = 2  # of a framed row: their labels are never left out
+_SPECIAL = "#9a5b00"
+_WRITTEN = "#0b6e4f"
+"""The colours of the labels of special tokens, and of tokens that the model wrote."""
+
+_MOST_QUOTED = 2000
+"""Letters of a text that are quoted: measuring a book for the one line that it gets would take seconds."""
+
+_STRONGEST_KEYS = 2
+"""Keys of each framed row whose labels are never left out."""
+
 _MEANING = meanings(
     "attention weight: the share of a query's attention that a key gets",
     "attention weight ÷ the largest weight of the same head",
@@ -53,13 +60,13 @@ _SCALE = {
 
 @dataclass(frozen=True)
 class Sheet:
-    """Some heads that are drawn on one figure.
+    """Hold the heads that are drawn on one figure, and its name.
 
     Attributes:
         stem: Its file name without the ending.
-        form: Small maps, larger ones with labels, or one head.
+        form: "overview" = small maps without labels, "grid" = larger ones, "single" = one head.
         heads: The heads in it, (layer, head), in reading order.
-        subject: These heads, in words.
+        subject: The heads in words, such as "layer 3".
     """
 
     stem: str
@@ -68,24 +75,27 @@ class Sheet:
     subject: str
 
     def titles(self, attention: HeadMaps) -> dict[str, Any]:
-        """Return the names of its heads as fields of a figure: of rows and columns of an overview, else of each map."""
+        """Return the names of its heads as fields of a figure: of an overview the row and column of each map."""
         if self.form != "overview":
             return {"titles": tuple(attention.name_of(*pair) for pair in self.heads)}
-        names = [(f"L{layer}", attention.head_name(head)) for layer, head in self.heads]
-        # What is no head has a row.
-        return {"names": tuple(name[::-1] for name in names) if attention.head_names else tuple(names)}
+        names = []
+        for layer, head in self.heads:
+            name = (f"L{layer}", attention.head_name(head))
+            # Layers go down; beside a rollout, which is no head and has a row, they go across.
+            names.append(name[::-1] if attention.head_names else name)
+        return {"names": tuple(names)}
 
 
 @dataclass(frozen=True, eq=False)
 class Plate:
-    """A figure of maps with its values.
+    """Hold a figure of maps with its values.
 
     Attributes:
         stem: Its file name without the ending.
         title: The title of the page.
         figure: What is in it.
         values: The values of each map, (row, column).
-        is_logarithmic: Whether colours are.
+        is_logarithmic: Whether colours go by the logarithm of values.
         top: The value of the darkest colour; None = that of the style.
     """
 
@@ -115,11 +125,12 @@ def draw_plates(plates: Iterable[Plate], style: Style) -> Iterator[tuple[str, Ma
 
 def _show(page: MapsPage, plate: Plate, style: Style) -> None:
     """Put the values of a figure on its page."""
-    values: Sequence[NDArray[Any]] = plate.values
-    # The largest value of each map, or of the whole figure.
-    tops = style.darkest_values([float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values])
+    values = plate.values
+    # The value of the darkest colour of each map, and of the end of the colour bar.
+    largest = [float(cells[np.isfinite(cells)].max(initial=0.0)) for cells in values]
+    tops = style.darkest_values(largest)
     if plate.top is not None:
-        tops = [plate.top] * len(tops)
+        tops = [plate.top] * len(values)
     end = tops[0] if style.scale == "figure" or plate.top else 1.0
     # Decades of a logarithmic scale become equal shares of the bar.
     if plate.is_logarithmic:
@@ -139,42 +150,46 @@ def sheets_of(
     *,
     apart: bool = False,
 ) -> list[Sheet]:
-    """List the figures of a map: an overview of several layers and one a layer; of picked heads, or of one, one.
+    """Return the figures of a map: an overview of several layers and one a layer; one of all heads that were picked.
 
     Args:
         record: The record.
         attention: One of its maps.
         before: Begins their file names.
         after: Ends their file names.
-        apart: Whether each of those that were picked has a figure of its own.
+        apart: Whether each head that was picked has a figure of its own.
     """
     heads = record.chosen(attention)
-    picked = record.picked is not None
-    # A mean is one figure.
-    if isinstance(record, Heatmap) and (mean := record.averaged):
-        return [Sheet(f"{before}mean{after}", "single" if len(heads) == 1 else "grid", heads, mean)]
-    # One figure per layer, or per head that was picked.
-    layers = sorted({layer for layer, _ in heads})
-    if picked or len(heads) == 1:
-        groups = [[pair] for pair in heads] if apart else [heads]
-        stems = [
-            "picked" if len(group) > 1 else f"L{group[0][0]:02d}H{group[0][1]:02d}" for group in groups
-        ]
-    else:
-        groups = [[pair for pair in heads if pair[0] == layer] for layer in layers]
-        stems = [f"L{layer:02d}" for layer in layers]
+    is_picked = record.picked is not None
+    if isinstance(record, Heatmap) and record.averaged:
+        form: Form = "single" if len(heads) == 1 else "grid"
+        return [Sheet(f"{before}mean{after}", form, heads, record.averaged)]
     sheets = []
-    if len(layers) > 1 and not picked:  # the overview of one layer would be the same in small
-        subject = f"{amount(len(layers), 'layer')}, {amount(len({head for _, head in heads}), 'head')}"
+    layers = sorted({layer for layer, _ in heads})
+    # The overview of one layer would be the same in small.
+    if len(layers) > 1 and not is_picked:
+        n_numbers = len({head for _, head in heads})
+        subject = f"{amount(len(layers), 'layer')}, {amount(n_numbers, 'head')}"
         sheets.append(Sheet(f"{before}overview{after}", "overview", heads, subject))
-    # The subject of each figure: its layer or its number of heads.
-    for stem, group in zip(stems, groups, strict=True):
-        of_one_layer = len({layer for layer, _ in group}) == 1
-        subject = f"layer {group[0][0]}" if of_one_layer else amount(len(group), "head")
+    # The heads of each figure, by the name of its file.
+    groups: dict[str, tuple[Pair, ...]] = {}
+    if not is_picked and len(heads) > 1:
+        for layer in layers:
+            groups[f"L{layer:02d}"] = tuple(pair for pair in heads if pair[0] == layer)
+    elif len(heads) > 1 and not apart:
+        groups["picked"] = heads
+    else:
+        for layer, head in heads:
+            groups[f"L{layer:02d}H{head:02d}"] = ((layer, head),)
+    for stem, group in groups.items():
+        layer, head = group[0]
+        is_one_layer = len({layer for layer, _ in group}) == 1
+        subject = f"layer {layer}" if is_one_layer else amount(len(group), "head")
+        form = "grid"
         if len(group) == 1:
-            subject += f", head {group[0][1]}"
-        form: Form = "single" if len(group) == 1 else "grid"
-        sheets.append(Sheet(f"{before}{stem}{after}", form, tuple(group), subject))
+            form = "single"
+            subject += f", head {head}"
+        sheets.append(Sheet(f"{before}{stem}{after}", form, group, subject))
     return sheets
 
 
@@ -184,10 +199,18 @@ def model_name(record: MapsResult[Any]) -> str:
 
 
 def quote(*parts: str, joint: str = "") -> str:
-    """Return texts in quotes on one line."""
-    # Measuring a book for the one line that it gets would take seconds.
-    text = f"”  {joint}  “".join(" ".join(part[:_LONGEST_TEXT].split()) for part in parts)
-    return f"“{text}”"
+    """Return texts on one line, each in quotes, with a sign between them."""
+    quoted = [f"“{' '.join(part[:_MOST_QUOTED].split())}”" for part in parts]
+    return f"  {joint}  ".join(quoted)
+
+
+def captions_of(values: Sequence[NDArray[Any]], facts: Sequence[str]) -> tuple[str, ...]:
+    """Return what stands beside the title of each map: its largest number, and a fact, which may be empty."""
+    captions = []
+    for numbers, fact in zip(values, facts, strict=True):
+        largest = f"max {numbers.max():.3g}"
+        captions.append(f"{largest} · {fact}" if fact else largest)
+    return tuple(captions)
 
 
 def note_shared(attention: HeadMaps) -> list[str]:
@@ -201,14 +224,17 @@ def note_shared(attention: HeadMaps) -> list[str]:
 
 
 def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
-    """Return the labels of tokens, and lines where the second text or what the model wrote begins."""
+    """Return a side of maps: labels in the colours of tokens, lines where a second text or the model's own begins.
+
+    The labels of `marked` tokens are never left out.
+    """
     seams = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
-    if 0 < tokens.n_given < len(tokens):
-        seams.append(tokens.n_given)
-    colors = [_SPECIAL if special else INK for special in tokens.special.tolist()]
+    colors = np.where(tokens.special, _SPECIAL, INK)
     if tokens.n_given >= 0:
-        colors[tokens.n_given :] = [_WRITTEN] * (len(tokens) - tokens.n_given)
-    return Axis(tokens.labels, tuple(colors), tuple(seams), tuple(marked))
+        colors[tokens.n_given :] = _WRITTEN
+        if 0 < tokens.n_given < len(tokens):
+            seams.append(tokens.n_given)
+    return Axis(tokens.labels, tuple(colors.tolist()), tuple(seams), tuple(marked))
 
 
 # Exact maps ---------------------------------------------------------------------------------------------------------
@@ -226,7 +252,7 @@ def text_plates(
     Args:
         record: The record.
         style: How it is drawn.
-        query: Tokens that are named.
+        query: Names the tokens, as `Tokens.find` takes it; None = no query.
         before: Begins the names of files.
 
     Raises:
@@ -236,45 +262,49 @@ def text_plates(
     if query is not None and not any(tokens.find(query) for tokens in sides):
         raise sides[0].refuse(query, *sides[1:])
     for attention in record.maps:
-        if not record.chosen(attention):  # all that were picked are in other maps
+        # All heads that were picked may be in other maps.
+        if not record.chosen(attention):
             continue
-        mark = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
+        stem = f"{before}{attention.kind}-" if len(record.maps) > 1 else before
         tokens = () if query is None else attention.queries.find(query)
-        for sheet in sheets_of(record, attention, mark):
-            yield _map_plate(record, attention, sheet, style, () if sheet.form == "overview" else tokens)
+        for sheet in sheets_of(record, attention, stem):
+            yield _map_plate(record, attention, sheet, style, tokens)
         for token in tokens:
-            yield _query_plate(record, attention, f"{mark}query-{token:03d}", token, style)
+            yield _query_plate(record, attention, f"{stem}query-{token:03d}", token, style)
 
 
 def _map_plate(
-    record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, marked: tuple[int, ...]
+    record: Heatmap, attention: AttentionMap, sheet: Sheet, style: Style, tokens: tuple[int, ...]
 ) -> Plate:
+    """Return the figure of the maps of some heads, with frames around the rows of some tokens."""
     is_overview = sheet.form == "overview"
     # A rollout has two maps per layer: the attention, and where tokens came from.
     subject = sheet.subject
     if attention.kind == ROLLOUT:
-        over_all = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
-        subject = over_all if is_overview else f"{subject}: attention, and where it came from"
-    # In a figure of one layer titles say the head alone.
+        subject += ": attention, and where it came from"
+        if is_overview:
+            subject = f"{attention.head_name(1)} over {amount(len(attention.layers), 'layer')}"
     titles = sheet.titles(attention)
-    if not is_overview:
+    if is_overview:
+        tokens = ()
+    else:
+        # In a figure of one layer titles say the head alone.
         is_short = record.picked is None and len({layer for layer, _ in sheet.heads}) == 1
         titles["titles"] = _head_titles(attention, sheet.heads, is_short=is_short)
     # One map, (query, key), per head of the sheet.
     values = [attention.of(*pair) for pair in sheet.heads]
-    captions = tuple(f"max {weights.max():.2f}" for weights in values) if style.scale == "head" else ()
+    rows = axis_of(attention.queries, tokens)
+    columns = axis_of(attention.keys, _strongest_keys(values, tokens))
+    captions = []
+    if style.scale == "head":
+        captions = [f"max {weights.max():.2f}" for weights in values]
     is_laid_out = style.layout is not None and record.picked is not None and sheet.form == "grid"
     figure = MapsFigure(
         **titles,
-        axes=(
-            (
-                axis_of(attention.queries, marked),
-                axis_of(attention.keys, _strongest_keys(values, marked)),
-            ),
-        ),
-        boxes=tuple((0, row, len(attention.keys), row + 1) for row in marked),
+        axes=((rows, columns),),
+        boxes=tuple((0, row, len(attention.keys), row + 1) for row in tokens),
         has_numbers=sheet.form == "single",
-        captions=captions,
+        captions=tuple(captions),
         columns=style.columns if is_laid_out else 0,
         is_shared=is_laid_out,
         lettered=(model_name(record),),
@@ -284,10 +314,10 @@ def _map_plate(
 
 
 def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) -> list[int]:
-    """Return the keys with the largest weights of some rows of maps, (query, key), the strongest first."""
+    """Return the keys with the largest weights in some rows of maps, (query, key), the strongest first."""
     if not rows:
         return []
-    # (head, row, key), and the largest weight of each key.
+    # The weights, (head, row, key), the largest keys of each row, and the largest weight of each key, (key,).
     weights = np.stack(values)[:, list(rows)]
     keys = np.unique(np.argsort(-weights, axis=-1, kind="stable")[..., :_STRONGEST_KEYS])
     largest = weights.max((0, 1))
@@ -324,19 +354,20 @@ def _around(record: Heatmap, attention: AttentionMap, form: str, style: Style) -
 
 def _title(record: Heatmap, attention: AttentionMap, subject: str) -> str:
     """Return the title of a figure: the model, the kind of attention if there are several, and its heads."""
-    kind = "cross-attention" if attention.kind == "cross" else attention.kind
-    return " · ".join([model_name(record), *([kind] if len(record.maps) > 1 else []), subject])
+    parts = [model_name(record), subject]
+    if len(record.maps) > 1:
+        parts.insert(1, "cross-attention" if attention.kind == "cross" else attention.kind)
+    return " · ".join(parts)
 
 
-def _head_titles(
-    attention: AttentionMap, heads: tuple[tuple[int, int], ...], *, is_short: bool
-) -> tuple[str, ...]:
+def _head_titles(attention: AttentionMap, heads: Sequence[Pair], *, is_short: bool) -> tuple[str, ...]:
     """Return the title of each map of a figure, with the key/value head that it reads if several share it."""
     titles = []
     for layer, head in heads:
         title = attention.head_name(head) if is_short else attention.name_of(layer, head)
         if attention.n_kv_heads < attention.n_heads:
-            title += f" · kv {head * attention.n_kv_heads // attention.n_heads}"
+            kv_head = head * attention.n_kv_heads // attention.n_heads
+            title += f" · kv {kv_head}"
         titles.append(title)
     return tuple(titles)
 
@@ -351,7 +382,9 @@ def _subtitle(record: Heatmap, attention: AttentionMap) -> str:
         start = int(queries.offsets[queries.n_given, 0])
         if start >= 0:
             return quote(record.text, queries.text[start:], joint="…")
-    return quote(record.text) if queries.pair is None else quote(record.text, queries.pair, joint="+")
+    if queries.pair is not None:
+        return quote(record.text, queries.pair, joint="+")
+    return quote(record.text)
 
 
 def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
@@ -371,9 +404,7 @@ def _notes(record: Heatmap, attention: AttentionMap, form: str) -> list[str]:
             notes.append("green tokens were written by the model itself")
         if form != "query" and queries.n_given:
             notes.append("red lines: from here on the model wrote")
-    elif form != "query" and any(
-        len(np.unique(tokens.segments)) > 1 for tokens in (queries, attention.keys)
-    ):
+    elif form != "query" and (np.diff(queries.segments).any() or np.diff(attention.keys.segments).any()):
         notes.append("red lines: the second text begins")
     # What the run says, without what is about other kinds of attention.
     others = [f" {other.kind} layers" for other in record.maps if other.kind != attention.kind]
@@ -393,13 +424,13 @@ def pooled_plates(record: PooledHeatmap, style: Style, query: str | None = None)
             "pooled maps have no --query", "leave it out, or draw the exact part with heatmap --rows"
         )
     for attention in record.maps:
-        mark = f"{attention.kind}-" if len(record.maps) > 1 else ""
-        for sheet in sheets_of(record, attention, mark, apart=True):
+        stem = f"{attention.kind}-" if len(record.maps) > 1 else ""
+        for sheet in sheets_of(record, attention, stem, apart=True):
             yield _pooled_plate(record, attention, sheet, style)
 
 
 def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, style: Style) -> Plate:
-    # What stands around the cells, and what they are.
+    """Return the figure of the cells of some heads, with frames around the far links of a single one."""
     size = f"{attention.query_cell} × {attention.key_cell}"
     tokens = "tokens" if attention.query_cell == attention.key_cell else "queries and keys"
     notes = [
@@ -408,11 +439,12 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
     n_rows, n_columns = attention.cells.shape[2:]
     rows = _positions(len(attention.queries), n_rows, attention.query_cell)
     columns = _positions(len(attention.keys), n_columns, attention.key_cell)
-    # The far links of a single head, in frames three cells wide, so that they can be seen.
+    # Frames are three cells wide, so that they can be seen.
     boxes = []
     if sheet.form == "single":
         for link in attention.links(*sheet.heads[0]):
-            column, row = link.key // attention.key_cell, link.query // attention.query_cell
+            column = link.key // attention.key_cell
+            row = link.query // attention.query_cell
             boxes.append((column - 1, row - 1, column + 2, row + 2))
         notes.append(
             f"framed: the strongest links{attention.far}, without special tokens and the first token as key"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -60,18 +61,21 @@ def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
     block = attention.values[chosen]
     is_counted = is_shown[chosen][..., None, None]
     means = np.mean(block, axis=AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
-    # The names of what stands in the place of heads.
-    names = tuple(attention.head_name(attention.heads[column]) for column in columns)
-    if over != "layers":
-        names = (f"{MEAN_OF}{amount(len(heads), 'head')}",) if over == "all" else (f"{MEAN_OF}heads",)
-    has_layers = over == "heads"
+    # What is left of the layers, and what stands in the place of heads.
+    layers: tuple[int, ...] = (0,)
+    names: tuple[str, ...] = (f"{MEAN_OF}{amount(len(heads), 'head')}",)
+    if over == "heads":
+        layers = tuple(attention.layers[row] for row in rows)
+        names = (f"{MEAN_OF}heads",)
+    elif over == "layers":
+        names = tuple(attention.head_name(attention.heads[column]) for column in columns)
     changed: dict[str, Any] = {attention.ARRAYS[0]: np.asarray(means, np.float32)}
     return replace(
         attention,
         **changed,
-        layers=tuple(attention.layers[row] for row in rows) if has_layers else (0,),
+        layers=layers,
         heads=tuple(range(len(names))),
-        n_layers=attention.n_layers if has_layers else 1,
+        n_layers=attention.n_layers if over == "heads" else 1,
         n_heads=len(names),
         n_kv_heads=len(names),
         head_names=names,
@@ -94,7 +98,7 @@ def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
     # The keys that become one, by its name.
     merged = {**photos}
     if is_across:
-        patches = [key for keys in photos.values() for key in keys]
+        patches = list(chain(*photos.values()))
         merged["elsewhere"] = np.setdiff1d(np.arange(n_keys), patches).tolist()
     else:
         for photo, patches in photos.items():
@@ -156,7 +160,7 @@ def with_all_rows(attention: M, maps: Sequence[M]) -> M:
 
 
 def largest_of_rows(weights: NDArray[Any], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield places in weights, (query, key), query by query: all keys, or those with the largest weights first."""
+    """Yield (query, key) of the `most` largest weights of each query, the largest first; 0 = of all, in their order."""
     if not most:
         yield from np.ndindex(weights.shape)
         return
