@@ -122,6 +122,7 @@ class Ablation(Result):
     def quantities(self) -> list[str]:
         """Return the columns of effects, the one that heads are ranked by first."""
         names = [name for name in self.table("heads").numbers if not name.endswith(SPREAD)]
+        # False comes before True, and others keep their order.
         return sorted(names, key=lambda name: name != self.main)
 
     @property
@@ -243,7 +244,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     quantities = ablation.quantities
     if not quantities:
         return
-    # Each quantity has a column; its spread over texts follows where it was measured.
+    # Each quantity has a column in the ranking; its spread over texts follows where it was measured.
     columns = []
     for name in quantities:
         columns.append(name)
@@ -262,6 +263,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             columns=["value"],
             most=len(shown),
         )
+    # The terminal shows one map, that of the main quantity; figures show all.
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > _NEED_NO_MAP
         yield HeadMap(
@@ -303,6 +305,7 @@ def _modes_line(ablation: Ablation) -> Iterator[str]:
 
 def _notes(ablation: Ablation) -> Iterator[str]:
     """Say how far two modes agree on the order of heads, and that one text gives no interval."""
+    # Rank correlations by the names of two modes.
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
         correlations = [f"{printable(modes)}: {digits(rho, 2)}" for modes, rho in agreement.items()]

@@ -67,6 +67,7 @@ def record_from_arrays(
         raise AttnscopeError(f"there is no {kind!r} attention", f"choose from {', '.join(KINDS)}")
     layer_numbers = _require_numbers("layers", layers, array.shape[0])
     head_numbers = _require_numbers("heads", heads, array.shape[1])
+    # Both sides of self-attention are the same tokens.
     query_side = _label_tokens(text, tokens, special)
     n_heads = max(head_numbers) + 1
     attention = AttentionMap(
@@ -164,6 +165,7 @@ def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int
         raise AttnscopeError(
             f"there is no token {max(special, key=abs)} to be special", f"there are {n}, from 0"
         )
+    # (token,)
     is_special = np.isin(np.arange(n), list(special))
     if text is None:
         text = " ".join(label.strip("·") for label in shown)

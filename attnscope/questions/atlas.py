@@ -184,6 +184,7 @@ class Atlas(Result):
     def require_whole(self) -> None:
         """Refuse what `Result` does, and examples whose tokens, weights or characters are not there."""
         super().require_whole()
+        # The tokens of an example stand together, their kept keys and their characters lie within the arrays.
         shown = self.table("shown")
         if (np.diff(shown["example"]) < 0).any():
             raise ValueError("its examples are out of order")
@@ -224,6 +225,7 @@ class Atlas(Result):
         n_examples = amount(len(self.table("examples")), "example text")
         order_words = ", the best explained first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with {n_examples}"
+        # A single head has room for its whole line.
         cells = 1000 if len(order) == 1 else _LINE_CELLS
         lines = []
         for head in order[:_NAMED_FIRST]:
@@ -236,6 +238,7 @@ class Atlas(Result):
         heads = self.table("heads")
         if sort is not None or not is_described(self):
             return sort_heads(self, sort)
+        # How many nats each line predicts, (head,).
         explained = np.nan_to_num(heads["kl_explained"], nan=-1.0)
         return largest_first(explained * np.nan_to_num(heads["nats"]))
 

@@ -128,6 +128,7 @@ class Comparison(Result):
 
     def same_heads(self) -> NDArray[np.int64]:
         """Return the heads that both models have under one number: rows of `heads` and `other_heads`, (pair, 2)."""
+        # The rows of the names that both have, (pair,) each.
         _, ours, theirs = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
         return np.stack([ours, theirs], 1)
 
@@ -167,7 +168,7 @@ class Comparison(Result):
             compare_texts.require_texts(self)
         if self.compared == "texts":
             return
-        # Distances are (head, other head).
+        # Distances and what stands beside them are (head, other head).
         shape = len(self.head_names), len(self.other_head_names)
         for part in _PARTS:
             if self.grids[f"distance{part}:{self.distance_name}"].shape != shape:
@@ -269,6 +270,7 @@ def _models_report(comparison: Comparison) -> Report:
             names,
             others,
             title="distances between their heads",
+            # (head, other head)
             framed=match[:, None] == np.arange(len(others)),
             notes=[
                 "rows: heads of the first model · columns: heads of the second · light: alike",

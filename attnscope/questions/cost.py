@@ -141,6 +141,7 @@ def _sizes_line(cost: Cost) -> str:
     """Say how many layers and heads the model has, and their sizes."""
     sizes = cost.sizes
     layers = amount(sizes["n_layers"], "layer")
+    # An encoder-decoder has two kinds of layers.
     if sizes["n_decoder_layers"]:
         layers = f"{sizes['n_layers']} encoder and {sizes['n_decoder_layers']} decoder layers"
     heads = f"{amount(sizes['n_heads'], 'head')} of {sizes['d_head']}"
@@ -158,6 +159,7 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
     value_column = Words("value", values, right=True)
+    # One table per group, which has all its rows.
     for group, title in _GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(

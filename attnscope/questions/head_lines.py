@@ -188,6 +188,7 @@ def _values(result: Result) -> list[str]:
     """Return the value of each head's first role that is no sink's, with its interval; empty = it has none."""
     texts = [""] * len(result.table("heads"))
     roles = result.table("roles")
+    # (role, 3); the roles of a head stand together, the first one first.
     values = roles.interval("value")
     for row, head in enumerate(roles["head"].tolist()):
         if texts[head] or roles["role"][row] in SINKS:

@@ -289,6 +289,7 @@ def heads_table(
         "role": roles,
         "resting_share": resting,
     }
+    # "entropy_nats" has the value, "entropy_nats_low" the lower end of its interval.
     for measure, column in enumerate(columns):
         for part, parts in estimates.items():
             ending = "" if part == "value" else f"_{part}"
@@ -370,6 +371,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
     table = _estimates(heads, names, [row] * len(names), "value")
+    # Where a measure is undefined for this head, so is its rank.
     ranks = [UNDEFINED] * len(names)
     for measure, name in enumerate(names):
         value = heads[name][row]
@@ -463,6 +465,7 @@ def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
     heads = result.table("heads")
     if is_described(result):
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
+    # Small maps of all measures in one figure, then large ones in figures of their own.
     defined = _defined_measures(result)
     title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""
     for name in defined:

@@ -141,7 +141,7 @@ class Heatmap(MapsResult[AttentionMap]):
         The first token of a decoder is a sink where the map is of a text, holds it, and no sinks were hidden.
         """
         first_query, first_key = attention.first
-        # Without a kind only special tokens count.
+        # Without a kind only special tokens count: the first token is not there, or is no sink.
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         queries = attention.queries.sinks("" if first_query else kind)
         keys = attention.keys.sinks("" if first_key else kind)
@@ -160,6 +160,7 @@ class Heatmap(MapsResult[AttentionMap]):
         Raises:
             AttnscopeError: It is a part of a map, or its word pieces are merged.
         """
+        # Of each map, (key,).
         key_sinks = [keys for _, keys in map(self.sinks, self.maps)]
         is_done = "hide_special" in self.changes or "without_sinks" in self.changes
         if is_done or not np.concatenate(key_sinks).any():
@@ -308,6 +309,7 @@ class Heatmap(MapsResult[AttentionMap]):
             first_query, first_key = attention.first
             queries, keys = attention.queries.labels, attention.keys.labels
             for layer, head in self.chosen(attention):
+                # A mean over layers has no layer, and what stands in the place of heads has a name.
                 layer_name = "mean" if self.averaged and attention.n_layers == 1 else layer
                 head_name = attention.head_name(head) if attention.head_names else head
                 weights = attention.of(layer, head)
@@ -396,9 +398,11 @@ class Heatmap(MapsResult[AttentionMap]):
                 raise ValueError("its keys are not the frames of its sound")
             if self.picture is None:
                 continue
+            # Of a vision model all tokens but special ones are patches.
             for tokens in (attention.queries, attention.keys):
                 if int((~tokens.special).sum()) != np.prod(self.picture.grid):
                     raise ValueError("its tokens are not the patches of its picture")
+        # Among words each patch names its key; -1 = none stands for it.
         for picture in self.pictures:
             cells = picture.cells
             if cells is None or not -1 <= cells.min() <= cells.max() < len(self.maps[0].keys):
@@ -480,6 +484,7 @@ class Rollout(Heatmap):
     ) -> Rollout:
         """Return the rollout of all layers of a record, (layer, query, key), beside the mean over heads."""
         names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
+        # (layer, 2, query, key): the two stand where heads do.
         attention = replace(
             record.maps[0],
             kind=ROLLOUT,

@@ -228,6 +228,7 @@ def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
 
     The labels of `marked` tokens are never left out.
     """
+    # The first token of each further segment.
     seams = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     colors = np.where(tokens.special, _SPECIAL, INK)
     if tokens.n_given >= 0:
@@ -298,6 +299,7 @@ def _map_plate(
     captions = []
     if style.scale == "head":
         captions = [f"max {weights.max():.2f}" for weights in values]
+    # `--layout` is for single heads that were picked.
     is_laid_out = style.layout is not None and record.picked is not None and sheet.form == "grid"
     figure = MapsFigure(
         **titles,
@@ -472,5 +474,6 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
 
 def _positions(n: int, n_cells: int, cell: int) -> Axis:
     """Return the side of a map of so many tokens in cells, with round numbers of tokens."""
+    # Ticks are whole tokens, and stand where these lie along the side, 0 to 1.
     ticks = [tick for tick in layout.nice_ticks(float(n)) if tick == round(tick)]
     return Axis(n=n_cells, ticks=tuple((tick / (n_cells * cell), f"{tick:,.0f}") for tick in ticks))
