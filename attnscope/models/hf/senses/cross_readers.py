@@ -44,9 +44,9 @@ class CrossAttentionReader(VisionLanguageReader):
     """A reader for families whose words or queries attend across to the patches of one picture.
 
     Attributes:
-        modules: The kinds of attention, each with the name of its modules, a regular expression with the layer's
-            number. The first kind goes to the picture; what writes is the kind "decoder".
-        notes: What a user must know of what is not shown, or not read, one sentence each.
+        modules: The kinds of attention, each with a regular expression for the names of its modules, whose group is the
+            layer's number. "cross" goes to the picture; "decoder" is the kind of what writes.
+        notes: What a user must know of parts that are not shown, or not read, one sentence each.
     """
 
     modules: ClassVar[tuple[tuple[Kind, str], ...]]
@@ -63,8 +63,7 @@ class CrossAttentionReader(VisionLanguageReader):
         n_heads: dict[Kind, int] = {}
         n_kv_heads: dict[Kind, int] = {}
         for kind, pattern in cls.modules:
-            modules, n_found = _find_modules(base, pattern)
-            n_layers[kind] = n_found
+            modules, n_layers[kind] = _find_modules(base, pattern)
             for layer, module in modules.items():
                 plan[module] = [(kind, layer)]
                 # All layers of a kind have the same heads.
@@ -89,9 +88,9 @@ class CrossAttentionReader(VisionLanguageReader):
         return getattr(self._base, "vision_model", None) or self._base.encoder
 
     def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return one picture of patches, after the tokens that stand for no place.
+        """Return one grid of patches, after the tokens that stand for no place.
 
-        A tower that merges patches fills up the last ones.
+        A tower that merges patches fills up those at the edges.
         """
         patch = patch_size(self._tower, self._name)
         n_before = len(tokens_before(self._tower))
@@ -102,7 +101,7 @@ class CrossAttentionReader(VisionLanguageReader):
         return None
 
     def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
-        """Return what attends in each kind of attention: in "decoder" the words, if there are any."""
+        """Return the queries of each kind of attention: of "decoder" the words, if there are any."""
         words = self._words(inputs, {}, n_given)
         return {"cross": words, "decoder": words}
 
@@ -120,7 +119,7 @@ class CrossAttentionReader(VisionLanguageReader):
         keys = key_tokens(len(is_real), names, [photo.source for photo in photos])
         queries = self._queries(inputs, n_given)
         words = queries["decoder"]
-        # Words before the picture are not kept: they do not know of it.
+        # Words before the picture are not shown: they do not know of it.
         first_word = max(self._stand_ins(inputs), default=-1) + 1
         axes: dict[str, AttentionAxes] = {}
         for kind, layers in self.model.survey.layers.items():
@@ -143,7 +142,10 @@ class MllamaReader(CrossAttentionReader):
     takes_several_photos = True
 
     def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return tiles row by row, each behind a CLS token; a photo that has fewer is filled up with empty ones."""
+        """Return photos of tiles, row by row; each tile comes after a CLS token.
+
+        A photo of fewer tiles than the model takes is filled up with empty ones.
+        """
         config = self._base.config.vision_config
         side = config.image_size // config.patch_size
         n_photos, n_tiles = output.pixels.shape[1:3]
@@ -165,7 +167,7 @@ class MllamaReader(CrossAttentionReader):
         return np.repeat(seen.cpu().numpy() <= 0, int(self._tower.num_patches))
 
     def _extend(self, inputs: Inputs, ids: Sequence[int]) -> dict[str, Tensor]:
-        """Have what is written see what the last token of the prompt does."""
+        """Return arguments in which written tokens see the tiles that the last token of the prompt sees."""
         longer = super()._extend(inputs, ids)
         seen = inputs["cross_attention_mask"]
         n_more = len(ids) - seen.shape[1]
@@ -272,9 +274,11 @@ class ObjectReader(CrossAttentionReader):
             features = self._base.backbone(pixels, torch.ones_like(pixels[:, 0]))
         feature_map, _ = features[-1]
         # Each stage of a backbone halves height and width, rounded up.
-        sides = zip(pixels.shape[2:], feature_map.shape[2:], strict=True)
-        high, wide = (2 ** math.ceil(math.log2(n_pixels / n_places)) for n_pixels, n_places in sides)
-        return one_grid(output, (high, wide), is_filled=True)
+        patch = [
+            2 ** math.ceil(math.log2(n_pixels / n_places))
+            for n_pixels, n_places in zip(pixels.shape[2:], feature_map.shape[2:], strict=True)
+        ]
+        return one_grid(output, (patch[0], patch[1]), is_filled=True)
 
     def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
         queries = query_tokens(self._base.config.num_queries, self._find_objects(inputs))
@@ -304,7 +308,7 @@ CROSS_READERS: dict[str, type[CrossAttentionReader]] = {
     "mllama": MllamaReader,
     "vision-encoder-decoder": CaptionReader,
 }
-"""The type of a model's configuration -> its reader."""
+"""Type of a model's configuration -> its reader."""
 
 
 def cross_reader(base: PreTrainedModel) -> type[CrossAttentionReader] | None:
@@ -327,7 +331,7 @@ def stands_alone(base: PreTrainedModel) -> bool:
 
 
 def _find_modules(base: PreTrainedModel, pattern: str) -> tuple[dict[int, nn.Module], int]:
-    """Return the innermost modules of a name, by layer, and how many layers there are."""
+    """Return layer -> the innermost module whose name matches, and how many layers there are."""
     modules: dict[int, nn.Module] = {}
     n_layers = 0
     # A module comes before what it holds (BERT's `crossattention.self`): the innermost is kept.
@@ -377,19 +381,19 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Compute the forward of such a module through the seam, without a cache."""
-    # What attends, (batch, query, d), and what to, (batch, key, d).
-    states = hidden_states
+    # Queries are made of the hidden states, (batch, query, d), keys and values of these: (batch, key, d)
+    key_states = hidden_states
     if encoder_hidden_states is not None:  # BLIP
-        states = encoder_hidden_states
+        key_states = encoder_hidden_states
         attention_mask = encoder_attention_mask
     elif key_value_states is not None:  # TrOCR
-        states = key_value_states
+        key_states = key_value_states
     # Heads apart, (batch, head, token, d_head), and together again.
     is_trocr = hasattr(module, "q_proj")
     names = ("q_proj", "k_proj", "v_proj") if is_trocr else ("query", "key", "value")
-    n_heads = _heads_of(module)[0]
+    n_heads, _ = _heads_of(module)
     parts = []
-    for name, x in zip(names, (hidden_states, states, states), strict=True):
+    for name, x in zip(names, (hidden_states, key_states, key_states), strict=True):
         projected = getattr(module, name)(x)
         parts.append(projected.unflatten(-1, (n_heads, -1)).transpose(1, 2))
     query, key, value = parts

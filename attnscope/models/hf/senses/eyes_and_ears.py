@@ -20,12 +20,17 @@ from attnscope.senses.tokens import frame_tokens, patch_tokens
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-_NAMED = (
-    ("CLS", ("cls_token", "class_embedding", "class_token")),
-    ("DIST", ("distillation_token", "dist_token")),
-)
-_INTERPOLATE = "interpolate_pos_encoding"
+_NAMED = {
+    "CLS": ("cls_token", "class_embedding", "class_token"),
+    "DIST": ("distillation_token", "dist_token"),
+}
+"""Label of a token before the patches -> names of the parameter that it is, by family."""
+
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
+"""Names of the parameter that holds registers, (..., register, d)."""
+
+_INTERPOLATE = "interpolate_pos_encoding"
+"""The forward's argument that has positions interpolated for pictures of another size."""
 
 
 class Sense:
@@ -38,7 +43,7 @@ class Sense:
         self._processor = processor
 
     def _require_processor(self, kind: str) -> None:
-        """Refuse a model that came without its processor."""
+        """Refuse a model that came without its processor; `kind` is what to call that, such as "image processor"."""
         if self._processor is None:
             raise AttnscopeError(
                 f"{self._name} came without its {kind}",
@@ -67,22 +72,24 @@ class HuggingFaceEyes(Sense):
                 "models that see one picture as one grid of patches are supported, videos are not",
             )
         # The grid of patches; pixels beyond whole patches are cut off.
-        high, wide = patch_size(self._base, self._name)
-        rows = pixels.shape[2] // high
-        columns = pixels.shape[3] // wide
+        patch_height, patch_width = patch_size(self._base, self._name)
+        rows = pixels.shape[2] // patch_height
+        columns = pixels.shape[3] // patch_width
         if not rows or not columns:
             raise AttnscopeError(
                 f"{self._name} sees {photo.source} smaller than one of its patches", "give another photo"
             )
         colours = undo_normalisation(self._processor, pixels)
-        covered = np.ascontiguousarray(colours[: rows * high, : columns * wide])
+        covered = np.ascontiguousarray(colours[: rows * patch_height, : columns * patch_width])
         notes: tuple[str, ...] = ()
         if covered.shape != colours.shape:
             notes = (
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off",
             )
-        inputs: dict[str, Any] = dict(patch_order(self._base, pixels))
-        inputs["pixel_values"] = pixels.to(self._base.dtype)
+        inputs: dict[str, Any] = {
+            **patch_order(self._base, pixels),
+            "pixel_values": pixels.to(self._base.dtype),
+        }
         if photo.size and accepts(self._base, _INTERPOLATE):
             inputs[_INTERPOLATE] = True
         # Tokens before the patches (CLS, registers), then the patches row by row.
@@ -93,24 +100,29 @@ class HuggingFaceEyes(Sense):
 
     def _resize(self, size: int) -> dict[str, Any]:
         """Return the processor's options for a square of `size` pixels; it crops the same share as by default."""
-        high, wide = patch_size(self._base, self._name)
+        # A processor scales a photo to a size, or its shorter edge to one and then crops the middle.
         usual = getattr(self._processor, "size", None)
-        edge = getattr(usual, "shortest_edge", None)
+        shortest_edge = getattr(usual, "shortest_edge", None)
+        can_scale = shortest_edge or getattr(usual, "height", None)
         # Only models that interpolate their positions take other sizes, of whole patches.
-        can = accepts(self._base, _INTERPOLATE) or self._base.config.model_type.startswith("dinov2")
-        if not can or not (edge or getattr(usual, "height", None)):
+        is_dinov2 = self._base.config.model_type.startswith("dinov2")
+        if not can_scale or not (is_dinov2 or accepts(self._base, _INTERPOLATE)):
             raise AttnscopeError(
                 f"{self._name} takes pictures of one size", "leave out --size; DINOv2 and ViT have it"
             )
-        if size % high or size % wide:
+        height, width = patch_size(self._base, self._name)
+        if size % height or size % width:
             raise AttnscopeError(
-                f"{size} pixels are no whole patches of {high}", f"--size {size // high * high} is"
+                f"{size} pixels are no whole patches of {height}", f"--size {size // height * height} is"
             )
         square = {"height": size, "width": size}
-        if not edge:
+        if not shortest_edge:
             return {"size": square}
-        crop = getattr(getattr(self._processor, "crop_size", None), "height", None) or edge
-        return {"size": {"shortest_edge": round(edge * size / crop)}, "crop_size": square}
+        usual_crop = (
+            getattr(getattr(self._processor, "crop_size", None), "height", None) or shortest_edge
+        )
+        edge = round(shortest_edge * size / usual_crop)
+        return {"size": {"shortest_edge": edge}, "crop_size": square}
 
 
 class HuggingFaceEars(Sense):
@@ -135,19 +147,19 @@ class HuggingFaceEars(Sense):
     def _hear_window(self, recording: Recording) -> SensoryInput:
         """Pad or cut a recording to the window that a model listens for (Whisper)."""
         base = self._base
-        # A frame is `stride` steps of the spectrogram, each of hop_length samples.
+        # The encoder makes a frame of `stride` steps of the spectrogram, each of hop_length samples.
         stride = int(base.encoder.conv1.stride[0]) * int(base.encoder.conv2.stride[0])
         frame_samples = stride * int(self._processor.hop_length)
         n_frames = int(base.config.max_source_positions)
-        n_most = n_frames * frame_samples
-        window_s = n_most / self._rate
+        window_samples = n_frames * frame_samples
+        window_s = window_samples / self._rate
         notes: tuple[str, ...] = ()
         samples = recording.at(self._rate).samples
-        if len(samples) > n_most:
+        if len(samples) > window_samples:
             lasts = f"{recording.source} lasts {recording.seconds:.1f} s"
             notes = (f"{lasts}, {self._name} listens for {window_s:g} s: the rest is left out",)
-            samples = samples[:n_most]
-        # (1, band, step), of which the encoder merges `stride` steps to a frame
+            samples = samples[:window_samples]
+        # The spectrogram: (1, band, step)
         features = self._extract(samples)
         shape = (1, int(base.config.num_mel_bins), n_frames * stride)
         if tuple(features.shape) != shape:
@@ -155,10 +167,10 @@ class HuggingFaceEars(Sense):
                 f"the feature extractor of {self._name} gives {tuple(features.shape)}, the model takes {shape}",
                 "preprocessor_config.json and config.json belong to different models",
             )
-        # The spectrogram that is drawn ends with the recording, not with the window: (band, step)
-        n_heard = -(-len(samples) // frame_samples)  # rounded up
-        sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
+        # What is drawn ends with the recording, not with the window: (band, step)
+        n_heard = math.ceil(len(samples) / frame_samples)
         heard = features[0, :, : n_heard * stride]
+        sound = self._sound(samples, frame_samples, n_heard, window_s, recording.source)
         sound = replace(sound, spectrogram=_spectrogram(heard, self._processor))
         tokens = frame_tokens(n_frames, sound.seconds_per_frame, recording.source)
         return SensoryInput({base.main_input_name: features}, tokens, sound=sound, notes=notes)
@@ -185,7 +197,7 @@ class HuggingFaceEars(Sense):
         return SensoryInput(inputs, tokens, sound=sound)
 
     def _extract(self, samples: NDArray[np.float32]) -> Tensor:
-        """Return the extractor's features of samples."""
+        """Return what the extractor makes of samples for the model: (1, band, step) of Whisper's, else (1, sample)."""
         with as_failure(f"the feature extractor of {self._name} fails"):
             features = self._processor(samples, sampling_rate=self._rate, return_tensors="pt")
             values: Tensor = features[self._base.main_input_name].to(self._base.dtype)
@@ -200,10 +212,10 @@ class HuggingFaceEars(Sense):
         source: str,
     ) -> Sound:
         """Return the sound in frames of `frame_samples`, with the largest absolute sample of each frame."""
-        # (frame, sample) -> (frame,); the last frame is filled up with silence.
-        loud = np.abs(samples[: n_frames * frame_samples])
-        loud = np.pad(loud, (0, n_frames * frame_samples - len(loud)))
-        envelope = loud.reshape(n_frames, frame_samples).max(1)
+        # (sample,) -> (frame, sample) -> (frame,); the last frame is filled up with silence.
+        loudness = np.abs(samples[: n_frames * frame_samples])
+        loudness = np.pad(loudness, (0, n_frames * frame_samples - len(loudness)))
+        envelope = loudness.reshape(n_frames, frame_samples).max(1)
         frame_s = frame_samples / self._rate
         return Sound(envelope, frame_s, len(samples) / self._rate, window_s, source)
 
@@ -212,18 +224,19 @@ class HuggingFaceEars(Sense):
 
 
 def hides_patches(base: PreTrainedModel) -> bool:
-    """Return whether an autoencoder hides patches by chance.
+    """Return whether a model is an autoencoder that hides patches by chance.
 
-    Hiera has the setting too, and its plain model hides none.
+    Hiera has the setting too, and its plain model, which says by `is_mae` what it is, hides none.
     """
-    own = any(hasattr(module, "is_mae") for module in base.modules())
-    return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise") and not own
+    if any(hasattr(module, "is_mae") for module in base.modules()):
+        return False
+    return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise")
 
 
 def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
     """Return the height and width of the patches that a model cuts pictures into, in pixels.
 
-    Where stages merge patches, two by two (Swin), those of the last stage.
+    Where stages merge patches, two by two (Swin), those of the last stage. `name` is the model's, for an error.
     """
     size = getattr(base.config, "patch_size", None)
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
@@ -242,15 +255,17 @@ def merges_patches(base: PreTrainedModel) -> bool:
 
 
 def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
-    """Return the tokens that stand before the patches, by the parameters that they come from."""
+    """Return the labels of the tokens before the patches, which are parameters of the model."""
     parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
-    labels = [label for label, names in _NAMED if not parameters.keys().isdisjoint(names)]
-    registers = next((parameters[name].shape[-2] for name in _REGISTERS if name in parameters), 0)
-    return (*labels, *(f"REG{number}" for number in range(registers)))
+    labels = [label for label, names in _NAMED.items() if not parameters.keys().isdisjoint(names)]
+    for name in _REGISTERS:
+        if name in parameters:
+            labels += [f"REG{number}" for number in range(parameters[name].shape[-2])]
+    return tuple(labels)
 
 
 def undo_normalisation(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
-    """Return a processor's picture of a photo as colours from 0 to 255, (height, width, 3)."""
+    """Return a processor's picture, (1, 3, height, width), as colours from 0 to 255, (height, width, 3)."""
     values = pixels[0].cpu().double().numpy().transpose(1, 2, 0)
     if getattr(processor, "do_normalize", False):
         deviation = np.asarray(processor.image_std, np.float64)

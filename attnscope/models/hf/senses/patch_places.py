@@ -41,7 +41,14 @@ class Pane:
 
 @dataclass(frozen=True, eq=False)
 class PhotoPrompt:
-    """The output of a transformers processor for photos and a question, with the model and the photos."""
+    """The output of a transformers processor for photos and a question, with the model and the photos.
+
+    Attributes:
+        base: The model, without a head.
+        processor: Its processor.
+        inputs: What the processor returned: arguments of the forward, and more that it says of the photos.
+        images: The photos.
+    """
 
     base: Any
     processor: Any
@@ -81,22 +88,27 @@ def one_grid(
     *,
     is_filled: bool = False,
 ) -> Cut:
-    """Cut each photo into one grid of patches, row by row, after some tokens that stand for no place.
+    """Cut each photo into one grid of patches, row by row.
 
-    What is beyond whole patches is cut off, or filled up to one.
+    Args:
+        prompt: What the processor made of the photos.
+        patch: Height and width of a patch, in pixels.
+        n_before: How many tokens of each photo stand for no place, before its patches.
+        is_filled: Whether what is beyond whole patches is filled up to one; else it is cut off.
     """
     pixels = prompt.pixels
     if len(pixels) != len(prompt.images):
         raise unplaced(f"its processor makes {len(pixels)} pictures of {len(prompt.images)} photos")
-    high, wide = patch
+    patch_height, patch_width = patch
     if is_filled:
+        # At the right and the lower edge: -7 % 5 = 3 pixels are missing to whole patches.
         height, width = pixels.shape[2:]
-        pixels = pad(pixels, (0, -width % wide, 0, -height % high))
-    rows = pixels.shape[2] // high
-    columns = pixels.shape[3] // wide
+        pixels = pad(pixels, (0, -width % patch_width, 0, -height % patch_height))
+    rows = pixels.shape[2] // patch_height
+    columns = pixels.shape[3] // patch_width
     n_each = n_before + rows * columns
     cells = _count(rows, columns) + n_before
-    covered = pixels[:, :, : rows * high, : columns * wide]
+    covered = pixels[:, :, : rows * patch_height, : columns * patch_width]
     panes = []
     for number, picture in enumerate(covered):
         panes.append(Pane(number, picture, cells + number * n_each))
@@ -119,7 +131,7 @@ def _gemma3(prompt: PhotoPrompt) -> Cut:
 
 
 def _llava_next(prompt: PhotoPrompt) -> Cut:
-    """Have the model pack numbers in place of features: they show what comes out where, whatever it cuts off."""
+    """Have the model pack the numbers of patches in place of their features: they show which token is which patch."""
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape
@@ -132,38 +144,40 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
     side = size // patch
     row_end = -torch.ones(1, dtype=torch.float64)
     panes = []
-    first = 0
+    n_tokens = 0
     for number, photo in enumerate(prompt.inputs["image_sizes"]):
         pixels = prompt.pixels[number]
         # The first tile is all of the photo made small.
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
-        numbers = _count(n_tiles, side * side).double()[..., None]
-        packed, _ = prompt.base.pack_image_features([numbers], photo[None], strategy, row_end)
-        # Which patch each token stands for, (token,), -1 = the end of a row; turned round: (tile, row, column)
-        order = packed[0].view(-1).long()
-        is_patch = order >= 0
-        cells = torch.full((n_tiles * side * side,), -1)
-        cells[order[is_patch]] = is_patch.nonzero()[:, 0] + first
-        tiles = cells.view(n_tiles, side, side)
-        first += len(order)
-        # Of the others it keeps what the photo covers; of a narrow photo nothing.
-        fine = join_tiles(tiles[1:], down, across)
-        rows = (fine >= 0).any(1)
-        columns = (fine >= 0).any(0)
-        if rows.any():
+        # Features of one number: (tile, patch, 1)
+        patch_numbers = _count(n_tiles, side * side).double()[..., None]
+        packed, _ = prompt.base.pack_image_features([patch_numbers], photo[None], strategy, row_end)
+        # Which patch each token stands for, (token,), -1 = the end of a row.
+        patch_of_token = packed[0].view(-1).long()
+        is_patch = patch_of_token >= 0
+        # Which token stands for each patch, -1 = none: (tile * row * column,) -> (tile, row, column)
+        token_of_patch = torch.full((n_tiles * side * side,), -1)
+        token_of_patch[patch_of_token[is_patch]] = is_patch.nonzero()[:, 0] + n_tokens
+        cells = token_of_patch.view(n_tiles, side, side)
+        n_tokens += len(patch_of_token)
+        # Of the tiles with detail the model keeps what the photo covers; of a narrow photo nothing.
+        fine_cells = join_tiles(cells[1:], down, across)
+        rows = (fine_cells >= 0).any(1)
+        columns = (fine_cells >= 0).any(0)
+        has_detail = bool(rows.any())
+        if has_detail:
             whole = join_tiles(pixels[1:n_tiles], down, across)
             covered = whole[:, rows.repeat_interleave(patch)][..., columns.repeat_interleave(patch)]
-            panes.append(Pane(number, covered, fine[rows][:, columns]))
-        has_fine = bool(rows.any())
-        panes.append(Pane(number, pixels[0], tiles[0], is_small=has_fine))
-    return panes, first
+            panes.append(Pane(number, covered, fine_cells[rows][:, columns]))
+        panes.append(Pane(number, pixels[0], cells[0], is_small=has_detail))
+    return panes, n_tokens
 
 
 def _idefics3(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     cell = config.vision_config.patch_size * config.scale_factor
-    # The processor itself says how many rows and columns of tiles it made.
+    # Have the processor say how many rows and columns of tiles it makes.
     cut = prompt.processor.image_processor(
         [list(prompt.images)],
         return_row_col_info=True,
@@ -180,37 +194,45 @@ def _internvl(prompt: PhotoPrompt) -> Cut:
     code: Any = sys.modules[type(images).__module__]
     size = (images.size["height"], images.size["width"])
     shapes = []
-    for photo in prompt.sizes:
-        across, down = code.get_optimal_tiled_canvas(photo, size, images.min_patches, images.max_patches)
+    for photo_size in prompt.sizes:
+        across, down = code.get_optimal_tiled_canvas(
+            photo_size, size, images.min_patches, images.max_patches
+        )
         shapes.append((0, 0) if down * across == 1 else (down, across))
     cell = round(config.vision_config.patch_size[0] / config.downsample_ratio)
     return _tiles(prompt.pixels, cell, shapes)
 
 
 def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
-    """Cut photos into rows and columns of tiles, row by row, then all of it in one tile; (0, 0) = that alone."""
+    """Return the cut of photos into tiles, row by row, each photo followed by one tile that holds all of it.
+
+    Args:
+        tiles: Their pixels: (tile, 3, height, width).
+        cell: Pixels along a side of what one token stands for.
+        shapes: Rows and columns of tiles of each photo; (0, 0) = only the tile of all of it.
+    """
     n_tiles = sum(down * across + 1 for down, across in shapes)
     if n_tiles != len(tiles):
         raise unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
-    # (tile, row, column): which picture token stands for each patch
+    # Which picture token stands for each patch: (tile, row, column)
     rows = tiles.shape[2] // cell
     columns = tiles.shape[3] // cell
     cells = _count(len(tiles), rows * columns).view(-1, rows, columns)
     panes = []
-    small = -1
+    first = 0
     for number, (down, across) in enumerate(shapes):
-        first = small + 1
-        small = first + down * across
-        if small > first:
-            whole = join_tiles(tiles[first:small], down, across)
-            places = join_tiles(cells[first:small], down, across)
-            panes.append(Pane(number, whole, places))
-        panes.append(Pane(number, tiles[small], cells[small], is_small=small > first))
+        # The tiles with detail, if there are any, then the one of all of the photo.
+        last = first + down * across
+        if last > first:
+            whole = join_tiles(tiles[first:last], down, across)
+            panes.append(Pane(number, whole, join_tiles(cells[first:last], down, across)))
+        panes.append(Pane(number, tiles[last], cells[last], is_small=last > first))
+        first = last + 1
     return panes, cells.numel()
 
 
 def _qwen(prompt: PhotoPrompt) -> Cut:
-    """Put patches back into rows: they come in order of the blocks that are merged."""
+    """Put patches back into rows: they come in the order of the blocks that are merged."""
     images = prompt.processor.image_processor
     merge = images.merge_size
     patch = images.patch_size
@@ -234,6 +256,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
 
 
 def _count(rows: int, columns: int) -> Tensor:
+    """Return the numbers from 0 on, row by row: (row, column)."""
     return torch.arange(rows * columns).view(rows, columns)
 
 
@@ -255,7 +278,7 @@ FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
 }
-"""The type of a configuration -> the cut of models that read pictures among words."""
+"""Type of a configuration -> the cut of pictures by models that read them among words."""
 
 
 # Where in the photo -----------------------------------------------------------------------------------------------
@@ -289,15 +312,16 @@ def area_of(
     is_photo = picture[:, :, 2] > 250  # what fills up is darker
     edges = []
     for axis, size in ((1, width), (0, height)):
-        # Fit a line: middle of a shown column, or row -> place in the photo, in pixels, (pixel of the photo,) each.
-        shown = np.nonzero(is_photo)[axis] + 0.5
-        if len(np.unique(shown)) < 2:
+        # Fit a line along an axis from places in the picture to places in the photo: (pixel,) each
+        in_picture = np.nonzero(is_photo)[axis] + 0.5
+        if len(np.unique(in_picture)) < 2:
             return None
-        real = picture[:, :, 1 - axis][is_photo] / 255 * (size - 1) + 0.5
-        slope, start = np.polyfit(shown, real, 1)
+        # Red, channel 0, tells places along axis 1; green, channel 1, along axis 0.
+        in_photo = picture[:, :, 1 - axis][is_photo] / 255 * (size - 1) + 0.5
+        slope, start = np.polyfit(in_picture, in_photo, 1)
         # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
         allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
-        if np.abs(real - (slope * shown + start)).max() > allowed:
+        if np.abs(in_photo - (slope * in_picture + start)).max() > allowed:
             raise AttnscopeError(
                 "the pictures that the processor makes of this photo do not fit together to the photo",
                 "it is not known where its patches lie, so that none is shown",

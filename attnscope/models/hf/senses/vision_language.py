@@ -44,11 +44,11 @@ class VisionLanguageReader(Sense):
     """The part of a model that reads pictures and words. It may have come without a processor.
 
     Attributes:
-        among_words: Whether tokens of the text stand for patches; else words or queries attend to these.
+        among_words: Whether tokens of the text stand for patches; else words or queries attend to the patches.
         describes: Whether it writes of a picture without being given words.
-        reads_words: Whether it takes any.
-        takes_several_photos: Whether a prompt may have more than one.
-        ids_name: What the forward calls the words.
+        reads_words: Whether it takes words.
+        takes_several_photos: Whether a prompt may have more than one photo.
+        ids_name: The forward's argument for the words.
     """
 
     among_words = True
@@ -154,7 +154,7 @@ class VisionLanguageReader(Sense):
         n_more = len(ids) - inputs[self.ids_name].shape[1]
         longer = dict(inputs)
         longer[self.ids_name] = torch.tensor([list(ids)], device=self.model.device)
-        # What is written is real, and of the type of words.
+        # Written tokens are real ones, and of the type of words.
         fillings = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
         for name, value in fillings.items():
             if name in inputs:
@@ -178,7 +178,10 @@ class VisionLanguageReader(Sense):
         photos: Sequence[Photo],
         prompt: str,
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """Return the pictures, with the position that stands for each patch, and the labels of these positions."""
+        """Return the pictures, each with the positions that stand for its patches, and labels of these positions.
+
+        A position is that of a token in the prompt, or of a key of cross-attention.
+        """
         panes, n_tokens = self._cut(output)
         positions = np.arange(n_tokens)
         if self.among_words:
@@ -194,14 +197,17 @@ class VisionLanguageReader(Sense):
         pictures = []
         labels: dict[int, str] = {}
         for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
-            # Which token of the prompt, or which key, stands for each patch: (row, column)
+            # The position that stands for each patch, -1 = none: (row, column)
             cells = pane.cells.numpy()
             cells = np.where(cells >= 0, positions[cells], -1).astype(np.int32)
             rows, columns = cells.shape
-            # A photo that comes twice is told apart by its number.
-            name = names[pane.photo]
-            n_before = names[: pane.photo].count(name)
-            source = name + f" ({n_before + 1})" * (n_before > 0) + SMALL * pane.is_small
+            # A photo that comes twice is told apart by a number.
+            source = names[pane.photo]
+            n_before = names[: pane.photo].count(source)
+            if n_before:
+                source += f" ({n_before + 1})"
+            if pane.is_small:
+                source += SMALL
             area = area_of(self._colours(guide), *output.sizes[pane.photo])
             size = photos[pane.photo].image.size
             colours = self._colours(pane)
@@ -224,9 +230,13 @@ class VisionLanguageReader(Sense):
         labels: Mapping[int, str],
         n_given: int,
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """Return the words; and, where pictures are not among them, the queries and keys of each kind of attention.
+        """Return the words, and where pictures are not among them the queries and keys of each kind of attention.
 
-        `labels` has those of the tokens or keys that stand for patches, by position.
+        Args:
+            inputs: The forward's arguments.
+            photos: The photos.
+            labels: Position of a token or key that stands for a patch -> its label.
+            n_given: How many words were given; the model wrote the others.
         """
         return self._words(inputs, labels, n_given), {}
 
@@ -236,14 +246,15 @@ class VisionLanguageReader(Sense):
         labels: Mapping[int, str],
         n_given: int,
     ) -> Tokens:
-        """Return the text, in which tokens that stand for pictures have labels, or are called so."""
+        """Return the text, in which tokens that stand for patches have these labels; others of a picture "picture"."""
         marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
         return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
         """Refuse a model whose output through the seam differs from its own, or that has attention of other sizes.
 
-        Compare once; of cross-attention, whose layers no check at load has seen, once for each shape of a picture.
+        It is compared once; with cross-attention, whose layers no check at load has seen, once for each shape of a
+        picture.
         """
         survey = self.model.survey
         shape: tuple[int, ...] = ()

@@ -1,7 +1,4 @@
-"""Write with a Hugging Face model: continue a text, answer one by a target, transcribe a recording.
-
-All of it greedily, and without the seam.
-"""
+"""Write with a Hugging Face model, greedily and without the seam: continue a text, answer one, transcribe speech."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -24,7 +21,7 @@ Inputs = Mapping[str, Tensor]
 
 
 class HuggingFaceWriter:
-    """The decoder of a model, that writes text. Without the head that writing needs, it can still read a target."""
+    """The decoder of a model, which writes text. Without the head that writing needs, it can still read a target."""
 
     def __init__(self, model: "HuggingFaceModel") -> None:
         self._shown = model
@@ -47,8 +44,8 @@ class HuggingFaceWriter:
         """
         if self._base.config.is_encoder_decoder:
             raise AttnscopeError(f"{self._shown.info.name} has a decoder that answers", "use the target")
-        is_whole = self._model is not self._base
-        self._require_head(is_whole or self._model.get_output_embeddings() is not None)
+        has_head = self._model is not self._base or self._model.get_output_embeddings() is not None
+        self._require_head(has_head)
         if not len(tokens):
             raise AttnscopeError("there is nothing to continue", "give at least one token")
         with torch.no_grad(), use_attention(self._base, None):
@@ -62,9 +59,13 @@ class HuggingFaceWriter:
         n_given: int,
         never: int | None,
     ) -> list[int]:
-        """Return the numbers of what the model writes after pictures and words, without a token that ends it.
+        """Return the numbers of what the model writes after pictures and words, without a token that ends a text.
 
-        Its first `n_given` numbers are the prompt's. One number, which stands for pictures, is never written.
+        Args:
+            inputs: The forward's arguments.
+            n: The most tokens that it writes.
+            n_given: How many numbers transformers returns before the written ones: those of the prompt.
+            never: A number that is not to be written: that of the token that stands for pictures.
         """
         suppressed = None if never is None else [never]
         return self._generate(inputs, n, n_given, suppress_tokens=suppressed, forced_eos_token_id=None)
@@ -86,10 +87,10 @@ class HuggingFaceWriter:
     def _generate(self, inputs: Inputs, n: int, n_given: int, **options: Any) -> list[int]:
         """Return what transformers' own `generate` writes: by the model's settings, without sampling or beams.
 
-        Its first `n_given` numbers are left out, and tokens that end a text.
+        The first `n_given` numbers of its result are left out, and tokens that end a text.
         """
         self._require_head()
-        # In this order, as a load takes them: else two threads could wait for each other.
+        # Silence comes before the model's turn, as in a load: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
                 **inputs,
@@ -120,7 +121,10 @@ class HuggingFaceWriter:
         return self._tokenizer.extend(self._tokenizer.encode_ids(prompt), written)
 
     def _extend(self, ids_name: str, before: list[int], n: int, **inputs: Any) -> list[int]:
-        """Return the likeliest numbers after others, at most n, without the one that ends a text."""
+        """Return the numbers of the likeliest next tokens after `before`, at most n, without one that ends a text.
+
+        `inputs` are more arguments of the forward, such as the encoder's states.
+        """
         ends = self._end_ids()
         limit = self._shown.info.max_tokens
         if limit is not None:
@@ -149,9 +153,9 @@ class HuggingFaceWriter:
         ids = torch.from_numpy(target.ids)[None]
         return {"decoder_input_ids": ids.to(self._shown.device)}
 
-    def _require_head(self, has_one: bool = True) -> None:
+    def _require_head(self, has_head: bool = True) -> None:
         """Refuse models that cannot write."""
-        if not has_one or not self._model.can_generate():
+        if not (has_head and self._model.can_generate()):
             raise AttnscopeError(
                 f"{self._shown.info.name} was loaded without a language-model head and cannot write",
                 "its files or the wrapped object hold only the base model",
@@ -173,8 +177,8 @@ class HuggingFaceWriter:
                 f"{name} is no encoder-decoder, so it has no target", "leave out --target"
             )
         for config in (self._generation, self._base.config):
-            for setting in ("decoder_start_token_id", "bos_token_id"):
-                number = getattr(config, setting, None)
+            for setting_name in ("decoder_start_token_id", "bos_token_id"):
+                number = getattr(config, setting_name, None)
                 if isinstance(number, int):
                     return number
         raise AttnscopeError(f"{name} does not say which token its decoder starts with")
