@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib.util
 import io
+import itertools
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -66,6 +67,7 @@ def load_huggingface(
         require_peft(source.adapter)
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     weight_options: dict[str, Any] = {} if device_map is None else spreading_options(device_map)
+    weight_options["dtype"] = precision
     gguf = _gguf_file(source, folder)
     if gguf is None:
         files = weight_files(folder, allow_pickle=allow_pickle)
@@ -77,37 +79,27 @@ def load_huggingface(
     with silence():
         # Read tokenizer, weights, adapter and processor.
         own_tokenizer = _open_tokenizer(folder, options)
-        model, notes = _read_model(source, folder, options, {**weight_options, "dtype": precision})
+        model, notes = _read_model(source, folder, options, weight_options)
         adapter = Adapter()
         if source.adapter is not None:
             adapter = merge(model, source.adapter)
             # By its hash a model is known again, everywhere: with an adapter it is another one.
             sha256 = hashlib.sha256(f"{sha256}\n{adapter.sha256}\n".encode()).hexdigest()
         tokenizer, processor = _readers(source, folder, base_of(model), own_tokenizer, options)
+        # Move the model to its device, unless accelerate has spread it, and check its numbers.
         if device_map is None:
-            try:
-                nn.Module.to(model, where)
-            except RuntimeError as error:
-                raise AttnscopeError(
-                    f"{source.name} does not fit on {where}: {first_line(error)}",
-                    "--device all spreads it over all devices; --dtype bfloat16 takes half the memory",
-                ) from error
+            _move(model, where, source.name)
         else:
             notes.append(describe_spread(getattr(model, "hf_device_map", {"": "cpu"})))
-        # The model is complete: check its numbers, and find out what is remembered of it.
         model.train(False).requires_grad_(False)
-        _check_finite(model, source.name)
-        # A verdict is remembered by hashes, but only of plain weights on one device: elsewhere more decides on results.
-        is_plain = (
-            gguf is None
-            and device_map is None
-            and not trust_remote_code
-            and not quantisation(model.config)
-        )
+        _require_finite(model, source.name)
+        # The verdict of the check is remembered by hashes, but only of plain weights on one device: of others it
+        # depends on more.
+        is_plain = gguf is None and device_map is None and not quantisation(model.config)
         hashes = None
-        if check is not False and is_plain:
+        if check is not False and is_plain and not trust_remote_code:
             hashes = {"weights": sha256, "config": file_sha256(folder / "config.json")}
-            # Its own hash is of its weights; its configuration scales them.
+            # The adapter's own hash is of its weights; its configuration scales them.
             if source.adapter is not None:
                 hashes["adapter"] = file_sha256(source.adapter / ADAPTER)
         raw = RawModel(
@@ -125,9 +117,22 @@ def load_huggingface(
         return assemble(raw, check=check is not False)
 
 
-def _check_finite(model: nn.Module, name: str) -> None:
+def _move(model: nn.Module, device: torch.device, name: str) -> None:
+    """Move a model to a device; refuse one that does not fit there."""
+    try:
+        # PreTrainedModel's own `to` refuses quantised weights.
+        nn.Module.to(model, device)
+    except RuntimeError as error:
+        raise AttnscopeError(
+            f"{name} does not fit on {device}: {first_line(error)}",
+            "--device all spreads it over all devices; --dtype bfloat16 takes half the memory",
+        ) from error
+
+
+def _require_finite(model: nn.Module, name: str) -> None:
+    """Refuse weights of which some are NaN or infinite."""
     for key, parameter in model.named_parameters():
-        if parameter.is_meta:  # it lies on disk, and comes when its layer runs
+        if parameter.is_meta:  # it lies on disk, and is read when its layer runs
             continue
         # A finite sum clears all weights at once; one that is not may have overflowed: look at each weight.
         total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
@@ -144,16 +149,18 @@ _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json"),
     *("*.model", "source.spm", "*.tiktoken", "*.gguf"),
 )
+"""Patterns of the files of which a folder with a tokenizer has at least one."""
 
 
 def _open_tokenizer(folder: Path, options: dict[str, Any]) -> HuggingFaceTokenizer | None:
     """Return the tokenizer of a folder; None where it holds none, as with models that read no text."""
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+    files = itertools.chain.from_iterable(map(folder.glob, _TOKENIZER_FILES))
+    if next(files, None) is None:
         return None
     with load_errors("tokenizer", folder):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **options)
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            # transformers makes an empty one, that knows no word, where a class does not find the files it wants.
+            # Where a class does not find the files it wants, transformers makes a tokenizer that knows no word.
             raise AttnscopeError(
                 f"{type(tokenizer).__name__} finds no vocabulary in {folder}",
                 "save the model's tokenizer there, as tokenizer.json, or hand it over in Python: "
@@ -169,8 +176,16 @@ def _readers(
     tokenizer: HuggingFaceTokenizer | None,
     options: dict[str, Any],
 ) -> tuple[HuggingFaceTokenizer | WordlessTokenizer, Any]:
-    """Return a model's tokenizer, and its processor of pictures or sound (None = it needs or has none)."""
-    # What makes its input of pictures or sound. Two towers (CLIP), or one before a decoder (TrOCR), read texts without.
+    """Return a model's tokenizer, and its processor of pictures or sound; None = it needs or has none.
+
+    Args:
+        source: Where the model is from.
+        folder: Its files.
+        base: The model without its head.
+        tokenizer: What the files hold; None = no tokenizer.
+        options: Of transformers' `from_pretrained`.
+    """
+    # Beside a tower for pictures (CLIP), or behind one (TrOCR), texts are read without a processor too.
     kind = processor_kind(base)
     tower = picture_tower(base)
     processor = None
@@ -184,7 +199,7 @@ def _readers(
         model_type = base.config.model_type
         if cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
-    # What makes its tokens.
+    # Behind a tower a tokenizer is optional: the tower is shown without.
     is_wordless = not reads_words(base) or (kind == "image_processor" and tower is None)
     is_optional = tower is not None and text_tower(base) is None
     if is_wordless or (is_optional and tokenizer is None):
@@ -200,10 +215,11 @@ def _readers(
 # Processors -------------------------------------------------------------------------------------------------------
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+"""Files that say how photos, or recordings, are made into what a model reads."""
 
 
 def holds_processor(folder: Path) -> bool:
-    """Return whether a folder says how photos, or recordings, are made into what its model reads."""
+    """Return whether a folder holds a processor."""
     return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
@@ -214,12 +230,10 @@ def open_image_processor(folder: Path, options: Mapping[str, Any]) -> Any:
             f"{folder} holds no image processor",
             "save it there as preprocessor_config.json: AutoImageProcessor.from_pretrained(…).save_pretrained(…)",
         )
-    kind = str(_read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type", "")).removesuffix(
-        "Fast"
-    )
+    class_name = _read_settings(folder / PROCESSOR_FILES[0]).get("image_processor_type")
     auto: Any = transformers.AutoImageProcessor
     with load_errors("image processor", folder):
-        if kind == "DINOv3ViTImageProcessor":
+        if class_name in ("DINOv3ViTImageProcessor", "DINOv3ViTImageProcessorFast"):
             # It is there for torchvision alone, and does what ViT's does, but that it resizes before it rounds.
             return transformers.ViTImageProcessorPil.from_pretrained(folder, **options)
         return auto.from_pretrained(folder, backend="pil", **options)
@@ -232,11 +246,11 @@ def open_processor(folder: Path, tokenizer: Any, model_type: str, options: Mappi
     """
     parts = {"image_processor": open_image_processor(folder, options), "tokenizer": tokenizer}
     # Find the class of the processor: its own file says it first.
-    files = (*reversed(PROCESSOR_FILES), "tokenizer_config.json")
+    files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
     names = [_read_settings(folder / name).get("processor_class") for name in files]
     names.append(getattr(processing_auto, "PROCESSOR_MAPPING_NAMES", {}).get(model_type))
-    name = next((name for name in names if isinstance(name, str)), "")
-    named_class = getattr(transformers, name, None)
+    class_name = next((name for name in names if isinstance(name, str)), "")
+    named_class = getattr(transformers, class_name, None)
     if not isinstance(named_class, type):
         raise AttnscopeError(
             f"{folder} names no processor for pictures and words that transformers has",
@@ -280,7 +294,15 @@ def _read_model(
     weight_options: dict[str, Any],
     auto: Any = None,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return the model as its files hold it, of the class `auto` or the one that fits, and what is worth a note."""
+    """Return the model as its files hold it, and notes on what they lack or hold beyond it.
+
+    Args:
+        source: Where the model is from.
+        folder: Its files.
+        options: Of transformers' `from_pretrained`.
+        weight_options: More of these, that only the weights need.
+        auto: The class of transformers that loads it; None = the one that fits.
+    """
     config: Any = None
     is_gguf = "gguf_file" in options
     try:
@@ -327,7 +349,7 @@ def _read_model(
         notes.append(f"The files hold no {' and no '.join(missing)}; attention does not depend on it.")
     if not quantisation(config):
         notes += notes_on_extras(model, report["unexpected_keys"], source.name)
-    # Go on with the base model: a part on top without weights would write noise.
+    # A part on top without weights would write noise: go on with the base model alone.
     if any(part != "pooler" for part in missing):
         if model.base_model is model:
             model = _read_model(source, folder, options, weight_options, transformers.AutoModel)[0]
@@ -336,6 +358,7 @@ def _read_model(
 
 
 def _explain(error: Exception, source: Source, config: Any) -> AttnscopeError:
+    """Return the error that says why a model does not load; `config` is None where not even that could be read."""
     line = first_line(error)
     quantised = quantisation(config)
     if isinstance(error, AttnscopeError):
@@ -371,7 +394,7 @@ def top_part_of(key: str, model: PreTrainedModel) -> str:
     return first if rest and top is not None and model._modules.get(first) is top else ""
 
 
-# Old files hold what is computed today, masks of all positions, or what was only ever a mark.
+# Old files hold numbers that are computed today, as masks of all positions, or that only marked something.
 _COMPUTED = re.compile(
     r"(^|\.)(position_ids|inv_freq|masked_bias|causal_mask|version|num_batches_tracked)$"
     r"|(attn|attention)\.bias$|_scale$"

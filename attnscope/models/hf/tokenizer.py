@@ -15,11 +15,17 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
 
 Spans = list[tuple[int, int]]
-"""(first, last + 1) of each token in a text; (0, 0) for those that stand nowhere in it."""
+"""Where each token stands in a text: its first character and the one after its last; (0, 0) = nowhere."""
 
 
 class _TokensOfNumbers(Tokenizer):
-    """Makes Tokens of token numbers; where no more is known of them, they are written as "#5"."""
+    """Makes Tokens of token numbers; where no more is known of them, they are written as "#5".
+
+    Attributes:
+        note: What a user must know of it; may be empty.
+        prefix_ids: The numbers that it puts before a transcript, the start token first; empty for tokenizers that are
+            not of speech.
+    """
 
     note = ""
     prefix_ids: Sequence[int] = ()
@@ -29,30 +35,32 @@ class _TokensOfNumbers(Tokenizer):
         """Return the Tokens of token numbers without a text: the text is their decoding."""
         return self.encode_among(ids, {})
 
-    def encode_among(
-        self, ids: Sequence[int], elsewhere: Mapping[int, str], n_given: int = -1
-    ) -> Tokens:
-        """Return Tokens of numbers of which some stand for parts of pictures: `elsewhere` has their labels by position.
+    def encode_among(self, ids: Sequence[int], labels: Mapping[int, str], n_given: int = -1) -> Tokens:
+        """Return Tokens of numbers of which some stand for parts of pictures.
 
-        The model itself wrote those after the first `n_given`.
+        Args:
+            ids: The numbers.
+            labels: Position of a number that stands for a part of a picture -> its label.
+            n_given: How many of the numbers were given; the model itself wrote the others. -1 = it wrote none.
         """
         ids = [int(number) for number in ids]
         # Decode the runs between pictures, and shift their spans to where each run starts in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
-        # Written tokens go on where the prompt ended.
-        breaks = [i for i in range(len(ids)) if i in elsewhere]
-        for start, stop in itertools.pairwise([-1, *breaks, len(ids)]):
-            run, own_spans = self._decode(ids[start + 1 : stop])
-            if own_spans is None:
+        for before, after in itertools.pairwise([-1, *sorted(labels), len(ids)]):
+            run, run_spans = self._decode(ids[before + 1 : after])
+            if run_spans is None or spans is None:
                 spans = None
-            elif spans is not None:
-                spans[start + 1 : stop] = [(a + len(text), b + len(text)) for a, b in own_spans]
+            else:
+                shift = len(text)
+                spans[before + 1 : after] = [(first + shift, end + shift) for first, end in run_spans]
             text += run
-        special = [is_special or i in elsewhere for i, is_special in enumerate(self._special(ids))]
+        special = self._special(ids)
+        for position in labels:
+            special[position] = True
         tokens = self._build(text, ids, spans, special)
-        labels = tuple(elsewhere.get(i, label) for i, label in enumerate(tokens.labels))
-        return replace(tokens, labels=labels, n_given=n_given)
+        all_labels = tuple(labels.get(i, label) for i, label in enumerate(tokens.labels))
+        return replace(tokens, labels=all_labels, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
         """Return the Tokens of a text and of the numbers written after it; `n_given` is where these begin."""
@@ -66,9 +74,12 @@ class _TokensOfNumbers(Tokenizer):
         if whole.startswith(head):
             text += whole[len(head) :]
             if spans is not None and tokens.words is not None:
+                # The text that was given may differ from what its tokens decode to: written ones follow it.
                 shift = len(tokens.text) - len(head)
-                offsets = [(int(a), int(b)) for a, b in tokens.offsets]
-                offsets += [(max(a + shift, 0), max(b + shift, 0)) for a, b in spans[len(before) :]]
+                offsets = [(int(first), int(end)) for first, end in tokens.offsets]
+                offsets += [
+                    (max(first + shift, 0), max(end + shift, 0)) for first, end in spans[len(before) :]
+                ]
         special = [*tokens.special.tolist(), *self._special(ids[len(before) :])]
         return replace(self._build(text, ids, offsets, special), n_given=len(before))
 
@@ -90,20 +101,16 @@ class _TokensOfNumbers(Tokenizer):
         return text, spans
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return how each token is written in the vocabulary."""
         return [f"#{number}" for number in ids]
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
+        """Return which tokens are special: they stand for no text."""
         return [False] * len(ids)
 
 
 class HuggingFaceTokenizer(_TokensOfNumbers):
-    """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded.
-
-    Attributes:
-        note: What a user must know of it; may be empty.
-        prefix_ids: What it puts before a transcript, the start token first; empty for tokenizers that are not of
-            speech.
-    """
+    """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded."""
 
     def __init__(self, backend: Any) -> None:
         self.name = f"{type(backend).__name__}, {len(backend):,} pieces"
@@ -126,11 +133,9 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
     def ordinary_ids(self) -> list[int]:
         """Return the numbers of all tokens that stand for text, in order: no special ones, none kept unused."""
-        special = set(self.backend.all_special_ids)
         vocabulary = self.backend.get_vocab().items()
-        return sorted(
-            number for piece, number in vocabulary if number not in special and "unused" not in piece
-        )
+        numbers = {number for piece, number in vocabulary if "unused" not in piece}
+        return sorted(numbers - {*self.backend.all_special_ids})
 
     def spell(self, number: int) -> str:
         """Return the text of one token."""
@@ -139,7 +144,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects.
 
-        None is added to a whole text: they stand in it.
+        A text that is whole has them already.
         """
         options = {
             "add_special_tokens": not is_whole,
@@ -155,15 +160,14 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             encoded = self.backend(text, pair, **options)
         if self.backend.is_fast:
             encoding = encoded.encodings[0]
-            return tokens_of(
-                encoding, text, pair, self._style, self._special(encoding.ids) if is_whole else None
-            )
+            special = self._special(encoding.ids) if is_whole else None
+            return tokens_of(encoding, text, pair, self._style, special)
         ids = list(encoded["input_ids"])
         return self._build(text, ids, self._spans_in(text, ids), self._special(ids))
 
     @property
     def chat(self) -> Callable[[str], Tokens] | None:
-        """Put a text as the user's message into the model's chat template, and tokenise what comes of it.
+        """Return a function that tokenises a text as the user's message in the model's chat template; None without one.
 
         The template writes the tokens that begin a text; none is added a second time.
         """
@@ -175,7 +179,10 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
 
     @property
     def write_chat(self) -> Callable[..., str] | None:
-        """Write messages, each with `role` and `content`, by the model's chat template; None where there is none."""
+        """Return a function that writes messages by the chat template; None without one.
+
+        Each message has `role` and `content`.
+        """
         return self._write_chat if getattr(self.backend, "chat_template", None) else None
 
     def _write_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
@@ -195,20 +202,27 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         ids = list(encoding["input_ids"])
         special = self._special(ids)
         spans = encoding["offset_mapping"] if is_fast else self._spans_in(text, ids)
-        # Whisper's tokenizer adds the start token; some add no end token, and then the last token is the text's own.
-        first = int(ids[:1] == [start])
-        last = len(ids) - int(bool(ids) and (ids[-1] in ends or special[-1]))
-        inner = slice(first, max(first, last))
-        spans = [(0, 0)] * len(ids[inner]) if spans is None else spans[inner]
-        return self._build(text, [start, *ids[inner]], [(0, 0), *spans], [True, *special[inner]])
+        if spans is None:
+            spans = [(0, 0)] * len(ids)
+        # Leave out what is not the text's own. Whisper's tokenizer adds the start token; some add no end token.
+        first = 1 if ids[:1] == [start] else 0
+        end = len(ids)
+        if end > first and (ids[-1] in ends or special[-1]):
+            end -= 1
+        return self._build(
+            text,
+            [start, *ids[first:end]],
+            [(0, 0), *spans[first:end]],
+            [True, *special[first:end]],
+        )
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
         """Return the text of token numbers, and where each stands in it: what it adds to the text of those before it.
 
-        A token that ends within a character adds nothing; the one that completes it adds it. Nor does one add anything
-        that the tokenizer does not know.
+        A token that ends within a character adds nothing; the one that completes the character adds it whole. Numbers
+        that the tokenizer does not know add nothing.
         """
-        # Models may have more numbers than the tokenizer: these have no text.
+        # Models may have more numbers than the tokenizer.
         in_vocabulary = [self._piece(number) is not None for number in ids]
 
         def decode(n: int) -> str:
@@ -225,7 +239,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         return text, list(itertools.pairwise(map(len, starts)))
 
     def _spans_in(self, text: str, ids: Sequence[int]) -> Spans | None:
-        """Return where tokens stand in a text that they decode to, as those of single bytes (ByT5) do; else None."""
+        """Return where tokens stand in a text if they decode to it, as those of single bytes (ByT5) do; else None."""
         decoded, spans = self._decode(ids)
         return spans if decoded.startswith(text) else None
 
@@ -241,11 +255,12 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         return None if piece is None else str(piece)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
-        special = set(self.backend.all_special_ids)
-        special |= {
-            number for number, token in self.backend.added_tokens_decoder.items() if token.special
-        }
-        return [number in special and number != self.unknown_id for number in ids]
+        special = {*self.backend.all_special_ids}
+        for number, token in self.backend.added_tokens_decoder.items():
+            if token.special:
+                special.add(number)
+        special.discard(self.unknown_id)
+        return [number in special for number in ids]
 
 
 class NumbersTokenizer(_TokensOfNumbers):
