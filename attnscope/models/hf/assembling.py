@@ -39,7 +39,12 @@ def wrap(
 ) -> HuggingFaceModel:
     """Make a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
 
-    Of a vision model the tokenizer is its image processor. Without one, texts are given as token numbers.
+    Args:
+        hf_model: The model.
+        tokenizer: Its tokenizer or processor; of a vision model its image processor. Without one, texts are given as
+            token numbers.
+        name: What to call it; "" = as its configuration does.
+        check: Whether to compare what is shown with the model's own eager attention.
     """
     hf_model, adapter = unwrap(hf_model)
     if type(hf_model).__module__.startswith("sentence_transformers."):
@@ -51,39 +56,33 @@ def wrap(
     if not isinstance(hf_model, PreTrainedModel):
         hint = "give a PreTrainedModel: of a wrapper (torch.compile, DataParallel, a pipeline) the model inside it"
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", hint)
-    name = (
-        name
-        or str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2]
-        or hf_model.config.model_type
-    )
+    folder_name = str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2]
+    name = name or folder_name or hf_model.config.model_type
     base = base_of(hf_model)
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
-    words = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
-    senses = None if words is tokenizer else tokenizer
+    backend = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
+    processor = None if backend is tokenizer else tokenizer
     kind = processor_kind(base)
     if kind != "processor":
-        senses = getattr(tokenizer, kind, senses)
-    reader: HuggingFaceTokenizer | NumbersTokenizer
-    reader = NumbersTokenizer() if words is None else HuggingFaceTokenizer(words)
+        processor = getattr(tokenizer, kind, processor)
+    reader: HuggingFaceTokenizer | NumbersTokenizer = NumbersTokenizer()
     if not reads_words(base):
         reader = wordless(name, base)
+    elif backend is not None:
+        reader = HuggingFaceTokenizer(backend)
     notes = notes_on_quantisation(hf_model.config)
-    return assemble(
-        RawModel(hf_model, reader, name, notes=notes, processor=senses, adapter=adapter), check=check
-    )
+    raw = RawModel(hf_model, reader, name, notes=notes, processor=processor, adapter=adapter)
+    return assemble(raw, check=check)
 
 
 def processor_kind(base: PreTrainedModel) -> str:
-    """Return what makes a model's input beside words, by the name that processors give it; "" = nothing.
+    """Return what makes a model's input beside words: "image_processor", "feature_extractor", "processor" or "".
 
-    A whole processor makes pictures and words into one input.
+    A processor makes pictures and words into one input. The others are the names of its parts.
     """
     reader = cross_reader(base)
-    if (
-        sees_pictures(base)
-        or picture_tower(base) is not None
-        or (reader is not None and not reader.reads_words)
-    ):
+    reads_no_words = reader is not None and not reader.reads_words
+    if reads_no_words or sees_pictures(base) or picture_tower(base) is not None:
         return "image_processor"
     if takes_recordings(base):
         return "feature_extractor"
@@ -93,7 +92,7 @@ def processor_kind(base: PreTrainedModel) -> str:
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     """Return a Model of a transformers model, once its attention has been surveyed.
 
-    Of two towers the one that reads text.
+    Of two towers it is the one that reads text. Where another part sees pictures, the Model can open that one too.
     """
     base = base_of(raw.model)
     name = raw.name
@@ -105,6 +104,7 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
     words = text_tower(base)
     eyes = picture_tower(base)
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
+        # Pictures and words together.
         reader = cross_reader(base)
         open_viewer = None
         if reader is not None:
@@ -137,9 +137,12 @@ def _build(
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
     survey: Survey | None = None,
 ) -> HuggingFaceModel:
+    """Return a Model; without a survey its attention is surveyed, or the remembered verdict stands for that.
+
+    `open_eyes` and `open_viewer` make Models of what else sees pictures; see `HuggingFaceModel`.
+    """
     base = base_of(raw.model)
     share_lock([raw.model])
-    # A remembered verdict stands for the survey; else the attention is surveyed and compared now.
     memory = None
     if survey is None and raw.hashes is not None:
         memory = Memory(raw.model, base, raw.hashes, again=raw.again)

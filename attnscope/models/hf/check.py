@@ -37,7 +37,15 @@ from attnscope.errors import (
     require_rounding,
 )
 from attnscope.models.devices import name_dtype
-from attnscope.models.hf.eager import checked_weights, run_eager, run_unchanged, tolerance
+from attnscope.models.hf.eager import (
+    STATES,
+    Outcome,
+    checked_weights,
+    eager_outcome,
+    run_unchanged,
+    states_of,
+    tolerance,
+)
 from attnscope.models.hf.examples import (
     LENGTHS,
     OWN_INPUTS,
@@ -50,17 +58,7 @@ from attnscope.models.hf.examples import (
 )
 from attnscope.models.hf.parts import hidden_states, max_tokens, standing_arguments
 from attnscope.models.hf.seam import Seen, perform, rehearse
-from attnscope.models.hf.survey import Survey, Unclear, hides_later, listed_layers, read_survey
-
-Outcome = dict[str, Tensor]
-"""Results of one forward pass, by name.
-
-"hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
-"decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
-"""
-
-STATES = ("hidden", "encoded")
-"""Names of hidden states in an outcome; the others are weights."""
+from attnscope.models.hf.survey import Survey, Unclear, hides_later, read_survey
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
 """The note on convolutions, say, that run over the end of a text."""
@@ -71,7 +69,10 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
 
     Args:
         model: The model, without heads for tasks.
-        check: Whether to compare it with eager. Without, that is done only where the layers cannot be told otherwise.
+        check: Whether to compare it with eager. Without, that is done only where some layers have no attention.
+
+    Raises:
+        AttnscopeError: Neither path shows it truly.
     """
     padded, alone = examples(model)
     seen: Sequence[Seen] = ()
@@ -116,7 +117,15 @@ def _with_hidden_states(
 def _check_seam(
     model: PreTrainedModel, survey: Survey, padded: Inputs, alone: Inputs, single: Outcome
 ) -> list[str]:
-    """Compare with eager what the seam saw, of one text `single`; return the notes that came of it."""
+    """Compare what passes the seam with eager; return notes on it.
+
+    Args:
+        model: The model.
+        survey: Its attention layers.
+        padded: Two texts, padded to one length.
+        alone: The second of them.
+        single: What the seam gave for that one.
+    """
     notes = compare(model, survey, alone, single)
     # Two texts padded to one length.
     if padded is not alone:
@@ -125,13 +134,12 @@ def _check_seam(
         try:
             compare(model, survey, alone, _last_text(both, single), single)
         except AttnscopeError:
-            # Convolutions see padding, and experts with limited room are shared with other texts.
+            # Both may be right: convolutions see padding, and experts with limited room are shared with other texts.
             compare(model, survey, padded, both)
-            # The weights of the first text, which has no padding, are (1, head, query, key).
+            # AIMv2's tower of text: its first text, which has no padding, is not read as one alone is.
+            weights = [attention.weights[:1] for attention in seen]  # (1, head, query, key)
             is_causal = "decoder" in survey.layers
-            if not model.config.is_encoder_decoder and is_causal != hides_later(
-                [attention.weights[:1] for attention in seen]
-            ):  # AIMv2's tower of text
+            if not model.config.is_encoder_decoder and is_causal != hides_later(weights):
                 raise AttnscopeError(
                     f"{model.config.model_type} lets tokens attend to later ones in texts of equal length, and not "
                     "where one is padded",
@@ -185,11 +193,11 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
 def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
     """Compare with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
-    Windows that were shown truly are compared once; texts beyond one that was not are always refused.
-    Windows whose comparison does not fit in memory are passed over.
+    A window that was shown truly is compared once; texts beyond one that was not are refused each time. Windows whose
+    comparison does not fit in memory are passed over.
     """
     n_tokens = count_tokens(inputs)
-    # Eager attention needs the whole map of a layer: longer comparisons do not fit.
+    # The longest text whose scores of one layer, which eager attention holds, fit in memory.
     longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
     lengths = [length_beyond(reach) for reach in survey.reaches if reach < n_tokens]
     fitting = [length for length in lengths if length <= longest]
@@ -220,17 +228,16 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
 
 
 def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
-    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are.
+    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are; else they are to be written out.
 
-    It is tried on two texts padded together. Where it changes them, or what it computes differs beyond rounding, its
-    masks are to be written out.
+    It is tried on two texts padded together: what it computes may differ by rounding alone.
     """
     padded, _ = examples(model)
     padded |= survey.extras
     try:
         with torch.no_grad():
-            light = _states(perform(model, padded, survey.plan, attend, light_from=1))
-            written_out = _states(perform(model, padded, survey.plan, attend))
+            light = states_of(perform(model, padded, survey.plan, attend, light_from=1))
+            written_out = states_of(perform(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
     except Exception:  # a model may fail in any way on a mask of another shape
         return False
@@ -240,22 +247,23 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
 def compare_on(
     model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], probe: Probe = attend
 ) -> None:
-    """Compare the result on an input with what the model computes as it is, in no more memory than that.
+    """Compare the result on an input, such as a picture, with what the unchanged model computes.
 
-    What is beside the model's own attention may attend too (see `seam.perform`).
+    Weights are not compared, which would take much memory. Modules that the plan does not name may attend too.
     """
     if survey.path != "seam" or not survey.checked:
         return
     inputs = {**standing_arguments(model), **survey.extras, **inputs}
-    outcomes = []
     with torch.no_grad():
         ours = perform(model, inputs, survey.plan, probe, through=survey.through, beside=True)
         theirs = run_unchanged(model, inputs)
-    for output in (ours, theirs):
-        # Scores of the vocabulary, or hidden states without a head: (batch, token, …)
-        logits = getattr(output, "logits", None)
-        outcomes.append(_states(output) if logits is None else {"hidden": logits})
-    compare(model, survey, inputs, *outcomes)
+    compare(model, survey, inputs, _logits_or_states(ours), _logits_or_states(theirs))
+
+
+def _logits_or_states(output: Any) -> Outcome:
+    """Return the scores of the vocabulary, as "hidden", or hidden states without a head: (batch, token, ...)."""
+    logits = getattr(output, "logits", None)
+    return states_of(output) if logits is None else {"hidden": logits}
 
 
 # Comparing --------------------------------------------------------------------------------------------------------
@@ -376,7 +384,7 @@ def _exact_outcome(
         # Both ways on the copy; code that asks for fewer bits gets 64 as well.
         twin = copy.deepcopy(model).double()
         with _AllFloat64():  # type: ignore[no-untyped-call]
-            exact = _at_eager(twin, survey, inputs, with_maps=with_maps)
+            exact = eager_outcome(twin, survey, inputs, with_maps=with_maps)
             ours = _at_seam(twin, survey, inputs, with_maps=with_maps)
         require_equal(inputs, ours, exact, tolerance(twin, survey.n_calls))
     except Exception:  # a model may fail in any way in another precision
@@ -405,15 +413,6 @@ def _widen(value: Any) -> Any:
 # Outcomes ---------------------------------------------------------------------------------------------------------
 
 
-def _states(output: Any) -> Outcome:
-    """Return the hidden states that a forward returned."""
-    states = {
-        "hidden": hidden_states(output),
-        "encoded": getattr(output, "encoder_last_hidden_state", None),
-    }
-    return {name: x for name, x in states.items() if x is not None}
-
-
 def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
     """Return the hidden states and weights of attentions in the order of the survey."""
     n_calls = len(survey.order)
@@ -421,7 +420,7 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
         raise AttnscopeError(
             f"self-check: {len(seen)} attentions are computed, where another text has {n_calls}"
         )
-    outcome = _states(output)
+    outcome = states_of(output)
     for (kind, layer), attention in zip(survey.order, seen, strict=True):
         outcome[f"{kind} layer {layer}"] = attention.weights.transpose(1, 2)
     return outcome
@@ -433,7 +432,7 @@ def _at_seam(
     """Return the outcome of a model through the seam; without maps, hidden states alone, in less memory."""
     if with_maps:
         return _outcome(survey, *rehearse(model, inputs))
-    return _states(perform(model, inputs, {}, attend, beside=True))
+    return states_of(perform(model, inputs, {}, attend, beside=True))
 
 
 def _by_eager(
@@ -441,42 +440,17 @@ def _by_eager(
 ) -> Outcome:
     """Return the outcome of a model's own eager attention, or of the unchanged model where eager does not work."""
     try:
-        return _at_eager(model, survey, inputs, with_maps=with_maps)
+        return eager_outcome(model, survey, inputs, with_maps=with_maps)
     except Unclear:
         raise
     except Exception:  # a model may fail in any way
-        return _states(run_unchanged(model, inputs))
-
-
-def _at_eager(
-    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
-) -> Outcome:
-    """Return the outcome of a model's own eager attention: hidden states, and the maps that it gives out, if any.
-
-    Raises:
-        Unclear: There are other layers than those of the survey.
-    """
-    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
-    outcome = _states(output)
-    for kind, of_kind in maps.items():
-        layers = survey.layers[kind]
-        n_layers = survey.n_layers[kind]
-        if not of_kind and n_layers == len(layers):
-            continue  # none are given out: equal hidden states and the number of layers have to do
-        if len(of_kind) == n_layers and layers == listed_layers(model.config, n_layers):
-            of_kind = [of_kind[layer] for layer in layers]  # MiniMax gives out linear layers' too
-        if len(of_kind) != len(layers):
-            raise Unclear(
-                f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface"
-            )
-        for layer, weights in zip(layers, of_kind, strict=True):
-            outcome[f"{kind} layer {layer}"] = weights.transpose(1, 2)
-    return outcome
+        return states_of(run_unchanged(model, inputs))
 
 
 # What a model gives out -------------------------------------------------------------------------------------------
 
 _ATTENTION_IN_NAME_ONLY = {"RwkvSelfAttention", "PatchTSMixerGatedAttention"}
+"""Classes of modules that compute no weights of queries on keys."""
 
 
 def _read_eager(
@@ -484,8 +458,12 @@ def _read_eager(
 ) -> Survey:
     """Return the survey of a model whose attention does not all pass the seam: what it gives out itself, checked.
 
-    `reason` says why the seam does not show it. Of the attentions that passed the seam, `n_seen`, all must be given
-    out: Depth Pro leaves out an encoder.
+    Args:
+        model: The model.
+        padded: Two texts, padded to one length.
+        alone: The second of them.
+        reason: Why the seam does not show it.
+        n_seen: How many attentions passed the seam. All must be given out: Depth Pro leaves out an encoder.
     """
     # Run the model unchanged first: one that cannot run at all is refused for that reason.
     try:
@@ -508,7 +486,7 @@ def _read_eager(
     except Exception as error:
         raise _refusal(model, reason, _shorten(error)) from error
     # Asking for weights must not change the result; padding may.
-    compare(model, survey, alone, _states(output), _states(own))
+    compare(model, survey, alone, states_of(output), states_of(own))
     notes = [f"Weights come from the model's own eager attention, not through the seam: {reason}."]
     try:
         require_equal(alone, _last_text(both, single), single, tolerance(model, survey.n_calls))
@@ -518,7 +496,10 @@ def _read_eager(
 
 
 def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
-    """Say that neither path shows a model truly, or that it has no attention at all."""
+    """Return the error that neither path shows a model truly, or that it has no attention at all.
+
+    `reason` is why the seam does not, `more` why eager attention does not.
+    """
     kind = model.config.model_type
     # A model without attention needs another message than one whose attention cannot be shown.
     names = {type(module).__name__ for module in model.modules()} - _ATTENTION_IN_NAME_ONLY

@@ -16,11 +16,22 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import real_tokens
+from attnscope.models.hf.parts import hidden_states
 from attnscope.models.hf.seam import Seen, use_attention
-from attnscope.models.hf.survey import KINDS, Survey, Unclear
+from attnscope.models.hf.survey import KINDS, Survey, Unclear, listed_layers
 
 Maps = dict[Kind, list[Tensor]]
 """Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+
+Outcome = dict[str, Tensor]
+"""Results of one forward pass, by name.
+
+"hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
+"decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
+"""
+
+STATES = ("hidden", "encoded")
+"""Names of hidden states in an outcome; the others are weights."""
 
 
 def run_unchanged(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
@@ -36,9 +47,13 @@ def run_eager(
     *,
     weights: bool = True,
 ) -> tuple[Any, Maps]:
-    """Run a model by its own eager attention; return its output and, where asked for, the weights that it gives out.
+    """Run a model by its own eager attention; return its output, and the weights that it gives out.
 
-    Those of a model that is no encoder-decoder are all of the first of the `kinds`: an encoder's by default.
+    Args:
+        model: The model.
+        inputs: The arguments of its forward.
+        kinds: Of a model that is no encoder-decoder, the kind of its attention first; an encoder's by default.
+        weights: Whether weights are asked for; else there are none.
     """
     with use_attention(model, "eager"):
         if getattr(model.config, "attention_type", "") == "block_sparse":
@@ -61,12 +76,13 @@ def run_eager(
 def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
     """Scatter a band around the diagonal (Longformer), (batch, head, query, window + 1), into rows over all keys.
 
-    A band with columns for keys that every query sees is left as it is, and refused later as no map.
+    The window is that of all layers, or of each. A band with more columns, for keys that every query sees, is left as
+    it is, and refused later as no map.
     """
     n_queries, width = band.shape[2:]
     if width - 1 not in ([window] if isinstance(window, int) else window):
         return band
-    # Place j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
+    # Column j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
     keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
     rows = band.new_zeros(*band.shape[:3], n_queries + width - 1)
     return rows.scatter(3, keys.expand_as(band), band)[..., width // 2 :][..., :n_queries]
@@ -75,13 +91,54 @@ def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
     """Return by how much two ways to compute the same may differ, in weights and relative to the largest hidden state.
 
+    `n_calls` is how many attentions the model computes.
+
     Rounding adds up over layers like a random walk. In units of eps * sqrt(1 + n_calls), real models in 16 bits differ
     by less than 1 (their softmax is computed in 32), in 32 bits by up to 5. A random model with sharp heads can exceed
     it: then its own rounding is measured.
     """
     # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
-    return (4 if eps > 1e-5 else 128) * eps * math.sqrt(1 + n_calls)
+    is_in_16_bits = eps > 1e-5
+    n_units = 4 if is_in_16_bits else 128
+    return n_units * eps * math.sqrt(1 + n_calls)
+
+
+def states_of(output: Any) -> Outcome:
+    """Return the hidden states in the output of a forward."""
+    states = {
+        "hidden": hidden_states(output),
+        "encoded": getattr(output, "encoder_last_hidden_state", None),
+    }
+    return {name: x for name, x in states.items() if x is not None}
+
+
+def eager_outcome(
+    model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
+) -> Outcome:
+    """Return the outcome of a model's own eager attention: hidden states, and the maps that it gives out, if any.
+
+    Raises:
+        Unclear: There are other layers than those of the survey.
+    """
+    output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
+    outcome = states_of(output)
+    for kind, of_kind in maps.items():
+        layers = survey.layers[kind]
+        n_layers = survey.n_layers[kind]
+        if not of_kind and n_layers == len(layers):
+            continue  # none are given out: that hidden states and the number of layers are equal must do
+        if len(of_kind) == n_layers and layers == listed_layers(model.config, n_layers):
+            of_kind = [
+                of_kind[layer] for layer in layers
+            ]  # MiniMax gives out those of linear layers too
+        if len(of_kind) != len(layers):
+            raise Unclear(
+                f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface"
+            )
+        for layer, weights in zip(layers, of_kind, strict=True):
+            outcome[f"{kind} layer {layer}"] = weights.transpose(1, 2)
+    return outcome
 
 
 # Models that are shown by what they give out ----------------------------------------------------------------------
@@ -126,7 +183,8 @@ def run_for_weights(
 ) -> Any:
     """Run a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights.
 
-    They were softmax weights on the self-check's texts, and must be on this input.
+    Raises:
+        AttnscopeError: It is another probe, or the weights are softmax weights on the self-check's texts alone.
     """
     if not isinstance(probe, Weights):
         raise AttnscopeError(

@@ -1,4 +1,7 @@
-"""Heads on top of a Hugging Face model for a task: which class has one, what it predicts, and how it is run."""
+"""Run a Hugging Face model with the head that it has on top for a task; tell which class has one, and what it predicts.
+
+Such a head is no attention head.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +21,6 @@ from attnscope.models.model import Loss, Outputs
 CLASS_LOSSES = ("class", "token_class")
 """The targets of classifiers."""
 
-
 _TASKS: dict[Any, Loss | None] = {
     transformers.AutoModelForCausalLM: "causal",
     # Of text alone: the language model's head.
@@ -31,7 +33,7 @@ _TASKS: dict[Any, Loss | None] = {
     transformers.AutoModelForTokenClassification: "token_class",
     transformers.AutoModelForImageClassification: "class",
 }
-"""For each class of transformers that loads models with a head, the target of that head."""
+"""Class of transformers that loads models with a head -> the target of that head; None = it is loaded, and not used."""
 
 
 def _class_names(auto: Any) -> Mapping[str, Any]:
@@ -46,16 +48,16 @@ def class_to_load(config: Any, *, is_gguf: bool) -> Any:
     One with a head where config.json names a class of `_TASKS`; else the class that it names, where AutoModel would
     load another or none; else AutoModel.
     """
-    names = set(config.architectures or ())
+    names = config.architectures or ()
     for auto, loss in _TASKS.items():
-        # Of these the base model is shown, without the classifier.
+        # Of classifiers that are encoder-decoders, or in GGUF files, the base model is shown.
         if loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
             continue
         # GGUF files name no class; they hold language models.
         name = _class_names(auto).get(config.model_type)
         if name in names or (is_gguf and not names and name is not None):
             return auto
-    for name in config.architectures or ():
+    for name in names:
         named = getattr(transformers, name, None)
         # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
         is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
@@ -101,16 +103,19 @@ def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
-    """Say whether the head that a model was saved with is there."""
+    """Return in words whether the head that a model was saved with is there; "" where it was saved without."""
     name = type(model).__name__
-    # Loading drops heads without weights; classes are listed where the head is a classifier's.
+    # Loading drops heads without weights.
     if model is base:
         saved = (model.config.architectures or [name])[0]
         return f"dropped: that of {saved}" if "For" in saved else ""
     if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
         return f"kept: {name}"
+    # Of a classifier's, list the classes.
     classes = labels_of(model)
-    return f"kept: {name}, classes {', '.join(classes[:8])}{', …' if len(classes) > 8 else ''}"
+    if len(classes) > 8:
+        classes = (*classes[:8], "…")
+    return f"kept: {name}, classes {', '.join(classes)}"
 
 
 def run_with_logits(
@@ -123,17 +128,28 @@ def run_with_logits(
     light_from: int | None = None,
     last: int | None = None,
 ) -> Outputs:
-    """Run a model with its head on top. `last` is how many tokens have logits, None = all; else see `seam.perform`."""
+    """Run a model with its head on top; return its last hidden states, and its predictions for tokens or texts.
+
+    Args:
+        model: The model with its head.
+        base: The part of it that attends.
+        inputs: The arguments of its forward.
+        plan: As in `seam.perform`; likewise `probe` and `light_from`.
+        probe: What happens at the seam.
+        light_from: Keys from which masks are handed over by key alone; None = never.
+        last: How many tokens at the end have predictions; None = all.
+    """
     # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
     base_outputs: list[Any] = []
-    watched = [
-        part for part in (base, getattr(base, "decoder", None)) if isinstance(part, PreTrainedModel)
-    ]
+    decoder = getattr(base, "decoder", None)
+    watched = [base, decoder] if isinstance(decoder, PreTrainedModel) else [base]
     arguments = {**standing_arguments(model), **inputs}
-    heads: list[Any] = []
+    heads: list[nn.Module] = []
     if last is not None and accepts(model, "logits_to_keep"):
         arguments["logits_to_keep"] = last
-        heads = [head for head in (output_embeddings(model),) if head is not None]
+        head = output_embeddings(model)
+        if head is not None:
+            heads.append(head)
 
     def run(**arguments: Any) -> Any:
         with hooks(watched, lambda module, inputs, output: base_outputs.append(output)):

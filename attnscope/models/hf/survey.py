@@ -211,7 +211,7 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
         later = maps.triu(1).nan_to_num(0.0) * holds_numbers
         if maps.shape[2] != maps.shape[3] or bool(later.any()):
             return False
-        # The last query has no later key, so it says nothing.
+        # The last query has no later key: only rows before it tell, or a single row.
         is_known = is_known or maps.shape[2] == 1 or bool(holds_numbers[:, :, :-1].any())
     if not is_known:
         raise AttnscopeError(
@@ -223,7 +223,7 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
 
 # Layers ---------------------------------------------------------------------------------------------------------
 
-_ALL_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_ALL_LAYERS: Sequence[str] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 """Names of the setting that says how many layers a model has."""
 
 _SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
@@ -258,7 +258,7 @@ def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple
 
 def _configured_layers(config: Any, kind: Kind) -> int | None:
     """Return how many layers a configuration asks for; None where it does not say in a usual way."""
-    names: Sequence[str] = _ALL_LAYERS
+    names = _ALL_LAYERS
     if config.is_encoder_decoder:
         # Either the side has a configuration of its own, or the names of its sizes begin with the side.
         side = "encoder" if kind == "encoder" else "decoder"

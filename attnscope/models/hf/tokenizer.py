@@ -210,10 +210,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         if end > first and (ids[-1] in ends or special[-1]):
             end -= 1
         return self._build(
-            text,
-            [start, *ids[first:end]],
-            [(0, 0), *spans[first:end]],
-            [True, *special[first:end]],
+            text, [start, *ids[first:end]], [(0, 0), *spans[first:end]], [True, *special[first:end]]
         )
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:

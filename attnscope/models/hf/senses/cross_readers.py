@@ -106,11 +106,7 @@ class CrossAttentionReader(VisionLanguageReader):
         return {"cross": words, "decoder": words}
 
     def _name_tokens(
-        self,
-        inputs: Inputs,
-        photos: Sequence[Photo],
-        labels: Mapping[int, str],
-        n_given: int,
+        self, inputs: Inputs, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         # Keys are patches by their labels, tokens of the tower that stand for no place, and what fills up the batch.
         filling = self._filling(inputs)

@@ -82,11 +82,7 @@ def unplaced(reason: str) -> AttnscopeError:
 
 
 def one_grid(
-    prompt: PhotoPrompt,
-    patch: tuple[int, int],
-    n_before: int = 0,
-    *,
-    is_filled: bool = False,
+    prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0, *, is_filled: bool = False
 ) -> Cut:
     """Cut each photo into one grid of patches, row by row.
 
@@ -179,9 +175,7 @@ def _idefics3(prompt: PhotoPrompt) -> Cut:
     cell = config.vision_config.patch_size * config.scale_factor
     # Have the processor say how many rows and columns of tiles it makes.
     cut = prompt.processor.image_processor(
-        [list(prompt.images)],
-        return_row_col_info=True,
-        return_tensors="pt",
+        [list(prompt.images)], return_row_col_info=True, return_tensors="pt"
     )
     shapes = list(zip(cut["rows"][0], cut["cols"][0], strict=True))
     return _tiles(prompt.pixels[0], cell, shapes)
@@ -298,9 +292,7 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
 
 
 def area_of(
-    picture: NDArray[np.uint8],
-    height: int,
-    width: int,
+    picture: NDArray[np.uint8], height: int, width: int
 ) -> tuple[float, float, float, float] | None:
     """Return the area of a photo that a picture covers: left, top, right and lower edge, in pixels.
 

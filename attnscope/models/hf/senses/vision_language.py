@@ -173,10 +173,7 @@ class VisionLanguageReader(Sense):
         return FAMILIES[kind](output)
 
     def _place_pictures(
-        self,
-        output: PhotoPrompt,
-        photos: Sequence[Photo],
-        prompt: str,
+        self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
         """Return the pictures, each with the positions that stand for its patches, and labels of these positions.
 
@@ -224,11 +221,7 @@ class VisionLanguageReader(Sense):
     # Tokens ----------------------------------------------------------------------------------------------------------
 
     def _name_tokens(
-        self,
-        inputs: Inputs,
-        photos: Sequence[Photo],
-        labels: Mapping[int, str],
-        n_given: int,
+        self, inputs: Inputs, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """Return the words, and where pictures are not among them the queries and keys of each kind of attention.
 
@@ -240,12 +233,7 @@ class VisionLanguageReader(Sense):
         """
         return self._words(inputs, labels, n_given), {}
 
-    def _words(
-        self,
-        inputs: Inputs,
-        labels: Mapping[int, str],
-        n_given: int,
-    ) -> Tokens:
+    def _words(self, inputs: Inputs, labels: Mapping[int, str], n_given: int) -> Tokens:
         """Return the text, in which tokens that stand for patches have these labels; others of a picture "picture"."""
         marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
         return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)

@@ -52,13 +52,7 @@ class HuggingFaceWriter:
             written = self._extend("input_ids", tokens.ids.tolist(), n)
         return self._tokenizer.extend(tokens, written)
 
-    def answer(
-        self,
-        inputs: Inputs,
-        n: int,
-        n_given: int,
-        never: int | None,
-    ) -> list[int]:
+    def answer(self, inputs: Inputs, n: int, n_given: int, never: int | None) -> list[int]:
         """Return the numbers of what the model writes after pictures and words, without a token that ends a text.
 
         Args:
@@ -93,11 +87,7 @@ class HuggingFaceWriter:
         # Silence comes before the model's turn, as in a load: else two threads could wait for each other.
         with silence(), torch.no_grad(), use_attention(self._base, None):
             result = self._model.generate(
-                **inputs,
-                do_sample=False,
-                num_beams=1,
-                max_new_tokens=n,
-                **options,
+                **inputs, do_sample=False, num_beams=1, max_new_tokens=n, **options
             )
         written: list[int] = result[0].tolist()[n_given:]
         ends = self._end_ids()
