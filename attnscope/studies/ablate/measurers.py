@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, are_numbers, attend
+from attnscope.core.attention.seam import AttentionCall, Kind, are_numbers, attend
 from attnscope.core.interventions import Activations, Leaves, Patch, Patched
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, distinct
@@ -31,8 +31,8 @@ from attnscope.studies.inputs.texts import Report, Texts
 from attnscope.studies.run import STEP, Measurer, Part, Room, Run, run
 from attnscope.studies.workers import Workers
 
-Head = tuple[str, int, int]
-"""Kind, layer, head."""
+Head = tuple[Kind, int, int]
+"""A head: kind of attention, layer, number."""
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ QUANTITIES = ("l2", "loss", "kl")
 
 @dataclass(kw_only=True, eq=False)
 class TextPart(Part):
-    """Hold sums over texts.
+    """Hold sums over texts, and the numbers of the rows of the block at hand.
 
     Attributes:
         sums: What a measurer adds up of whole texts.
@@ -70,6 +70,7 @@ class TextPart(Part):
 
     def add_row(self, row: Row, numbers: Floats, broken_at: BrokenPlace | None) -> None:
         """Add the numbers of a row, (…,), and where one is not finite: its text is left out."""
+        # Without a layer it is in the last hidden states.
         if broken_at is None and not np.isfinite(numbers).all():
             broken_at = ("", None)
         if broken_at is not None:
@@ -177,7 +178,7 @@ def _measure(
 
 
 def _require_end(going: Run[TextPart]) -> Run[TextPart]:
-    """Return what went over all texts; raise what ended it before."""
+    """Return a run over all texts; raise what ended it before."""
     if going.error is not None:
         raise going.error
     if not going.complete:
@@ -231,11 +232,11 @@ def measure_means(
     shape = (sum(sizes),)
     going = _require_end(_measure(passes, MeanOutputs, shape, report))
     # One vector for all heads of all places: cut it by place.
-    means = np.nan_to_num(going.done.sums.ratio())
+    means = torch.from_numpy(np.nan_to_num(going.done.sums.ratio()))
     by_place = {}
-    parts = np.split(means, np.cumsum(sizes)[:-1])
+    parts = means.split(sizes)  # type: ignore[no-untyped-call]
     for (place, place_shape), mean in zip(shapes.items(), parts, strict=True):
-        by_place[place] = torch.from_numpy(mean).view(place_shape)
+        by_place[place] = mean.view(place_shape)
     return going, by_place
 
 
@@ -255,7 +256,7 @@ def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
         row = next(chain.from_iterable(batches), None)
         if row is None:
             continue
-        # One text cannot be halved: where it does not fit, `each` says so.
+        # A row that does not fit into memory is refused with a hint.
         ((_, outputs),) = Room().each([row], read_outputs)
         yield text.index, {place: output[0] for place, output in outputs.items()}
 
@@ -275,12 +276,12 @@ def shapes_of(outputs: Iterable[tuple[int, HeadOutputs]]) -> Shapes:
 
 
 class Cut(NamedTuple):
-    """Hold heads that are taken out together.
+    """Heads that are taken out together.
 
     Attributes:
         heads: The heads.
-        mode: What takes their place: nothing ("zero"), the mean of their outputs, or outputs of another text.
-        donor: Which other text; -1 = the mode needs none.
+        mode: What takes the place of their outputs: nothing ("zero"), their mean, or outputs on another text.
+        donor: Which of the donors that text is, from 0; -1 = the mode needs none.
     """
 
     heads: tuple[Head, ...]
@@ -289,11 +290,11 @@ class Cut(NamedTuple):
 
 
 class StandIns(NamedTuple):
-    """Hold the values that may take the place of heads.
+    """The values that may take the place of heads' outputs.
 
     Attributes:
-        means: The mean of their outputs over all real queries of all texts, (head, d).
-        donors: Per text the index of the text, and its outputs, (head, token, d).
+        means: The mean outputs of the heads of each place over all real queries of all texts, (head, d).
+        donors: Several texts: the index of each, and the outputs of its heads, (head, token, d) by place.
     """
 
     means: Mapping[Place, Tensor] = {}
@@ -319,13 +320,7 @@ class StandIns(NamedTuple):
 class Cutting(RowMeasurer):
     """Take cuts out of texts, several in one forward pass, as further rows of the batch; see `measure_cuts`."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        cuts: Sequence[Cut],
-        stand_ins: StandIns,
-        **named: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, cuts: Sequence[Cut], stand_ins: StandIns, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._cuts = cuts
         self._stand_ins = stand_ins
@@ -352,7 +347,7 @@ class Cutting(RowMeasurer):
             # Take out as many cuts per pass as fit, as repetitions of the batch: one where memory ran out before.
             pass_tokens = PASS_TOKENS if self.room.tokens is None else self.room.tokens
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
-            for first, chosen in rerun.plan(places, pass_tokens):  # type: ignore[arg-type]  # the model's kinds
+            for first, chosen in rerun.plan(places, pass_tokens):
                 without = self._without(chosen, read)
                 outputs = rerun.again(without, first, len(chosen))
                 left = outputs.hidden.to(dtype)
@@ -360,12 +355,11 @@ class Cutting(RowMeasurer):
                 left_logs = read.log_probabilities(outputs.logits, len(chosen))
                 rows = 1 + np.array(chosen)
                 numbers[rows] = _by_row(read, change, left_logs, whole_logs)
-        # Padding is no hidden state, and what is computed there need not be a number. The logarithm of True is 0, that
-        # of False is -inf, which `broken_rows` finds.
-        logs: dict[str, dict[int, Tensor]] = {}
+        # Padding is no hidden state, and what is computed there need not be a number: ask the run about real tokens.
+        broken: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_numbers.items():
-            logs[kind] = {layer: fine.float().log() for layer, fine in by_layer.items()}
-        return numbers.swapaxes(0, 1), broken_rows(logs)
+            broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}
+        return numbers.swapaxes(0, 1), broken_rows(broken)
 
     def _without(self, chosen: Sequence[int], read: ReadBatch) -> Patched:
         """Return what takes cuts out of a batch that is repeated once per cut; each repetition lacks one of them."""
@@ -376,10 +370,9 @@ class Cutting(RowMeasurer):
             rows = slice(number * n_rows, (number + 1) * n_rows)
             # The rows of this repetition lack the heads of this cut alone.
             for kind, layer, head in cut.heads:
-                place: Place = (kind, layer)  # type: ignore[assignment]  # a kind, as it came from the model
-                values = self._stand_ins.values(cut, place, head, read)
+                values = self._stand_ins.values(cut, (kind, layer), head, read)
                 patch = Patch("z", (head,), values, rows)
-                patches.setdefault(place, []).append(patch)
+                patches.setdefault((kind, layer), []).append(patch)
         return Patched(patches)
 
     def add_up(self, part: TextPart, numbers: Floats, n_predictions: Floats) -> None:
@@ -411,15 +404,8 @@ def measure_cuts(
     """
     shape = (len(cuts), len(QUANTITIES))
     step = "taking heads out of a later text"
-    return _measure(
-        passes,
-        Cutting,
-        shape,
-        report,
-        step,
-        cuts=tuple(cuts),
-        stand_ins=stand_ins,
-    )
+    named = {"cuts": tuple(cuts), "stand_ins": stand_ins}
+    return _measure(passes, Cutting, shape, report, step, **named)
 
 
 def _by_row(
@@ -446,7 +432,7 @@ def _by_row(
         losses = read.losses(logs, whole_logs)
         terms = whole_logs.exp() * (whole_logs - logs)
         kl = terms.sum(-1).clamp_(min=0)
-        for column, values in ((1, losses), (2, kl)):
+        for column, values in enumerate((losses, kl), 1):
             sums = values.new_zeros(n_times, n_rows)
             sums.index_add_(-1, read.rows, values)
             numbers[..., column] = to_numpy(sums)
@@ -471,8 +457,7 @@ class Slopes(RowMeasurer):
         loss = read.losses(logs, logs.detach()).sum()
         outputs = list(leaves.tensors.values())
         gradients = torch.autograd.grad(loss, outputs, materialize_grads=True)
-        # By the chain rule, summed over all that the factor multiplies: (row, head).
-        # Each product is (row, head, query, d).
+        # By the chain rule, summed over all that the factor multiplies: (row, head, query, d) -> (row, head).
         slopes = []
         for output, gradient in zip(outputs, gradients, strict=True):
             dtype = sum_dtype(output.device)

@@ -1,8 +1,8 @@
-"""Read texts as padded batches of rows for a model without some heads, with the predictions asked of it.
+"""Read texts as padded batches of rows for a model without some heads, with what it is to predict.
 
-A decoder predicts each next token, a masked model a seeded share of its tokens, an encoder-decoder its target (what was
-given, else its own greedy answer), and a classifier the class that is asked for, else the one that the whole model
-gives. Special tokens that every text has are never predicted.
+`measurers` runs the batches. A decoder predicts each next token, a masked model a seeded share of its tokens, an
+encoder-decoder its target (what was given, else its own greedy answer), and a classifier the class that is asked for,
+else the one that the whole model gives. Special tokens that every text has are never predicted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of, special_ids
 
 ROW_TOKENS = 512
-"""Tokens in a batch of rows, padding included; with a head, whose logits are broad, half as many."""
+"""Tokens in a batch of rows, padding included; half as many for a model with a head, as it computes logits too."""
 
 Numbers = NDArray[np.int64]
 
@@ -44,7 +44,8 @@ class Row:
         target: The tokens that the decoder of an encoder-decoder reads; None for other models.
         positions: The output tokens at which something is predicted, (prediction,).
         answers: The right token or class of each prediction, (prediction,).
-        number: Its number among the `n_rows` of the text.
+        number: Its number among the rows of the text.
+        n_rows: How many rows the text has.
     """
 
     text: int
@@ -56,12 +57,12 @@ class Row:
     n_rows: int = 1
 
     def __len__(self) -> int:
-        """Return its length in tokens; of two lengths the longer, which decides the cost of a pass."""
+        """Return its length in tokens; of text and target the longer, which decides the cost of a pass."""
         return max(len(self.tokens), len(self.target or ()))
 
     @property
     def n_tokens(self) -> int:
-        """Return how many tokens are read."""
+        """Return how many tokens are read, those of the target among them."""
         return len(self.tokens) + len(self.target or ())
 
 
@@ -70,10 +71,11 @@ class ReadBatch:
     """Hold rows as a model takes them.
 
     Attributes:
+        batch: The tokens.
         texts: The index of the text of each row.
         queries: Which queries are real, (row, query), by kind of attention; hidden states are those of the decoder's.
         rows: The row of each prediction.
-        positions: The token of each prediction.
+        positions: The output token at which each prediction is made.
         answers: The right token or class of each prediction.
     """
 
@@ -85,10 +87,15 @@ class ReadBatch:
     answers: Tensor
 
     def log_probabilities(self, logits: Tensor | None, times: int) -> Tensor | None:
-        """Return log probabilities, (time, prediction, vocabulary), from logits, (time · row, token, vocabulary)."""
+        """Return log probabilities, (time, prediction, vocabulary), in float32 or better; None without logits.
+
+        Args:
+            logits: (time · row, token, vocabulary).
+            times: How often the batch is repeated in them.
+        """
         if logits is None:
             return None
-        # Every repetition of the batch is asked at the same tokens.
+        # Every repetition of the batch has its predictions at the same tokens.
         by_time = logits.view(times, -1, *logits.shape[1:])  # (time, row, token, vocabulary)
         chosen = by_time[:, self.rows, self.positions]
         dtype = torch.promote_types(chosen.dtype, torch.float32)

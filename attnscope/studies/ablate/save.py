@@ -93,8 +93,7 @@ def prune(
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     table = effect.table("heads")
-    columns = [table[name].tolist() for name in ("kind", "layer", "head")]
-    for kind, layer, head in zip(*columns, strict=True):
+    for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
         heads.setdefault((kind, layer), []).append(head)
     if model.head_slices is None:
         raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
@@ -160,6 +159,7 @@ def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def _zero(tensor: Tensor, part: Slice) -> None:
+    """Set a part of a weight to zero, in place."""
     tensor.index_fill_(part.axis, torch.tensor(part.indices), 0)
 
 

@@ -1,4 +1,7 @@
-"""Measure what changes in a model without each head. Forward passes are left to `measurers`."""
+"""Measure what changes in a model without each head: `attnscope ablate` and `attnscope.ablate`.
+
+Forward passes are left to `measurers`. `studies.heads` ablates heads too, to check roles, and `save` writes a model.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +18,7 @@ from attnscope.corpus import Corpus, CorpusText
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Loss, Model
-from attnscope.questions.ablate import AblateOptions, Ablation, quantity_column
+from attnscope.questions.ablate import AblateOptions, Ablation, Mode, quantity_column
 from attnscope.results.table import HEADS, Estimate, Table
 from attnscope.studies.ablate.measurers import (
     DONORS,
@@ -41,7 +44,7 @@ from attnscope.studies.workers import Workers
 Floats = NDArray[np.float64]
 
 LOWEST = (0.0, -np.inf, 0.0)
-"""How low intervals of `QUANTITIES` reach: a loss may fall, norms and divergences cannot."""
+"""How low the intervals of `QUANTITIES` reach: a loss may fall, norms and divergences are never below 0."""
 
 
 @with_plain_torch
@@ -89,7 +92,7 @@ def ablate(
         answer=options.answer,
     )
     passes = Passes(reader, texts_of(corpus, model), workers)
-    # The outputs of heads on the first text tell their shapes; on several they are donors.
+    # The outputs of heads on the first text tell their shapes; those of several texts are donors.
     is_resampled = "resample" in options.modes
     n_outputs = DONORS + 1 if is_resampled else 1
     outputs = list(islice(outputs_of(passes), n_outputs))
@@ -99,53 +102,37 @@ def ablate(
         raise AttnscopeError("resample ablation needs outputs of other texts", "give several texts")
     shapes = shapes_of(outputs)
     heads = _choose_heads(model, options, shapes)
-
-    # Every head alone, and if heads are picked all of them together, in every mode.
+    # Every head alone, and if heads are picked all of them together.
     sets: list[tuple[Head, ...]] = [(head,) for head in heads]
     if options.choice.pick is not None and len(heads) > 1:
         sets.append(tuple(heads))
-    cuts: list[Cut] = []
-    for mode in options.modes:
-        donor_numbers = range(DONORS) if mode == "resample" else [-1]
-        for donor in donor_numbers:
-            cuts += [Cut(each, mode, donor) for each in sets]
+    cuts = _list_cuts(sets, options.modes)
 
     # Go over the texts: for means if they are needed, then for all cuts.
     is_mean = "mean" in options.modes
     n_passes = is_mean + bool(cuts) + options.importance
     reports = iter([scale_report(report, number, n_passes) for number in range(n_passes)])
-    donors = outputs if is_resampled else []
-    stand_ins = StandIns(donors=donors)
-    before: Run[TextPart] | None = None
+    stand_ins = StandIns(donors=outputs if is_resampled else [])
+    of_means: Run[TextPart] | None = None
     if is_mean:
-        before, means = measure_means(passes, shapes, next(reports))
-        stand_ins = StandIns(means, donors)
+        of_means, means = measure_means(passes, shapes, next(reports))
+        stand_ins = stand_ins._replace(means=means)
     # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
-    result = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
-    done = result.done
-    done.left_out.require_some_left(done.n_texts, model.info)
+    going = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
+    going.done.left_out.require_some_left(going.done.n_texts, model.info)
     # What is amiss with the pass for means is told once.
-    if before is not None:
-        result.notes += [note for note in before.notes if note not in result.notes]
-        result.lost += [problem for problem in before.lost if problem not in result.lost]
+    if of_means is not None:
+        going.notes += [note for note in of_means.notes if note not in going.notes]
+        going.lost += [problem for problem in of_means.lost if problem not in going.lost]
 
     # The tables, and what the result says of itself.
-    table, together = _effects(done, options.modes, loss, heads, len(sets))
-    whole = []
-    if loss:
-        whole.append({"quantity": "loss", "value": _estimate(_parts(done.whole, 0.0))})
-    tables = {
-        "heads": table,
-        "whole": Table.of(Ablation.TABLES["whole"], whole),
-    }
-    if len(sets) > len(heads):
-        tables["together"] = Table.of(Ablation.TABLES["together"], together)
-    about = result.about(model.info, _notes(model, options))
-    about |= {"seed": options.seed, "kinds": list(model.info.kinds)}
-    facts = result.corpus(passes.texts, model.info)
-    facts["n_predictions"] = int(done.whole.total("c"))
+    tables = _tables(going.done, options.modes, loss, heads, sets)
+    run = going.about(model.info, _notes(model, options))
+    run |= {"seed": options.seed, "kinds": list(model.info.kinds)}
+    facts = going.corpus(passes.texts, model.info)
+    facts["n_predictions"] = int(going.done.whole.total("c"))
     del facts["n_chunked"]  # chunks are not counted here
-    ablation = Ablation(about, facts, _describe(options, loss, table), tables)
+    ablation = Ablation(run, facts, _describe(options, loss, tables["heads"]), tables)
     if not options.importance:
         return ablation
     # A failure loses nothing of the effects.
@@ -154,7 +141,7 @@ def ablate(
 
 
 def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
-    """Refuse heads that there are not, and importances of a model without a loss or without gradients."""
+    """Refuse heads that the model does not have, and importances without a loss or gradients."""
     options.choice.within(model.info)
     if options.kind is not None:
         model.info.choose_kind(options.kind)
@@ -180,10 +167,12 @@ def _choose_heads(model: Model, options: AblateOptions, shapes: Shapes) -> list[
     # Single heads that were named, or all of the chosen layers with the chosen numbers.
     places = chosen.picked or set(product(chosen.layers, chosen.heads))
     heads = []
-    for head in _every_head(shapes):
-        if options.kind in (None, head[0]) and head[1:] in places:
-            heads.append(head)
-    if len(heads) < len(chosen.picked or [0]):
+    for kind, layer, number in _every_head(shapes):
+        if options.kind in (None, kind) and (layer, number) in places:
+            heads.append((kind, layer, number))
+    # Every head that was named must be there, and without names at least one.
+    n_least = 1 if chosen.picked is None else len(chosen.picked)
+    if len(heads) < n_least:
         raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
     return sorted(heads, key=lambda head: (kinds.index(head[0]), *head[1:]))
 
@@ -194,6 +183,16 @@ def _every_head(shapes: Shapes) -> list[Head]:
     for place, (n_heads, _) in shapes.items():
         heads += [(*place, head) for head in range(n_heads)]
     return heads
+
+
+def _list_cuts(sets: Sequence[tuple[Head, ...]], modes: Sequence[Mode]) -> list[Cut]:
+    """Return the cuts of all sets of heads, in the order of mode, donor and set."""
+    cuts: list[Cut] = []
+    for mode in modes:
+        donors = range(DONORS) if mode == "resample" else [-1]
+        for donor in donors:
+            cuts += [Cut(heads, mode, donor) for heads in sets]
+    return cuts
 
 
 def _add_importance(
@@ -216,14 +215,14 @@ def _add_importance(
 # From sums to columns
 
 
-def _effects(
+def _tables(
     done: TextPart,
     modes: Sequence[str],
     loss: Loss | None,
     heads: Sequence[Head],
-    n_sets: int,
-) -> tuple[Table, list[dict[str, Any]]]:
-    """Return the table of heads, and the rows of the effects of the last set of heads, which are all of them."""
+    sets: Sequence[tuple[Head, ...]],
+) -> dict[str, Table]:
+    """Return the tables of effects: of each head, of the whole model, and of all heads together if that is a set."""
     kinds, layers, numbers = zip(*heads, strict=True)
     table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
     parts = _parts(done.sums)  # (cut, quantity, 4)
@@ -231,8 +230,8 @@ def _effects(
     for mode in modes:
         n_donors = DONORS if mode == "resample" else 1
         # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
-        of_mode, parts = np.split(parts, [n_donors * n_sets])
-        by_donor = of_mode.reshape(n_donors, n_sets, len(QUANTITIES), 4)
+        of_mode, parts = np.split(parts, [n_donors * len(sets)])
+        by_donor = of_mode.reshape(n_donors, len(sets), len(QUANTITIES), 4)
         effects = by_donor.mean(0)
         effects[..., 1] = np.maximum(effects[..., 1], LOWEST)
         for number, quantity in enumerate(QUANTITIES if loss else QUANTITIES[:1]):
@@ -242,24 +241,34 @@ def _effects(
             if mode == "resample" and quantity != "kl":
                 spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
                 table = table.with_column(quantity_column(f"{name}_spread"), spread)
-    return table, together
+    whole = []
+    if loss:
+        whole.append({"quantity": "loss", "value": _estimate(_parts(done.whole, 0.0))})
+    tables = {
+        "heads": table,
+        "whole": Table.of(Ablation.TABLES["whole"], whole),
+    }
+    # The last set is all heads.
+    if len(sets) > len(heads):
+        tables["together"] = Table.of(Ablation.TABLES["together"], together)
+    return tables
 
 
 def _parts(sums: RunningSums, lowest: float = -np.inf) -> Floats:
-    """Return values, the ends of their intervals, none of them below the lowest, and counts, (..., 4)."""
+    """Return values, the low and high ends of their intervals, and counts, (..., 4); no low end is below `lowest`."""
     low, high = sums.interval()
     low = np.maximum(low, lowest)
     return np.stack([sums.ratio(), low, high, sums.total("c")], -1)
 
 
 def _estimate(parts: Floats) -> Estimate:
-    """Return a value of a quantity with its interval, (4,)."""
+    """Return one of `_parts`, (4,), as a cell of a table."""
     value, low, high, count = parts
     return Estimate(value, low, high, count=count)
 
 
 def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
-    """Return a table of heads with a further quantity, (head, 4)."""
+    """Return a table of heads with a further quantity, `_parts` of each head, (head, 4)."""
     value, low, high, count = parts.T
     return heads.with_column(
         quantity_column(name),
@@ -286,6 +295,7 @@ def _notes(model: Model, options: AblateOptions) -> list[str]:
 
 
 def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:
+    """Return the options as the result says them, with what the loss is of and how far modes agree."""
     class_name = f"the class {options.answer or 'that the whole model gives'}"
     predictions: dict[Loss | None, str] = {
         "causal": "each next token",
