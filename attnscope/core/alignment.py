@@ -9,22 +9,27 @@ of the end as well; dynamic time warping: Sakoe & Chiba 1978.
 """
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
 MEDIAN_FRAMES = 7
-"""Width of the running median, in frames; at most half as many frames are not smoothed."""
+"""Width of the running median, in frames; recordings of half as many frames or fewer are not smoothed."""
 
 
-def align_tokens(weights: NDArray[np.floating]) -> NDArray[np.int64]:
+def align_tokens(weights: NDArray[np.floating]) -> Integers:
     """Return the frame at which the path comes to each token, (token,), never falling; the first is 0.
 
     `weights` are attention weights, (head, token, frame), 0 to 1.
     """
-    frames: NDArray[np.int64] = cheapest_paths(-level_weights(weights).mean(0)[None])[0]
+    mean = level_weights(weights).mean(0)
+    frames: Integers = cheapest_paths(-mean[None])[0]
     return frames
 
 
-def level_weights(weights: NDArray[np.floating]) -> NDArray[np.float64]:
+def level_weights(weights: NDArray[np.floating]) -> Floats:
     """Return each head's weights, standardised over tokens and smoothed over frames.
 
     Args:
@@ -38,23 +43,21 @@ def level_weights(weights: NDArray[np.floating]) -> NDArray[np.float64]:
     values = weights.astype(np.float64)
     total = values.sum(2, keepdims=True)
     np.divide(values, total, out=values, where=total > 0)
-    # Standard deviations from the mean over tokens, frame by frame.
-    spread = values.std(1, keepdims=True)
-    # A frame that all tokens attend to alike says nothing of where they are.
-    level: NDArray[np.float64] = np.divide(
-        values - values.mean(1, keepdims=True), spread, out=np.zeros_like(values), where=spread > 0
-    )
+    # Standard deviations from the mean over tokens, frame by frame. A frame that all tokens attend to alike says
+    # nothing of where they are: it is 0.
+    distances = values - values.mean(1, keepdims=True)
+    deviation = values.std(1, keepdims=True)
+    level = np.zeros_like(values)
+    np.divide(distances, deviation, out=level, where=deviation > 0)
     # Running median over frames; both ends are mirrored.
     half = MEDIAN_FRAMES // 2
     if values.shape[2] > half:
         padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
-        level = np.median(
-            np.lib.stride_tricks.sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1
-        )
+        level = np.median(sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1)
     return level
 
 
-def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:
+def cheapest_paths(costs: Floats) -> Integers:
     """Return the frame at which the cheapest path through each map of costs comes to each token.
 
     A path goes from the first token and frame to the last of both, and never back. The maps are gone through together,
@@ -68,40 +71,44 @@ def cheapest_paths(costs: NDArray[np.float64]) -> NDArray[np.int64]:
     """
     n_paths, n_tokens, n_frames = costs.shape
     n_diagonals = n_tokens + n_frames - 1
-    token = np.arange(n_tokens)
 
-    # Cells by diagonal and token, (diagonal, path, token): of those beyond the map nothing is read.
-    frame = np.arange(n_diagonals)[:, None] - token
-    is_inside = (frame >= 0) & (frame < n_frames)
-    skewed = costs[:, token, np.where(is_inside, frame, 0)].swapaxes(0, 1)
+    # Cells by diagonal and token, (diagonal, path, token); those beyond the map cost infinitely much.
+    tokens = np.arange(n_tokens)
+    frames = np.arange(n_diagonals)[:, None] - tokens
+    is_inside = (frames >= 0) & (frames < n_frames)
+    cell_costs = costs[:, tokens, np.where(is_inside, frames, 0)].swapaxes(0, 1)
+    cell_costs = np.where(is_inside[:, None], cell_costs, np.inf)
 
     # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
-    steps = np.zeros((n_diagonals, n_paths, n_tokens), np.int8)
-    # One more at the front, before the first token.
-    before_last = np.full((n_paths, n_tokens + 1), np.inf)
-    last = before_last.copy()
+    steps = np.full(cell_costs.shape, 2, np.int8)
+    # Costs of the cheapest paths to the cells of the last two diagonals, (path, 1 + token). Before the first token
+    # stands a cell that no path has: from it, at no cost, all paths start.
+    last = np.full((n_paths, n_tokens + 1), np.inf)
+    before_last = last.copy()
+    before_last[:, 0] = 0.0
     for diagonal in range(n_diagonals):
-        both, down, along = before_last[:, :-1], last[:, :-1], last[:, 1:]
-        step = np.where(
-            (both < down) & (both < along), 0, np.where((down < both) & (down < along), 1, 2)
-        )
-        before = np.choose(step, (both, down, along)) if diagonal else np.zeros((n_paths, n_tokens))
-        here = np.full((n_paths, n_tokens + 1), np.inf)
-        here[:, 1:] = np.where(is_inside[diagonal], skewed[diagonal] + before, np.inf)
-        steps[diagonal] = step
-        before_last, last = last, here
+        from_both = before_last[:, :-1]
+        from_token = last[:, :-1]
+        from_frame = last[:, 1:]
+        # Of equally cheap steps the last one is taken, as Whisper does.
+        step = steps[diagonal]
+        step[(from_both < from_token) & (from_both < from_frame)] = 0
+        step[(from_token < from_both) & (from_token < from_frame)] = 1
+        path_costs = np.full_like(last, np.inf)
+        path_costs[:, 1:] = cell_costs[diagonal] + np.choose(step, (from_both, from_token, from_frame))
+        before_last = last
+        last = path_costs
 
-    # Back from the last cell, all paths at once.
-    frames = np.zeros((n_paths, n_tokens), np.int64)
+    # Back from the last cell, all paths at once; those that have come to the first cell stay there.
+    arrivals = np.zeros((n_paths, n_tokens), np.int64)
     path = np.arange(n_paths)
-    at_token = np.full(n_paths, n_tokens - 1)
-    at_frame = np.full(n_paths, n_frames - 1)
+    token = np.full(n_paths, n_tokens - 1)
+    frame = np.full(n_paths, n_frames - 1)
     for _ in range(n_diagonals):
-        frames[path, at_token] = at_frame
-        step = steps[at_token + at_frame, path, at_token]
-        step = np.where(at_token == 0, 2, np.where(at_frame == 0, 1, step))
-        is_first = (at_token == 0) & (at_frame == 0)
-        at_token = at_token - (~is_first & (step != 2))
-        at_frame = at_frame - (~is_first & (step != 1))
-    frames[:, 0] = 0
-    return frames
+        arrivals[path, token] = frame
+        step = steps[token + frame, path, token]
+        step[frame == 0] = 1
+        step[token == 0] = 2
+        token = np.maximum(token - (step != 2), 0)
+        frame = np.maximum(frame - (step != 1), 0)
+    return arrivals

@@ -19,16 +19,19 @@ NumPy and SciPy only. Knows no heads, no measures and no sums: those are in `cor
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr, stdtrit
 
 Floats = NDArray[np.float64]
+
+Numbers = Floats | NDArray[np.bool_] | float
+"""One value for all quantities, or an array that broadcasts to them."""
 
 END = 0.025
 """The probability with which each end of a 95% interval may miss."""
 
 RARELY = 0.1
-"""The same of an end that assumes the worst of unseen texts in every respect.
+"""The probability with which an end may miss that assumes the worst of unseen texts in every respect.
 
 That is in their number, their weight and their value at once. With END, such ends are twice as far away as real texts
 need (docs/evidence.md); with RARELY they hold in 90% of samples even if the worst is true."""
@@ -41,13 +44,13 @@ MOST_UNSEEN = 0.6
 texts that are all alike leave 0.54."""
 
 WIDEST = 1.0
-"""An interval of a predicted share that is wider than this tells nothing, and is none."""
+"""A wider interval of a predicted share tells nothing: it is returned as NaN."""
 
-FEWEST = 2.0
+FEWEST_EFFECTIVE_TEXTS = 2.0
 """With fewer effective texts a predicted share has no interval."""
 
 LARGEST_LOSS = 1.5
-"""The largest loss, as a part of uniform attention's, that a description may have in texts of an unseen kind.
+"""The largest loss that a description may have in texts of an unseen kind, in units of uniform attention's loss.
 
 In one text of ten of SmolLM2's, a line that was fitted on other texts loses more than 1.2 times what uniform attention
 loses. So the value of uniform attention, 1, would be no bound."""
@@ -55,9 +58,12 @@ loses. So the value of uniform attention, 1, would be no bound."""
 _FEWEST_DEGREES = 0.1
 """Fewer degrees of freedom have no quantile: there t is 2e12 at 95%, and further down scipy's stdtrit goes wrong."""
 
+_EVENTS = (1e-6, 1e12)
+"""The fewest and most events that `skewed_interval` reckons with, so that its powers and roots stay finite."""
+
 
 class Sample(NamedTuple):
-    """The numbers that intervals need of sums over texts, arrays of one shape.
+    """The numbers that intervals need of sums s and counts c over texts, arrays of one shape.
 
     Attributes:
         ratio: r = Σs / Σc; NaN if Σc is 0.
@@ -87,16 +93,16 @@ def mean_interval(sample: Sample) -> tuple[Floats, Floats]:
     return sample.ratio - half, sample.ratio + half
 
 
-def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
+def mean_p_above(sample: Sample, threshold: Numbers) -> Floats:
     """Return the one-sided p-value against H0: the mean is at most the threshold, broadcast to the sample's shape.
 
     P(T >= (r - threshold) / se): p < 2.5% exactly where `mean_interval` lies above the threshold. 0 or 1 if se is 0.
     NaN without an error, or if the threshold is NaN.
     """
     # t = (r - threshold) / se, infinite where se is 0; NaN stays.
-    above = sample.ratio - np.asarray(threshold, np.float64)
-    certain = np.where(above > 0, np.inf, -np.inf) + above
-    t = np.divide(above, sample.error, out=certain, where=sample.error != 0)
+    distance = sample.ratio - threshold
+    t_without_error = np.where(distance > 0, np.inf, -np.inf) + distance
+    t = np.divide(distance, sample.error, out=t_without_error, where=sample.error != 0)
     # Not 1 - stdtr(t): that loses all digits of a small p.
     p: Floats = stdtr(sample.degrees, -t)
     return p
@@ -105,7 +111,7 @@ def mean_p_above(sample: Sample, threshold: ArrayLike) -> Floats:
 # Shares ---------------------------------------------------------------------------------------------------------
 
 
-def share_interval(sample: Sample, **how: ArrayLike) -> tuple[Floats, Floats]:
+def share_interval(sample: Sample, **options: Numbers) -> tuple[Floats, Floats]:
     """Return the ends of the 95% interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
 
     r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1 and
@@ -123,59 +129,63 @@ def share_interval(sample: Sample, **how: ArrayLike) -> tuple[Floats, Floats]:
     more. Texts that are all or nothing are harder: 74% at worst (docs/evidence.md).
 
     Args:
-        sample: What is known of the sums.
-        how: `hits`, `unseen`, `dependence` and `units` of `_share`.
+        sample: The sums over texts.
+        options: `hits`, `unseen`, `dependence` and `units` of `_share`.
     """
-    part = _share(sample, **how)
+    share = _share(sample, **options)
+    r = share.r
 
     # The score interval, with the share moved by the continuity correction: (x - θ)² = a θ(1 - θ).
-    a = _student(sample) ** 2 / part.n
-    low = _score_end(np.maximum(part.r - part.correction, 0), a, -1)
-    high = _score_end(np.minimum(part.r + part.correction, 1), a, 1)
+    a = _student(sample) ** 2 / share.n
+    low = _score_end(np.maximum(r - share.correction, 0), a, -1)
+    high = _score_end(np.minimum(r + share.correction, 1), a, 1)
 
-    # What was never seen.
-    with np.errstate(under="ignore"):  # of next to no units nothing is seen
-        seen = END ** (1 / part.n_unseen)
-    low = np.minimum(low, part.r * seen)
-    high = np.maximum(high, 1 - (1 - part.r) * seen)
+    # Units that were never seen. Of next to no units the power is 0.
+    with np.errstate(under="ignore"):
+        seen = END ** (1 / share.n_unseen)
+    low = np.minimum(low, r * seen)
+    high = np.maximum(high, 1 - (1 - r) * seen)
 
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
 
-def share_p_above(sample: Sample, threshold: ArrayLike, **how: ArrayLike) -> Floats:
+def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Floats:
     """Return the one-sided p-value against H0: the share is at most the threshold, broadcast to the sample's shape.
 
-    The test that `share_interval` is the inversion of, with the same arguments: p < 2.5% exactly where the interval
-    lies above the threshold θ. The larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and
-    (θ/r)^N, at most 0.5; for θ above r likewise, counted from the other side. NaN without an error, or if the threshold
-    is NaN.
+    `share_interval` is the inversion of this test, with the same arguments: p < 2.5% exactly where the interval lies
+    above the threshold θ. For θ below r, p is the larger one of P(T >= (r - θ - 1/2n) / sqrt(θ(1 - θ)/n)) and
+    (θ/r)^N, at most 0.5. For θ above r it is 1 less the same of 1 - r and 1 - θ. NaN without an error, or if the
+    threshold is NaN.
     """
     # The share, and the threshold within 0 to 1.
-    part = _share(sample, **how)
-    limit = np.broadcast_to(np.asarray(threshold, np.float64), sample.ratio.shape)
-    inside = np.clip(limit, 0, 1)
-    distance = np.abs(part.r - inside)
-    # t of the score test; and (θ / r)^N, the chance that units at the other end stay unseen.
+    share = _share(sample, **options)
+    r = share.r
+    theta = np.clip(threshold, 0, 1)
+    is_below = theta < r
+    distance = np.abs(r - theta)
     with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
-        t = np.maximum(distance - part.correction, 0) / np.sqrt(inside * (1 - inside) / part.n)
-        t = np.where(distance > part.correction, t, 0)
-        away = np.where(inside < part.r, inside / part.r, (1 - inside) / (1 - part.r)) ** part.n_unseen
-    p = np.minimum(np.maximum(stdtr(sample.degrees, -t), away), 0.5)  # beyond lies the other side
-    p = np.where(inside < part.r, p, 1 - p)
-    p = np.where(limit < 0, 0.0, np.where(limit >= 1, 1.0, p))
-    is_defined = ~(np.isnan(sample.error) | np.isnan(limit))
-    return np.where(is_defined, p, np.nan)
+        # t of the score test.
+        t = np.maximum(distance - share.correction, 0) / np.sqrt(theta * (1 - theta) / share.n)
+        t = np.where(distance > share.correction, t, 0)
+        # (θ / r)^N, the chance that units at the other end stay unseen.
+        part_seen = np.where(is_below, theta / r, (1 - theta) / (1 - r))
+        p_unseen = part_seen**share.n_unseen
+    # A p above 0.5 would belong to the other side.
+    p = np.minimum(np.maximum(stdtr(sample.degrees, -t), p_unseen), 0.5)
+    p = np.where(is_below, p, 1 - p)
+    # A share is above any threshold below 0, and above none from 1 on.
+    p = np.where(np.less(threshold, 0), 0.0, p)
+    p = np.where(np.greater_equal(threshold, 1), 1.0, p)
+    return np.where(np.isnan(sample.error + threshold), np.nan, p)
 
 
-def independent_units(
-    sample: Sample, dependence: ArrayLike = DEPENDENCE, units: ArrayLike = 1.0
-) -> Floats:
+def independent_units(sample: Sample, dependence: Numbers = DEPENDENCE, units: Numbers = 1.0) -> Floats:
     """Return the effective number of independent units, by which unseen texts are bounded; NaN without a text.
 
     N = 1 / (ρ/m + (1 - ρ)/Σc) for m effective texts of Σc units (Kish 1965, section 5.4).
 
     Args:
-        sample: What is known of the sums.
+        sample: The sums over texts.
         dependence: The intraclass correlation ρ of the units of a text, 0 to 1; at 1 texts are the units. Texts that
             are alike cannot tell it.
         units: How many units a count of 1 stands for, if s and c of a text were divided by its length: the harmonic
@@ -183,17 +193,22 @@ def independent_units(
             quantity that is defined for the same share of each text.
     """
     # 1 / N mixes texts (dependence 1) and single units (dependence 0).
-    total = sample.total * np.asarray(units, np.float64)
-    has_text = total > 0
-    rho = np.broadcast_to(np.asarray(dependence, np.float64), sample.ratio.shape)
-    n_units: Floats = 1 / (
-        rho / np.where(has_text, sample.n_texts, np.nan) + (1 - rho) / np.where(has_text, total, np.nan)
-    )
+    total = sample.total * units
+    n_texts = np.where(total > 0, sample.n_texts, np.nan)
+    total = np.where(total > 0, total, np.nan)
+    n_units: Floats = 1 / (dependence / n_texts + (1 - dependence) / total)
     return n_units
 
 
 class _Share(NamedTuple):
-    """A share, its continuity correction, and how many independent units it stands for: by its error, and unseen."""
+    """A share, and how many independent units it stands for.
+
+    Attributes:
+        r: The share, 0 to 1.
+        n: How many independent units would give its standard error; infinite where the error is unknown.
+        correction: The continuity correction, 1 / 2n.
+        n_unseen: The `independent_units` by which unseen texts are bounded; infinite = they are not.
+    """
 
     r: Floats
     n: Floats
@@ -203,15 +218,15 @@ class _Share(NamedTuple):
 
 def _share(
     sample: Sample,
-    hits: ArrayLike = False,
-    unseen: ArrayLike = True,
-    dependence: ArrayLike = DEPENDENCE,
-    units: ArrayLike = 1.0,
+    hits: Numbers = False,
+    unseen: Numbers = True,
+    dependence: Numbers = DEPENDENCE,
+    units: Numbers = 1.0,
 ) -> _Share:
-    """Return a share, whose tests and intervals have these arguments. They are broadcast to the sample's shape.
+    """Return a share as its interval and its test need it. All arguments are broadcast to the sample's shape.
 
     Args:
-        sample: What is known of the sums.
+        sample: The sums over texts.
         hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
             least r(1 - r) / Σc.
         unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
@@ -221,16 +236,13 @@ def _share(
     """
     r = np.clip(sample.ratio, 0, 1)
     binomial = r * (1 - r)
-    total = sample.total * np.asarray(units)
+    total = sample.total * units
     with np.errstate(divide="ignore", invalid="ignore"):
-        least = np.where(
-            np.broadcast_to(hits, r.shape), binomial / np.where(total > 0, total, np.nan), 0
-        )
+        # Of hits the squared error is at least that of independent units.
+        least = np.where(hits, binomial / np.where(total > 0, total, np.nan), 0)
         # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
         n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least), np.inf)
-    n_unseen = np.where(
-        np.broadcast_to(unseen, r.shape), independent_units(sample, dependence, units), np.inf
-    )
+    n_unseen = np.where(unseen, independent_units(sample, dependence, units), np.inf)
     return _Share(r, n, 0.5 / n, n_unseen)
 
 
@@ -252,7 +264,7 @@ def _student(sample: Sample) -> Floats:
 
 
 def skewed_interval(
-    ratio: ArrayLike, half: ArrayLike, unseen: ArrayLike, highest: ArrayLike
+    ratio: Floats, half: Floats, unseen: Floats, highest: Numbers
 ) -> tuple[Floats, Floats]:
     """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if a few texts may carry Σs.
 
@@ -282,22 +294,22 @@ def skewed_interval(
     Returns:
         The low end (at least 0) and the high end; NaN if `half` is NaN.
     """
-    r, half = np.asarray(ratio, np.float64), np.asarray(half, np.float64)
     z = float(ndtri(1 - END))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-        # The texts that were seen.
-        k = np.clip(np.where(r > 0, (z * r / half) ** 2, 1.0), 1e-6, 1e12)
-        k = np.where(np.isnan(half), np.nan, k)
+        # The texts that were seen: both ends as parts of r.
+        k = np.where(ratio > 0, (z * ratio / half) ** 2, 1.0)
+        k = np.where(np.isnan(half), np.nan, np.clip(k, *_EVENTS))
         byar = np.maximum(1 - 1 / (9 * k) - z / (3 * np.sqrt(k)), 0.0) ** 3
-        fewer = np.where(k < 1, END ** (1 / k), byar)
-        more = (1 + 1 / k) * (1 - 1 / (9 * (k + 1)) + z / (3 * np.sqrt(k + 1))) ** 3
+        low_part = np.where(k < 1, END ** (1 / k), byar)
+        next_k = k + 1
+        high_part = next_k / k * (1 - 1 / (9 * next_k) + z / (3 * np.sqrt(next_k))) ** 3
         # The texts that were not seen.
-        low = r * np.exp(-np.hypot(np.log(fewer), np.log1p(-np.asarray(unseen))))
-        high = allow_for_unseen(r, low, r * more, unseen, r, highest)[1]
+        low = ratio * np.exp(-np.hypot(np.log(low_part), np.log1p(-unseen)))
+        _, high = allow_for_unseen(ratio, low, ratio * high_part, unseen, ratio, highest)
     return low, high
 
 
-def predicted_interval(loss: Sample, mass: ArrayLike, n_texts: int) -> tuple[Floats, Floats]:
+def predicted_interval(loss: Sample, mass: Numbers, n_texts: int) -> tuple[Floats, Floats]:
     """Return the 95% interval of a predicted share, 1 - L, L = Σ loss / Σ nats over held-out texts.
 
     Both sums count only the attention outside sinks (`mass`). A head that mostly rests leaves little there, and a text
@@ -310,33 +322,36 @@ def predicted_interval(loss: Sample, mass: ArrayLike, n_texts: int) -> tuple[Flo
         n_texts: How many texts there are.
 
     Returns:
-        The low and the high end, at most 1. NaN where these texts cannot tell: there are fewer than FEWEST
-        effective texts, unseen ones could have more than MOST_UNSEEN of the weight, or the interval would be wider
-        than WIDEST.
+        The low and the high end, at most 1. NaN where these texts cannot tell: there are fewer than
+        FEWEST_EFFECTIVE_TEXTS, unseen ones could have more than MOST_UNSEEN of the weight, or the interval would be
+        wider than WIDEST.
     """
-    # L with its interval. The predicted share is 1 - L, so the ends change places.
-    low_loss, high_loss = mean_interval(loss)
+    # The interval of the loss L.
+    half = _student(loss) * loss.error
     weight = weight_of_unseen(unseen_share(max(n_texts, 1), RARELY), mass)
-    least, most = skewed_interval(loss.ratio, (high_loss - low_loss) / 2, weight, LARGEST_LOSS)
-    tells = (loss.n_texts >= FEWEST) & (weight <= MOST_UNSEEN) & (most - least <= WIDEST)
-    return np.where(tells, 1 - most, np.nan), np.where(tells, 1 - least, np.nan)
+    low_loss, high_loss = skewed_interval(loss.ratio, half, weight, LARGEST_LOSS)
+    can_tell = loss.n_texts >= FEWEST_EFFECTIVE_TEXTS
+    can_tell &= weight <= MOST_UNSEEN
+    can_tell &= high_loss - low_loss <= WIDEST
+    # The predicted share is 1 - L, so the ends change places.
+    return np.where(can_tell, 1 - high_loss, np.nan), np.where(can_tell, 1 - low_loss, np.nan)
 
 
 # Texts of an unseen kind ----------------------------------------------------------------------------------------
 
 
-def unseen_share(n_texts: ArrayLike, missed: float = END) -> Floats:
+def unseen_share(n_texts: Numbers, missed: float = END) -> Floats:
     """Return the largest share u, 0 to 1, of all texts that may be of a kind which n independent texts do not show.
 
-    u solves (1 - u)^n = `missed`, the probability with which an end of an interval may miss. `n_texts` is at least 1,
-    and may be an effective number.
+    u solves (1 - u)^n = `missed`, the probability with which an end of an interval may miss. `n_texts` may be an
+    effective number; at 0 every kind is unseen, and u is 1.
     """
-    with np.errstate(divide="ignore", under="ignore"):  # of no texts at all every kind is unseen
-        share: Floats = 1 - missed ** (1 / np.asarray(n_texts, np.float64))
+    with np.errstate(divide="ignore", under="ignore"):
+        share: Floats = 1 - missed ** np.divide(1, n_texts)
     return share
 
 
-def weight_of_unseen(share: ArrayLike, typical: ArrayLike) -> Floats:
+def weight_of_unseen(share: Floats, typical: Numbers) -> Floats:
     """Return the share of Σc that unseen texts hold, if they are a share u of all texts and count as much as possible.
 
     w = u / (u + (1 - u) f): a text that was seen counts on average f of the most that a text can count.
@@ -345,62 +360,66 @@ def weight_of_unseen(share: ArrayLike, typical: ArrayLike) -> Floats:
         share: u, as of `unseen_share`.
         typical: f, 0 to 1. At 1 unseen texts weigh as much as others: w = u.
     """
-    u = np.asarray(share, np.float64)
-    f = np.clip(np.asarray(typical, np.float64), 0.0, 1.0)
+    f = np.clip(typical, 0.0, 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        weight: Floats = u / (u + (1 - u) * f)
+        weight: Floats = share / (share + (1 - share) * f)
     return weight
 
 
 def allow_for_unseen(
-    ratio: ArrayLike,
-    low: ArrayLike,
-    high: ArrayLike,
-    unseen: ArrayLike,
-    lowest: ArrayLike,
-    highest: ArrayLike,
+    ratio: Floats,
+    low: Floats,
+    high: Floats,
+    unseen: Floats,
+    lowest: Numbers,
+    highest: Numbers,
 ) -> tuple[Floats, Floats]:
-    """Return an interval that also allows for texts of an unseen kind.
+    """Return the ends of an interval that also allows for texts of an unseen kind.
 
-    If they hold a share w of the counts, the ratio is between (1 - w) r + w·lowest and (1 - w) r + w·highest, the least
-    and largest ratio in such texts. This error and that of the ends `low` and `high`, which know of no unseen kind, are
-    independent. So their distances from r are added as squares on each side (MOVER: Zou & Donner 2008, Statistics in
-    Medicine 27). `lowest` is ignored if it is above r, `highest` if it is below.
+    If they hold a share w of the counts, the ratio is between (1 - w) r + w·lowest and (1 - w) r + w·highest. This
+    error and that of the ends `low` and `high`, which know of no unseen kind, are independent. So their distances from
+    r are added as squares on each side (MOVER: Zou & Donner 2008, Statistics in Medicine 27).
 
-    Returns:
-        The low and the high end.
+    Args:
+        ratio: r.
+        low: The low end without unseen texts.
+        high: The high end without them.
+        unseen: w, as of `weight_of_unseen`.
+        lowest: The least ratio in unseen texts; ignored if it is above r.
+        highest: The largest ratio in them; ignored if it is below r.
     """
-    r, w = np.asarray(ratio, np.float64), np.asarray(unseen, np.float64)
-    # Distances from r on each side, added as squares.
-    below = np.hypot(r - np.asarray(low), w * np.maximum(r - np.asarray(lowest), 0.0))
-    above = np.hypot(np.asarray(high) - r, w * np.maximum(np.asarray(highest) - r, 0.0))
-    return r - below, r + above
+    below = np.hypot(ratio - low, unseen * np.maximum(ratio - lowest, 0.0))
+    above = np.hypot(high - ratio, unseen * np.maximum(highest - ratio, 0.0))
+    return ratio - below, ratio + above
 
 
 def allow_share_for_unseen(
-    share: ArrayLike, low: ArrayLike, high: ArrayLike, below: ArrayLike, above: ArrayLike
+    share: Floats,
+    low: Floats,
+    high: Floats,
+    below: Floats,
+    above: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return an interval of a share that also allows for unseen texts: they may be at 0, or at 1.
+    """Return the ends of an interval of a share that also allows for unseen texts: they may be at 0, or at 1.
 
     The wider one of the interval and of (1 - w) r to (1 - w) r + w holds, as in `share_interval`.
 
     Args:
         share: r.
-        low: The low end.
-        high: The high end.
-        below: The share w of the counts that unseen texts may hold which are at 0.
-        above: The same of those which are at 1.
+        low: The low end without unseen texts.
+        high: The high end without them.
+        below: w of unseen texts at 0: the share of the counts that they may hold.
+        above: w of unseen texts at 1.
     """
-    r = np.asarray(share, np.float64)
-    return np.minimum(low, r * (1 - np.asarray(below))), np.maximum(
-        high, 1 - (1 - r) * (1 - np.asarray(above))
-    )
+    least = share * (1 - below)
+    most = 1 - (1 - share) * (1 - above)
+    return np.minimum(low, least), np.maximum(high, most)
 
 
 # Several tests -------------------------------------------------------------------------------------------------
 
 
-def simes(p: ArrayLike) -> Floats:
+def simes(p: Floats) -> Floats:
     """Return one p-value for several tests of one claim: the least n·p_(i) / i of the n p-values in ascending order.
 
     Simes 1986, Biometrika 73. Valid for independent tests and for positively dependent ones, as tests of one head on
@@ -412,17 +431,16 @@ def simes(p: ArrayLike) -> Floats:
     Returns:
         The p-values, without the last axis; NaN if there is no test.
     """
-    # n·p_(i) / i over the tests that there are, (..., test).
-    ascending = np.sort(np.asarray(p, np.float64), axis=-1)  # NaN last
-    n = (~np.isnan(ascending)).sum(-1, keepdims=True)
-    # A test that is not there says nothing against.
-    combined: Floats = np.where(
-        np.isnan(ascending), np.inf, ascending * n / np.arange(1, ascending.shape[-1] + 1)
-    ).min(-1)
-    return np.where(n[..., 0] > 0, combined, np.nan)
+    # n·p_(i) / i over the tests that there are, (..., test); sorting puts NaN last.
+    ascending = np.sort(p, axis=-1)
+    n = np.isfinite(p).sum(-1)
+    rank = np.arange(1, ascending.shape[-1] + 1)
+    # fmin skips NaN, and gives NaN where there is nothing else.
+    combined: Floats = np.fmin.reduce(ascending * n[..., None] / rank, -1)
+    return combined
 
 
-def benjamini_hochberg(p: ArrayLike) -> Floats:
+def benjamini_hochberg(p: Floats) -> Floats:
     """Return q-values: the smallest false discovery rate at which each hypothesis is rejected.
 
     q of the i-th smallest of n p-values is the least n·p_j / j over j >= i (Benjamini & Hochberg 1995; adjusted as in
@@ -439,8 +457,7 @@ def benjamini_hochberg(p: ArrayLike) -> Floats:
     """
     from scipy.stats import false_discovery_control
 
-    p_values = np.asarray(p, np.float64)
-    q = np.full(p_values.shape, np.nan)
-    is_tested = ~np.isnan(p_values)
-    q[is_tested] = false_discovery_control(p_values[is_tested])
+    q = np.full(p.shape, np.nan)
+    is_tested = ~np.isnan(p)
+    q[is_tested] = false_discovery_control(p[is_tested])
     return q

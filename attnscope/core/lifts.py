@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
-from attnscope.core.intervals import skewed_interval, unseen_share
-
-Floats = NDArray[np.float64]
+from attnscope.core.intervals import END, Floats, skewed_interval, unseen_share
 
 
 def offset_masses(
@@ -43,7 +41,8 @@ def offset_masses(
     shifted = padded.flatten(1)[:, : n_queries * n_offsets].view(n_heads, n_queries, n_offsets)
     by_offset = shifted.sum(1)
     # The offset of each column; those beyond the furthest are added to the first and the last column.
-    offsets = n_keys - 1 - torch.arange(n_offsets, device=weights.device) - first
+    last_offset = n_keys - 1 - first
+    offsets = last_offset - torch.arange(n_offsets, device=weights.device)
     columns = offsets.clamp(-furthest - 1, furthest + 1) + furthest + 1
     masses = weights.new_zeros(n_heads, 2 * furthest + 3)
     return masses.index_add_(1, columns, by_offset)
@@ -51,7 +50,8 @@ def offset_masses(
 
 def even_weights(allowed: Bool[Tensor, "query key"]) -> Float[Tensor, "query key"]:
     """Return uniform attention over the keys that each query may attend to, float32; 0 for a query without keys."""
-    return allowed.float() / allowed.sum(-1, keepdim=True).clamp(min=1)
+    n_keys = allowed.sum(-1, keepdim=True)
+    return allowed.float() / n_keys.clamp(min=1)
 
 
 def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "position {n_tokens}"]:
@@ -59,7 +59,8 @@ def members(tokens: Int[Tensor, " position"], n_tokens: int) -> Float[Tensor, "p
 
     The product of weights (query, position) with it sums them by token, faster than adding them one by one.
     """
-    return (tokens[:, None] == torch.arange(n_tokens, device=tokens.device)).float()
+    every_token = torch.arange(n_tokens, device=tokens.device)
+    return (tokens[:, None] == every_token).float()
 
 
 class Lifts(NamedTuple):
@@ -120,11 +121,13 @@ class ItemSums:
         """
         # Items that no query could see say nothing of the head: 0 is added, and no text counted.
         is_seen = even > 0
-        lifts = np.divide(masses, even, out=np.zeros(masses.shape), where=is_seen)
-        means = np.divide(masses, counts, out=np.zeros(masses.shape), where=is_seen)
-        parts = np.stack([lifts, lifts**2, means, counts * is_seen, is_seen])  # (5, head, item)
+        lifts = masses * is_seen / np.where(is_seen, even, 1.0)
+        means = masses * is_seen / np.where(is_seen, counts, 1.0)
+        # (5, head, item) becomes (5, item, head).
+        parts = np.stack([lifts, lifts**2, means, counts * is_seen, is_seen])
         self._sums[:, items, heads] += parts.swapaxes(1, 2)
-        self._most[items, heads] = np.maximum(self._most[items, heads], (most * is_seen).T)
+        largest = (most * is_seen).T
+        self._most[items, heads] = np.maximum(self._most[items, heads], largest)
 
     def lifts(self) -> Lifts:
         """Return the means over texts, with their intervals."""
@@ -132,16 +135,17 @@ class ItemSums:
         with np.errstate(invalid="ignore", divide="ignore"):
             # Mean lift, the variance of that mean, and half of its interval by Student's t, (item, head).
             lift = sums / n_texts
-            variance = np.maximum(squares - n_texts * lift**2, 0.0) / (n_texts - 1) / n_texts
-            quantile = stdtrit(np.maximum(n_texts - 1, 1), 0.975)
-            half = np.where(n_texts > 1, quantile * np.sqrt(variance), np.nan)
+            degrees = n_texts - 1
+            variance = np.maximum(squares - n_texts * lift**2, 0.0) / degrees / n_texts
+            quantile = stdtrit(np.maximum(degrees, 1), 1 - END)
+            half = np.where(degrees > 0, quantile * np.sqrt(variance), np.nan)
             # Both ends allow for texts of a kind that none of these is.
             low, high = skewed_interval(lift, half, unseen_share(n_texts), self._most)
             return Lifts(means / n_texts, lift, low, high, counts, n_texts)
 
 
 class KeptRows(NamedTuple):
-    """The keys that hold most of some rows, those of all queries one after the other.
+    """The keys that hold most of some rows, row after row.
 
     Attributes:
         starts: Where each row's keys begin, and where the last ends, (query + 1,), int64.
@@ -166,11 +170,13 @@ def keep_rows(
         most: How many keys of a row are kept at most.
     """
     # The keys of the largest weights of each row, and these weights, (query, most).
-    keys = np.argsort(-weights, axis=1, kind="stable")[:, :most]
+    keys = np.argsort(-weights, axis=1, kind="stable")[:, :most].astype(np.uint8)
     largest = np.take_along_axis(weights, keys, 1).astype(np.float64)
     codes = np.rint(255 * np.clip(largest, 0, 1)).astype(np.uint8)
     # A key is kept while the larger ones before it hold less than the share, by more than float32 rounds.
     before = np.cumsum(largest, 1) - largest
-    is_kept = (before < share * totals[:, None] - 1e-7) & (codes > 0)
-    starts = np.concatenate([[0], np.cumsum(is_kept.sum(1))])
-    return KeptRows(starts.astype(np.int64), keys[is_kept].astype(np.uint8), codes[is_kept])
+    is_kept = before < share * totals[:, None] - 1e-7
+    is_kept &= codes > 0
+    n_kept = np.cumsum(is_kept.sum(1))
+    starts = np.append(np.int64(0), n_kept)
+    return KeptRows(starts, keys[is_kept], codes[is_kept])

@@ -9,17 +9,23 @@ no heads and no torch.
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from attnscope.core.intervals import Sample, mean_interval, mean_p_above, share_interval, share_p_above
+from attnscope.core.intervals import (
+    Floats,
+    Numbers,
+    Sample,
+    mean_interval,
+    mean_p_above,
+    share_interval,
+    share_p_above,
+)
 
-Floats = NDArray[np.float64]
-
-N_MOMENTS = 6
-_N, _S, _C, _SS, _SC, _CC = range(N_MOMENTS)
+# The places of the six numbers in `RunningSums.moments`.
+_N, _S, _C, _SS, _SC, _CC = range(6)
 
 _ROUNDING = 16 * np.finfo(np.float64).eps
-"""Residuals below this part of their terms are rounding: all texts have the same s / c."""
+"""A sum of squares below this part of its terms is rounding: all texts have the same s / c."""
 
 
 class RunningSums:
@@ -49,7 +55,7 @@ class RunningSums:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.shape = tuple(int(size) for size in shape)
         self.n_texts = 0
-        self.moments = np.zeros((N_MOMENTS, *self.shape))
+        self.moments = np.zeros((6, *self.shape))
 
     def add(self, sums: ArrayLike, counts: ArrayLike) -> None:
         """Add one text, or a batch of texts.
@@ -69,7 +75,7 @@ class RunningSums:
         elif s.shape[1:] != self.shape or s.ndim == 0:
             raise ValueError(f"sums are {self.shape} or (text, *{self.shape}); got {s.shape}")
         c = np.broadcast_to(np.asarray(counts, np.float64), s.shape)
-        if not (np.isfinite(s).all() and np.isfinite(c).all()):
+        if not np.isfinite([s, c]).all():
             raise ValueError("sums and counts are finite; a text gave NaN or infinity")
         if (c < 0).any():
             raise ValueError(f"counts are at least 0; got {c.min()}")
@@ -77,7 +83,7 @@ class RunningSums:
         self.n_texts += len(s)
 
     def merge(self, other: "RunningSums") -> "RunningSums":
-        """Return the sums over the texts of both; neither is changed.
+        """Return the sums over the texts of these and of other sums; neither is changed.
 
         Raises:
             ValueError: The shapes differ.
@@ -88,7 +94,8 @@ class RunningSums:
 
     def __getitem__(self, index: Any) -> "RunningSums":
         """Return some of the quantities, as NumPy's indexing picks them from an array of `shape`."""
-        return self.of_moments(np.stack([moment[index] for moment in self.moments]), self.n_texts)
+        chosen = [moment[index] for moment in self.moments]
+        return self.of_moments(np.stack(chosen), self.n_texts)
 
     @classmethod
     def of_moments(cls, moments: Floats, n_texts: int) -> "RunningSums":
@@ -127,56 +134,66 @@ class RunningSums:
         n, _, sum_c, ss, sc, cc = self.moments
         ratio = self.ratio()
         # Σc², and (Σc)² - Σc², which is 0 where at most one text has a count.
-        squares = cc + _divide(sum_c**2, n, 0.0)
-        apart = sum_c**2 * _divide(n - 1, n, 0.0) - cc
-        apart = np.where(apart > 0, apart, 0.0)
+        square_of_sum = sum_c**2
+        squares = cc + _divide(square_of_sum, n, 0.0)
+        beyond_squares = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
         # Σd² from the moments; less than rounding is 0, so that equal texts have no error.
         r = np.nan_to_num(ratio)
-        residual = ss - 2 * r * sc + r**2 * cc
-        terms = ss + 2 * np.abs(r * sc) + r**2 * cc
-        residual = np.where(residual > _ROUNDING * terms, residual, 0.0)
-        error = np.sqrt(_divide(residual, apart, np.nan))
-        degrees = np.where(apart > 0, _divide(apart, squares, np.nan), np.nan)
-        return Sample(ratio, error, degrees, _divide(sum_c**2, squares, 0.0), sum_c.copy())
+        cross = 2 * r * sc
+        own = ss + r**2 * cc
+        residual = own - cross
+        residual = np.where(residual > _ROUNDING * (own + np.abs(cross)), residual, 0.0)
+        error = np.sqrt(_divide(residual, beyond_squares, np.nan))
+        # m - 1, undefined as the error is.
+        degrees = _divide(beyond_squares, squares, np.nan)
+        degrees = np.where(beyond_squares > 0, degrees, np.nan)
+        effective_texts = _divide(square_of_sum, squares, 0.0)
+        return Sample(ratio, error, degrees, effective_texts, sum_c.copy())
 
     def interval(self) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.mean_interval`."""
         return mean_interval(self.sample())
 
-    def p_above(self, threshold: ArrayLike) -> Floats:
+    def p_above(self, threshold: Numbers) -> Floats:
         """Return the p-values of `core.intervals.mean_p_above`."""
         return mean_p_above(self.sample(), threshold)
 
-    def share_interval(self, **how: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the ends of `core.intervals.share_interval`, which documents the arguments."""
-        return share_interval(self.sample(), **how)
+    def share_interval(self, **options: Numbers) -> tuple[Floats, Floats]:
+        """Return the ends of `core.intervals.share_interval`, which documents the options."""
+        return share_interval(self.sample(), **options)
 
-    def share_p_above(self, threshold: ArrayLike, **how: ArrayLike) -> Floats:
-        """Return the p-values of `core.intervals.share_p_above`, which documents the arguments."""
-        return share_p_above(self.sample(), threshold, **how)
+    def share_p_above(self, threshold: Numbers, **options: Numbers) -> Floats:
+        """Return the p-values of `core.intervals.share_p_above`, which documents the options."""
+        return share_p_above(self.sample(), threshold, **options)
 
 
 def _moments_of(s: Floats, c: Floats) -> Floats:
     """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
     # A text with s = c = 0 counts in nothing.
-    has = (s != 0) | (c != 0)
-    n = has.sum(0)
+    counts = (s != 0) | (c != 0)
+    n = counts.sum(0)
     sum_s = s.sum(0)
     sum_c = c.sum(0)
     at_least_one = np.maximum(n, 1)
-    ds = np.where(has, s - sum_s / at_least_one, 0.0)
-    dc = np.where(has, c - sum_c / at_least_one, 0.0)
-    return np.stack([n, sum_s, sum_c, (ds * ds).sum(0), (ds * dc).sum(0), (dc * dc).sum(0)])
+    # Distances from the means.
+    ds = (s - sum_s / at_least_one) * counts
+    dc = (c - sum_c / at_least_one) * counts
+    ss = (ds * ds).sum(0)
+    sc = (ds * dc).sum(0)
+    cc = (dc * dc).sum(0)
+    return np.stack([n, sum_s, sum_c, ss, sc, cc])
 
 
 def _merge(a: Floats, b: Floats) -> Floats:
     """Return the moments of the texts of two parts (Chan, Golub & LeVeque)."""
-    # Counts and sums add up; second moments get the distance of both means.
+    # Counts and sums add up.
     merged: Floats = a + b
-    # Of a part without texts the weight is 0, whatever is taken for its means.
+    # Second moments also get the distance of the means. A part without texts has weight 0, whatever its means.
     weight = a[_N] * b[_N] / np.maximum(merged[_N], 1)
-    ds = b[_S] / np.maximum(b[_N], 1) - a[_S] / np.maximum(a[_N], 1)
-    dc = b[_C] / np.maximum(b[_N], 1) - a[_C] / np.maximum(a[_N], 1)
+    n_a = np.maximum(a[_N], 1)
+    n_b = np.maximum(b[_N], 1)
+    ds = b[_S] / n_b - a[_S] / n_a
+    dc = b[_C] / n_b - a[_C] / n_a
     merged[_SS] += ds * ds * weight
     merged[_SC] += ds * dc * weight
     merged[_CC] += dc * dc * weight
@@ -185,5 +202,6 @@ def _merge(a: Floats, b: Floats) -> Floats:
 
 def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
     """Return a / b; `undefined` where b is 0."""
-    result: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b != 0)
-    return result
+    quotient = np.full(np.shape(a), undefined)
+    np.divide(a, b, out=quotient, where=b != 0)
+    return quotient

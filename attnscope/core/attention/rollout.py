@@ -8,8 +8,10 @@ at attention alone: the contents of values, and the feed-forward layers, are lef
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 
-def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArray[np.float64]:
+
+def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> Floats:
     """Mix attention with the residual connection: (1 - r) W + r I, and each row divided by its sum.
 
     A row that sums to less than 1 (a model with sinks) or to 0 (a query that may attend to nothing) leaves more to the
@@ -22,18 +24,20 @@ def mix_residual(weights: NDArray[np.floating], residual: float = 0.5) -> NDArra
     Returns:
         (layer, query, key), float64; rows sum to 1.
     """
-    n = weights.shape[-1]
-    return row_shares((1 - residual) * weights.astype(np.float64) + residual * np.eye(n))
+    identity = np.eye(weights.shape[-1])
+    mixed = (1 - residual) * weights.astype(np.float64) + residual * identity
+    return row_shares(mixed)
 
 
-def row_shares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def row_shares(rows: Floats) -> Floats:
     """Return rows (..., key), each divided by its sum; rows of zeros stay zeros."""
     total = rows.sum(-1, keepdims=True)
-    shares: NDArray[np.float64] = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    shares = np.zeros_like(rows)
+    np.divide(rows, total, out=shares, where=total > 0)
     return shares
 
 
-def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+def rollout(layers: Floats) -> Floats:
     """Return the product of all layers up to each, Ã(l) = A(l) Ã(l - 1) (Abnar & Zuidema 2020, section 3).
 
     Args:
@@ -48,9 +52,7 @@ def rollout(layers: NDArray[np.float64]) -> NDArray[np.float64]:
     return rolled
 
 
-def head_relevance(
-    weights: NDArray[np.floating], gradients: NDArray[np.floating]
-) -> NDArray[np.float64]:
+def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating]) -> Floats:
     """Return the mean over heads of max(∇A ⊙ A, 0): what a layer adds to a score (Chefer et al. 2021, equation 5).
 
     Args:
@@ -61,11 +63,11 @@ def head_relevance(
         (query, key), float64.
     """
     products = gradients.astype(np.float64) * weights.astype(np.float64)
-    mean: NDArray[np.float64] = np.maximum(products, 0).mean(0)
+    mean: Floats = np.maximum(products, 0).mean(0)
     return mean
 
 
-def relevance(layers: NDArray[np.float64]) -> NDArray[np.float64]:
+def relevance(layers: Floats) -> Floats:
     """Return relevance up to each layer, R ← R + Ā R from R = I on (Chefer et al. 2021, equation 6).
 
     Args:
@@ -78,4 +80,5 @@ def relevance(layers: NDArray[np.float64]) -> NDArray[np.float64]:
         Chefer, Gur & Wolf 2021, Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder
         Transformers, section 3.1.
     """
-    return rollout(np.eye(layers.shape[-1]) + layers)
+    identity = np.eye(layers.shape[-1])
+    return rollout(identity + layers)
