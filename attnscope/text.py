@@ -6,6 +6,7 @@ It knows no model and no tokenizer library, so that it loads at once.
 import contextlib
 import io
 import re
+import string
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -68,30 +69,30 @@ def build_tokens(
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
-    # Labels.
+    # Labels; a token without a visible one is named by its number.
     n = len(ids)
     segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
-    labels = tuple(
-        _label(piece, style) or f"<{number}>" for piece, number in zip(pieces, ids, strict=True)
-    )
+    labels = []
+    for piece, number in zip(pieces, ids, strict=True):
+        labels.append(_label(piece, style) or f"<{number}>")
     # Offsets, (token, 2), -1 where unknown; and words, by the first character that is in one.
     spans = np.full((n, 2), -1, np.int32)
     words = None
     if offsets is not None:
-        word_of_character = [_word_of_character(text), _word_of_character(pair or "")]
+        words_by_segment = [_word_of_character(text), _word_of_character(pair or "")]
         words = np.full(n, -1, np.int32)
-        for i, ((start, end), added, segment) in enumerate(zip(offsets, special, segments, strict=True)):
-            if added or start < 0 or end <= start:
+        for token, (start, end) in enumerate(offsets):
+            if special[token] or start < 0 or end <= start:
                 continue
-            spans[i] = start, end
-            touched = word_of_character[segment][start:end]
-            words[i] = next((word for word in touched if word >= 0), -1)
+            spans[token] = start, end
+            character_words = words_by_segment[segments[token]][start:end]
+            words[token] = next((word for word in character_words if word >= 0), -1)
     return Tokens(
         text=text,
         ids=np.asarray(ids, np.int64),
-        labels=labels,
+        labels=tuple(labels),
         offsets=spans,
         special=np.asarray(special, np.bool_),
         words=words,
@@ -123,53 +124,50 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     word. Each Chinese character is a word. Other scripts without spaces (kana, Thai) come as one run.
     """
     spans: list[tuple[int, int]] = []
-    # Classes of characters.
-    alphabet = {*text}  # few characters, each asked about once: texts of megabytes come here
+    # Classes of characters. Each kind of character is asked about once: texts of megabytes come here.
+    alphabet = {*text}
     spaces = {char for char in alphabet if char.isspace()}
     marks = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
     # A mark or a space ends the word before it; a mark is a word too.
-    start = -1  # of the word that is being read, -1 = none
+    start: int | None = None
     for i, char in enumerate(text):
-        if char in marks and not _is_inner_apostrophe(text, i):
-            if start >= 0:
+        is_mark = char in marks and not _is_inner_apostrophe(text, i)
+        if is_mark or char in spaces:
+            if start is not None:
                 spans.append((start, i))
-                start = -1
-            spans.append((i, i + 1))
-        elif char in spaces:
-            if start >= 0:
-                spans.append((start, i))
-                start = -1
-        elif start < 0:
+                start = None
+            if is_mark:
+                spans.append((i, i + 1))
+        elif start is None:
             start = i
-    if start >= 0:
+    if start is not None:
         spans.append((start, len(text)))
     return spans
 
 
 def _word_of_character(text: str) -> list[int]:
-    owner = [-1] * len(text)
+    """Return the number of the word that each character is in; -1 = none."""
+    words = [-1] * len(text)
     for number, (start, end) in enumerate(word_spans(text)):
-        owner[start:end] = [number] * (end - start)
-    return owner
+        words[start:end] = [number] * (end - start)
+    return words
 
 
 def is_punctuation(char: str) -> bool:
     """Return whether a character is a word of its own: Unicode's punctuation, and ASCII symbols."""
-    return unicodedata.category(char)[0] == "P" or (
-        char.isascii() and not char.isalnum() and 32 < ord(char) < 127
-    )
+    is_ascii_symbol = char in string.punctuation
+    return is_ascii_symbol or unicodedata.category(char)[0] == "P"
 
 
 def _is_inner_apostrophe(text: str, i: int) -> bool:
-    return (
-        text[i] in "'’＇"
-        and 0 < i < len(text) - 1
-        and _is_letter(text[i - 1])
-        and _is_letter(text[i + 1])
-    )
+    """Return whether character i is an apostrophe between two letters."""
+    if text[i] not in "'’＇" or not 0 < i < len(text) - 1:
+        return False
+    return _is_letter(text[i - 1]) and _is_letter(text[i + 1])
 
 
 def _is_letter(char: str) -> bool:
+    """Return whether a character is a letter or a digit of a script that puts spaces between words."""
     # Marks count: in decomposed text the letter before an apostrophe ends in its accent.
     return (char.isalnum() or unicodedata.category(char)[0] == "M") and not _is_cjk(char)
 
@@ -181,7 +179,8 @@ _CJK = re.compile(
 
 
 def _is_cjk(char: str) -> bool:
-    return char >= "\u3400" and _CJK.match(char) is not None
+    """Return whether a character is a Chinese one."""
+    return _CJK.match(char) is not None
 
 
 # Labels ---------------------------------------------------------------------------------------------------------
@@ -189,14 +188,18 @@ def _is_cjk(char: str) -> bool:
 
 def _byte_alphabet() -> dict[str, int]:
     """Return GPT-2's alphabet: printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+    alphabet = {
+        chr(byte): byte for byte in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    }
+    others = sorted(set(range(256)) - set(alphabet.values()))
+    for number, byte in enumerate(others):
+        alphabet[chr(0x100 + number)] = byte
+    return alphabet
 
 
 _BYTE_OF = _byte_alphabet()
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SURROGATE = re.compile("[\udc80-\udcff]")
+_SURROGATE = re.compile("([\udc80-\udcff])")
 # Characters that take no ink although Unicode files them under letters, marks or symbols.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -205,6 +208,7 @@ _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def _guess_style(pieces: Sequence[str]) -> Style:
+    """Return how a tokenizer writes pieces, from some of them."""
     if any("▁" in piece for piece in pieces):
         return "sentencepiece"
     # Ġ and Ċ are a space and a newline in GPT-2's alphabet; at the start of a piece hardly ever the Maltese letters.
@@ -212,19 +216,20 @@ def _guess_style(pieces: Sequence[str]) -> Style:
 
 
 def _label(piece: str, style: Style) -> str:
+    """Return a piece as people read it, with whatever cannot be seen made visible."""
     # A byte as sentencepiece writes it, such as <0x0A>.
     fallback = _BYTE_FALLBACK.fullmatch(piece)
     if fallback:
         byte = int(fallback[1], 16)
         return _visible(chr(byte)) if byte < 0x80 else f"<0x{byte:02X}>"
-    # GPT-2's letters for bytes; bytes that are no UTF-8 by themselves stay as numbers.
+    # GPT-2's letters for bytes. A byte that is no UTF-8 by itself is decoded to a surrogate, and shown as a number.
     if style == "bytes" and all(char in _BYTE_OF for char in piece):
         decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
-        return "".join(
-            f"<0x{ord(part) - 0xDC00:02X}>" if _SURROGATE.fullmatch(part) else _visible(part)
-            for part in re.split("([\udc80-\udcff])", decoded)
-            if part
-        )
+        label = ""
+        for part in _SURROGATE.split(decoded):
+            is_byte = _SURROGATE.fullmatch(part) is not None
+            label += f"<0x{ord(part) - 0xDC00:02X}>" if is_byte else _visible(part)
+        return label
     # Sentencepiece writes a space as ▁.
     if style == "sentencepiece":
         piece = piece.replace("▁", " ")
@@ -243,11 +248,10 @@ def _visible(text: str) -> str:
         elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _BLANK.match(char):
             shown.append(f"<U+{ord(char):04X}>")
         else:
-            # A mark with nothing before it (or WordPiece's ##) would be drawn onto what stands to its left.
-            lone = category[0] == "M" and (
-                not shown or shown == ["#", "#"] or shown[-1].startswith("<U+")
-            )
-            shown.append("◌" + char if lone else char)
+            # A mark with no letter before it would be drawn onto what stands to its left.
+            has_no_letter = shown in ([], ["#", "#"]) or shown[-1].startswith("<U+")
+            is_lone = category[0] == "M" and has_no_letter
+            shown.append("◌" + char if is_lone else char)
     return "".join(shown)
 
 
@@ -341,9 +345,10 @@ def refuse_file_name(text: str, hint: str) -> None:
 
 def require_text(text: str, name: str = "the text") -> None:
     """Refuse a text that holds nothing that can be seen, NUL characters, or what is not Unicode."""
+    # Lone surrogates are bytes of argv that were not UTF-8.
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # lone surrogates: bytes of argv that were not UTF-8
+    except UnicodeEncodeError as error:
         raise AttnscopeError(
             f"{name} is not valid Unicode at character {error.start}",
             "put it into a UTF-8 file and use --file",
@@ -355,9 +360,8 @@ def require_text(text: str, name: str = "the text") -> None:
             "UTF-16 files can be converted: iconv -f UTF-16 -t UTF-8",
         )
     if is_blank(text):
-        raise AttnscopeError(
-            f"{name} is empty" if not text else f"{name} is blank", "give at least one word"
-        )
+        flaw = "blank" if text else "empty"
+        raise AttnscopeError(f"{name} is {flaw}", "give at least one word")
 
 
 def is_blank(text: str) -> bool:
@@ -366,6 +370,7 @@ def is_blank(text: str) -> bool:
 
 
 def _read_whole(stream: BinaryIO, name: str) -> bytes:
+    """Return the bytes of a stream; refuses more than MOST_BYTES."""
     raw = stream.read(MOST_BYTES + 1)
     if len(raw) > MOST_BYTES:
         raise AttnscopeError(*too_long(name))
@@ -400,10 +405,10 @@ _NO_TEXT = {
 
 
 def other_format(start: bytes) -> tuple[str, str] | None:
-    """Name the format of a file by its first bytes, and the remedy; None where it may be UTF-8 text."""
-    for magic, format_and_remedy in _NO_TEXT.items():
+    """Return the format of a file by its first bytes, and a hint; None where it may be UTF-8 text."""
+    for magic, format_and_hint in _NO_TEXT.items():
         if re.match(magic, start, re.DOTALL):
-            return format_and_remedy
+            return format_and_hint
     return None
 
 
@@ -412,13 +417,18 @@ def refuse_other_format(path: str, name: str) -> None:
     if not Path(path).is_file():
         return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        if other := other_format(file.read(16)):
-            raise UsageError(f"{name} is {other[0]}", other[1])
+        format_and_hint = other_format(file.read(16))
+        if format_and_hint is not None:
+            format, hint = format_and_hint
+            raise UsageError(f"{name} is {format}", hint)
 
 
 def _decode(raw: bytes, name: str) -> str:
-    if other := other_format(raw):
-        raise AttnscopeError(f"{name} is {other[0]}", other[1])
+    """Return the text of UTF-8 bytes, with newlines as line ends, and none at the end."""
+    format_and_hint = other_format(raw)
+    if format_and_hint is not None:
+        format, hint = format_and_hint
+        raise AttnscopeError(f"{name} is {format}", hint)
     try:
         decoded = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -431,6 +441,7 @@ def _decode(raw: bytes, name: str) -> str:
 
 
 _LONGEST_SLUG = 40
+"""The most characters of a name that `slug` makes."""
 
 
 def slug(text: str) -> str:
@@ -441,7 +452,8 @@ def slug(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     words = re.findall(r"[a-z0-9]+", plain.replace("'", ""))
     name = "-".join(words)
-    # One character more than fits shows whether a word ends there; a first word too long is cut within.
     if len(name) > _LONGEST_SLUG:
-        name = name[: _LONGEST_SLUG + 1].rpartition("-")[0] or name[:_LONGEST_SLUG]
-    return name.strip("-") or "text"
+        # One character more than fits shows whether a word ends there; a first word too long is cut within.
+        whole_words, _, _ = name[: _LONGEST_SLUG + 1].rpartition("-")
+        name = whole_words or name[:_LONGEST_SLUG]
+    return name or "text"

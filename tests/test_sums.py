@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.core import catalogue, measures
+from attnscope.core import catalogue, masked_texts
 from attnscope.core.attention import tiles
 from attnscope.core.attention.seam import AttentionCall, allowed, attend, attention_weights
 from attnscope.core.facts import TextFacts, outlying
@@ -125,7 +125,7 @@ def test_every_measure_is_its_definition(situation, elements, kept):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "TILE_ELEMENTS", elements)
         patch.setattr(tiles, "LEAST_QUERIES", 2)
-        patch.setattr(measures, "KEPT_PAIRS", kept)
+        patch.setattr(masked_texts, "KEPT_PAIRS", kept)
         check(*situation)
 
 

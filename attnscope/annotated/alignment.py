@@ -18,6 +18,7 @@ from attnscope.results.tokens import Tokens
 UNALIGNED = "words that the tokens do not tell apart"
 OUTSIDE = "source and target in different chunks"
 HIDDEN = "targets that causality hides"
+"""The reasons why a link has no place in the tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,10 @@ class Placed:
 
     Attributes:
         chunk: The chunk.
-        unit_of_token: From 0 in a chunk; -1 = part of no word. A unit is a word, or words that share tokens. (token,)
+        unit_of_token: The unit of each token, (token,), from 0 in a chunk; -1 = part of no word. A unit is a word, or
+            words that share tokens.
         links: The links that can be seen.
-        target: The decoder's tokens, of a text with a target: they are the ones that look. None for other texts.
+        target: In a text with a target, the decoder's tokens, which are the queries. None for other texts.
     """
 
     chunk: Chunk
@@ -74,27 +76,27 @@ def place_links(
     Returns:
         The chunks that have links, and how many links none has, by relation and reason.
     """
-    # The words of the text, and of its target, which are the ones that look.
+    # The words of the whole text, and of its target, from which links then go.
     whole = WordUnits(text.words, tokens)
-    looking = None if target is None else WordUnits(text.target_words, target)
-    # Try every waiting link in each chunk; the first chunk that holds all of it keeps it.
+    target_units = None if target is None else WordUnits(text.target_words, target)
+    # Try every link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
-    reasons: dict[int, str] = {}
+    reasons = dict.fromkeys(waiting, OUTSIDE)
     placed: list[Placed] = []
     for part in parts:
-        words = whole if len(parts) == 1 else WordUnits(text.words, part.tokens, whole.pieces)
+        units = whole if len(parts) == 1 else WordUnits(text.words, part.tokens, whole.pieces)
         links = []
         for number, link in list(waiting.items()):
-            link_or_reason = _place_link(link, looking or words, words, causal)
+            link_or_reason = _place_link(link, target_units or units, units, causal)
             if isinstance(link_or_reason, PlacedLink):
                 links.append(link_or_reason)
                 del waiting[number]
             # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
-            elif all(words.pieces[word] for word in (*link.source, *link.targets)) or len(parts) == 1:
+            elif len(parts) == 1 or all(units.pieces[word] for word in (*link.source, *link.targets)):
                 reasons[number] = link_or_reason
         if links:
-            placed.append(Placed(part, words.unit_of_token, tuple(links), target))
-    left_out = Counter((link.relation, reasons.get(number, OUTSIDE)) for number, link in waiting.items())
+            placed.append(Placed(part, units.unit_of_token, tuple(links), target))
+    left_out = Counter((link.relation, reasons[number]) for number, link in waiting.items())
     return placed, left_out
 
 
@@ -115,11 +117,11 @@ class WordUnits:
     Args:
         words: Where the words are in the text, by their start.
         tokens: The tokens.
-        whole: The tokens of each word in the whole text; None = these are all.
+        whole: The tokens of each word in the whole text; None = `tokens` are the whole text.
 
     Attributes:
         pieces: The tokens of each word.
-        unit_of_token: From 0; -1 = none. (token,)
+        unit_of_token: The unit of each token, (token,), from 0; -1 = part of no word.
         unit_of_word: The unit of each word that the tokens tell apart.
     """
 
@@ -147,19 +149,26 @@ class WordUnits:
                 self.unit_of_word[word] = unit
 
 
-def _place_link(link: Link, looking: WordUnits, looked_at: WordUnits, causal: bool) -> PlacedLink | str:
+def _place_link(
+    link: Link,
+    sources: WordUnits,
+    targets: WordUnits,
+    causal: bool,
+) -> PlacedLink | str:
     """Return a link in tokens, or the reason why it has none."""
     # Refuse words that share tokens with others.
-    if any(word not in looking.unit_of_word for word in link.source):
+    if set(link.source) - sources.unit_of_word.keys():
         return UNALIGNED
-    if any(word not in looked_at.unit_of_word for word in link.targets):
+    if set(link.targets) - targets.unit_of_word.keys():
         return UNALIGNED
+    tokens: list[int] = []
+    for word in link.source:
+        tokens += sources.pieces[word]
     # Drop the targets that a causal query cannot see, judged by its last token.
-    tokens = sorted(token for word in link.source for token in looking.pieces[word])
-    visible = tuple(
-        word for word in link.targets if not causal or looked_at.pieces[word][0] <= tokens[-1]
-    )
+    visible = list(link.targets)
+    if causal:
+        visible = [word for word in visible if targets.pieces[word][0] <= max(tokens)]
     if not visible:
         return HIDDEN
-    targets = tuple(looked_at.unit_of_word[word] for word in visible)
-    return PlacedLink(replace(link, targets=visible), tuple(tokens), targets)
+    units = tuple(targets.unit_of_word[word] for word in visible)
+    return PlacedLink(replace(link, targets=tuple(visible)), tuple(sorted(tokens)), units)

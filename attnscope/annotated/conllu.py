@@ -23,9 +23,16 @@ COREFERENCE = "coref→antecedent"
 Bad = Callable[[int, str], None]
 """Takes down a malformed line: its number and why. It may raise, where there are too many."""
 
-_PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+
+_PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
+"""The fields that are read as more than text."""
+
+_NEW_DOCUMENT = re.compile(r"#\s*newdoc(\s|$)")
+"""The comment before the first sentence of a document."""
+
 _ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
+"""A bracket of a mention, such as (e1-person or e1)."""
 
 
 @dataclass
@@ -36,7 +43,7 @@ class _Sentence:
         begin: The line that it begins on.
         document: The number of its document; 0 = the file has named none so far.
         rows: Its words.
-        multiword: First word -> last word and form of a multiword token, and whether a space follows.
+        multiword: Number of the first word of a multiword token -> that of its last word, and the token.
     """
 
     begin: int
@@ -67,8 +74,7 @@ def _read_all(paragraphs: Iterable[tuple[int, str]], bad: Bad) -> Iterator[_Sent
     n_documents = 0
     for begin, block in paragraphs:
         lines = block.split("\n")
-        comments = [line[1:].split() for line in lines if line.startswith("#")]
-        n_documents += any(comment[:1] == ["newdoc"] for comment in comments)
+        n_documents += any(map(_NEW_DOCUMENT.match, lines))
         try:
             sentence = _read(lines, begin, n_documents)
         except AnnotationError as error:
@@ -86,16 +92,17 @@ def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
     links: list[Link] = []
     mentions: list[tuple[str, list[int]]] = []
     for sentence in sentences:
-        # Word numbers and spans of a sentence move by the words and characters before it.
+        # The words and spans of a sentence come after those of the sentences before it.
         first = len(words)
-        written, spans = _write(sentence)
-        words += [(start + len(text), stop + len(text)) for start, stop in spans]
-        text += f"{written} "
+        text, spans = _write(sentence, text)
+        words += spans
+        text += " "
         links += _dependencies(sentence.rows, first)
         mentions += _mentions(sentence.rows, first)
     links += _coreference(mentions)
     # Sentences of a file that tells of no document may be from anywhere.
-    begin, number = sentences[0].begin, sentences[0].document
+    begin = sentences[0].begin
+    number = sentences[0].document
     document = f"{source} {number}" if number else None
     return AnnotatedText(text[:-1], tuple(words), tuple(links), source, begin, document=document)
 
@@ -121,12 +128,11 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
         # Place each row by its ID: a word, a multiword token or an empty node.
+        next_word = len(rows) + 1
         match row["id"]:
-            case int(word) if word == len(rows) + 1:
+            case int(word) if word == next_word:
                 rows.append(row)
-            case (int(first), "-", int(last)) if (
-                first == len(rows) + 1 and first not in sentence.multiword
-            ):
+            case (int(first), "-", int(last)) if first == next_word and first not in sentence.multiword:
                 sentence.multiword[first] = last, row
             case (int(), ".", int()):
                 pass
@@ -140,20 +146,21 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
     for first, (last, _) in sentence.multiword.items():
         if last > len(rows):
             raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words")
-    list(_mentions(rows, 0))  # refuses brackets that do not match
+    # Reading the mentions refuses brackets that do not match.
+    list(_mentions(rows, 0))
     return sentence
 
 
-def _write(sentence: _Sentence) -> tuple[str, list[Span]]:
-    """Return the text that the forms spell, and where its words are."""
-    text = ""
+def _write(sentence: _Sentence, text: str) -> tuple[str, list[Span]]:
+    """Return a text with a sentence's forms after it, and where the sentence's words are."""
     words: list[Span] = []
     while len(words) < len(sentence.rows):
         # Take the next word, or all words of the next multiword token.
         first = len(words)
         last, token = sentence.multiword.get(first + 1, (first + 1, sentence.rows[first]))
         forms = [row["form"] for row in sentence.rows[first:last]]
-        start, stop = len(text), len(text) + len(token["form"])
+        start = len(text)
+        stop = start + len(token["form"])
         # Forms that spell the token get a part of it each; others share all of it.
         if "".join(forms) == token["form"]:
             words += pairwise(accumulate(map(len, forms), initial=start))
@@ -218,12 +225,14 @@ def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int
             # "[" marks one part of a discontinuous mention.
             if "[" in name:
                 continue
-            # The word whose head is outside, the root's being 0, stands for the mention.
-            words: Iterable[int] = inside
-            for each in reversed(inside):
-                head = rows[each]["head"]
+            # The first word whose head is outside stands for the mention; the head of the root is 0.
+            words = [first + number for number in inside]
+            for number in inside:
+                head = rows[number]["head"]
                 if head is not None and head - 1 not in inside:
-                    words = [each]
-            yield name, [first + each for each in words]
-    if unclosed := [name for name, words in opened.items() if words]:
-        raise AnnotationError(f"Entity: {unclosed[0]} is never closed")
+                    words = [first + number]
+                    break
+            yield name, words
+    for name, unclosed in opened.items():
+        if unclosed:
+            raise AnnotationError(f"Entity: {name} is never closed")

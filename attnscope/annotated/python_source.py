@@ -23,12 +23,15 @@ from itertools import accumulate
 from attnscope.annotated.texts import AnnotatedText, AnnotationError, Link, Span
 from attnscope.text import word_spans
 
-_OPENING, _CLOSING = {*"([{"}, {*")]}"}
 _NO_WORDS = {tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+"""Tokens that are no words."""
+
 # Since Python 3.12 f-strings come in parts.
 _PROSE = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+"""Tokens that hold words."""
 
 _DEFINITION = ("decorator_list", "bases", "keywords", "args", "returns", "name", "body")
+"""Fields of functions and classes in their order of evaluation."""
 
 _EVALUATED: dict[type[ast.AST], Sequence[str]] = {
     ast.Assign: ("value", "targets"),
@@ -75,22 +78,26 @@ def parse(text: str, source: str, line: int = 1) -> AnnotatedText:
     except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
         raise AnnotationError(f"not Python: {error}") from None
 
+    # Where each line starts. Not by splitlines, which knows more ends of lines than Python does.
+    line_lengths = [len(line) + 1 for line in text.split("\n")]
+    starts = list(accumulate(line_lengths, initial=0))
     # The words, and links between brackets, which match in what parses.
-    # Not splitlines, which knows more ends of lines than Python does.
-    starts = list(accumulate((len(line) + 1 for line in text.split("\n")), initial=0))
     words: list[Span] = []
     links: list[Link] = []
     opened: list[int] = []
     for token in tokens:
-        start, stop = (starts[row - 1] + column for row, column in (token.start, token.end))
+        row, column = token.start
+        start = starts[row - 1] + column
+        row, column = token.end
+        stop = starts[row - 1] + column
         if token.type in _PROSE:
             words += [(start + first, start + last) for first, last in word_spans(text[start:stop])]
             continue
         if token.type in _NO_WORDS or not token.string.strip():
             continue
-        if token.string in _OPENING:
+        if token.string in ("(", "[", "{"):
             opened.append(len(words))
-        elif token.string in _CLOSING:
+        elif token.string in (")", "]", "}"):
             links.append(Link("closing→opening", (len(words),), (opened.pop(),)))
         words.append((start, stop))
 
@@ -111,10 +118,11 @@ class _Names(ast.NodeVisitor):
         self._text = text
         self._starts = starts
         self._word_starts = [start for start, _ in words]
-        # As ast spells names.
+        # The words as ast spells names.
         self._spelled = [unicodedata.normalize("NFKC", text[start:stop]) for start, stop in words]
-        # The word that binds each name last, and by what; inner scopes first.
+        # The word that bound each name last, and the relation of names to it; inner scopes first.
         self._bound: ChainMap[str, tuple[int, str]] = ChainMap()
+        # The function of the last call, to tell names that are called.
         self._called: ast.expr | None = None
 
     def generic_visit(self, node: ast.AST) -> None:
@@ -137,13 +145,16 @@ class _Names(ast.NodeVisitor):
 
     def _word_of(self, name: str, node: ast.AST) -> int:
         """Return the first word of a node, or after its start, that is spelled as a name."""
-        row, column = node.lineno - 1, node.col_offset  # type: ignore[attr-defined]
-        line = self._text[self._starts[row] :]
-        before = line[:column].encode()[:column].decode()  # ast counts bytes
-        start = self._starts[row] + len(before)
-        return self._spelled.index(name, bisect_left(self._word_starts, start))
+        row: int = node.lineno - 1  # type: ignore[attr-defined]
+        column: int = node.col_offset  # type: ignore[attr-defined]
+        # ast counts columns in bytes of UTF-8.
+        line_start = self._starts[row]
+        before = self._text[line_start : line_start + column].encode()[:column].decode()
+        first_word = bisect_left(self._word_starts, line_start + len(before))
+        return self._spelled.index(name, first_word)
 
     def _bind(self, name: str, node: ast.AST, relation: str) -> None:
+        """Let a name stand for the word of a node that spells it."""
         self._bound[name] = self._word_of(name, node), relation
 
     def visit_alias(self, node: ast.alias) -> None:

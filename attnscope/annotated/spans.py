@@ -26,8 +26,8 @@ from attnscope.corpus.formats import is_unicode, json_object, shorten
 from attnscope.text import is_blank, word_spans
 
 
-def parse(line: str, source: str, number: int) -> AnnotatedText | None:
-    """Return the annotated text of a line; None where it is blank.
+def parse(line: str, file: str, number: int) -> AnnotatedText | None:
+    """Return the annotated text of a line of a file; None where it is blank.
 
     Raises:
         AnnotationError: The line is no such object, or a span is empty, outside the text or overlaps its source.
@@ -41,10 +41,8 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
         raise AnnotationError('no "text" that is a text')
     if not isinstance(entry.get("links"), list):
         raise AnnotationError('no "links" that is a list')
-    target, document = (
-        None if entry.get(name) is None else _text_of(entry[name], f'"{name}"')
-        for name in ("target", "document")
-    )
+    target = _optional_text(entry, "target")
+    document = _optional_text(entry, "document")
     goals_by_link = _read_links(entry["links"], text, target)
     if is_blank(text):
         return None
@@ -52,23 +50,36 @@ def parse(line: str, source: str, number: int) -> AnnotatedText | None:
     # Find the words of both texts, cut at the ends of all spans, so that each span holds whole words.
     goals = list(chain.from_iterable(goals_by_link.values()))
     origins = [origin for origin, _ in goals_by_link]
-    words = _words_of(entry.get("words"), text, goals if target else [*origins, *goals])
-    target_words = _words_of(entry.get("target_words"), target, origins) if target else []
+    target_words: list[Span] = []
+    if target is None:
+        words = _words_of(entry.get("words"), text, [*origins, *goals])
+    else:
+        words = _words_of(entry.get("words"), text, goals)
+        target_words = _words_of(entry.get("target_words"), target, origins)
     # Turn the spans of each link into word numbers.
     links = []
-    for (origin, label), its_goals in goals_by_link.items():
-        looked_at = {word for goal in its_goals for word in _covered(words, goal)}
-        links.append(Link(label, _covered(target_words or words, origin), tuple(sorted(looked_at))))
+    for (origin, label), link_goals in goals_by_link.items():
+        source = _covered(target_words or words, origin)
+        looked_at: set[int] = set()
+        for goal in link_goals:
+            looked_at.update(_covered(words, goal))
+        links.append(Link(label, source, tuple(sorted(looked_at))))
     return AnnotatedText(
         text,
         tuple(words),
         tuple(links),
-        source,
+        file,
         number,
-        document=f"{source} {document}" if document else None,
+        document=f"{file} {document}" if document else None,
         target=target,
         target_words=tuple(target_words),
     )
+
+
+def _optional_text(entry: dict[str, Any], name: str) -> str | None:
+    """Return the text in a field that may be missing."""
+    value = entry.get(name)
+    return None if value is None else _text_of(value, f'"{name}"')
 
 
 def _text_of(value: Any, name: str) -> str:
@@ -81,20 +92,19 @@ def _text_of(value: Any, name: str) -> str:
 def _read_links(
     entries: Sequence[Any], text: str, target: str | None
 ) -> dict[tuple[Span, str], list[Span]]:
-    """Return the spans of "to" by the span of "from" and the label."""
+    """Return the spans of "to" of all links with the same span of "from" and the same label, by that span and label."""
+    source_text = text if target is None else target
     goals_by_link: dict[tuple[Span, str], list[Span]] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
-        label = " ".join(_text_of(entry.get("label", "link"), f"link {number}: its label").split())
-        origin = _span(entry.get("from"), text if target is None else target, f'link {number}: "from"')
-        # "to" is one span or a list of spans.
-        goals: Any = entry.get("to")
-        if not isinstance(goals, list) or not goals or not all(isinstance(goal, list) for goal in goals):
-            goals = [goals]
-        for goal in goals:
+        label = _text_of(entry.get("label", "link"), f"link {number}: its label")
+        label = " ".join(label.split())
+        origin = _span(entry.get("from"), source_text, f'link {number}: "from"')
+        origin_start, origin_stop = origin
+        for goal in _as_list(entry.get("to")):
             start, stop = _span(goal, text, f'link {number}: "to"')
-            if target is None and start < origin[1] and origin[0] < stop:
+            if target is None and start < origin_stop and origin_start < stop:
                 raise AnnotationError(
                     f"link {number}: {[start, stop]} overlaps its source {list(origin)}"
                 )
@@ -102,9 +112,16 @@ def _read_links(
     return goals_by_link
 
 
+def _as_list(value: Any) -> list[Any]:
+    """Return the spans of "to", which is a list of spans or one span."""
+    if isinstance(value, list) and value and all(isinstance(goal, list) for goal in value):
+        return value
+    return [value]
+
+
 def _span(value: Any, text: str, name: str) -> Span:
     """Return a span of a text that must hold something."""
-    if not isinstance(value, list) or len(value) != 2 or any(type(end) is not int for end in value):
+    if not isinstance(value, list) or list(map(type, value)) != [int, int]:
         raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(value))}")
     start, stop = value
     if not 0 <= start <= stop <= len(text):
@@ -129,11 +146,13 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
         raise AnnotationError(
             f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}'
         )
-    # Words that are given may come in any order, but share no characters.
+    # Words that an entry sets may come in any order, but share no characters.
     words = sorted(_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
-    for word, following in pairwise(words):
-        if following[0] < word[1]:
-            raise AnnotationError(f"words {list(word)} and {list(following)} overlap")
+    for word, next_word in pairwise(words):
+        _, stop = word
+        next_start, _ = next_word
+        if next_start < stop:
+            raise AnnotationError(f"words {list(word)} and {list(next_word)} overlap")
     return words
 
 

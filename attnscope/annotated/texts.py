@@ -3,7 +3,8 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
+from operator import attrgetter
 
 from attnscope.corpus.lines import UnreadableError
 
@@ -57,10 +58,11 @@ class AnnotatedText:
 
     def digested(self) -> bytes:
         """Return the bytes that hashes of texts are made of: a digest of text, words and links; no source or line."""
-        pair = () if self.target is None else (self.target, self.target_words)
         links = [(link.relation, link.source, link.targets) for link in self.links]
-        content = repr((self.text, self.words, links, *pair))
-        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
+        content: tuple[object, ...] = (self.text, self.words, links)
+        if self.target is not None:
+            content += (self.target, self.target_words)
+        return hashlib.sha256(repr(content).encode("utf-8", "surrogatepass")).digest()
 
     def word(self, number: int) -> str:
         """Return the characters of a word."""
@@ -74,7 +76,13 @@ class AnnotationError(UnreadableError):
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
     """Merge equal texts that follow each other into one with the links of all: a file may have a line for each link."""
-    for _, group in groupby(texts, key=lambda text: (text.text, text.words, text.target)):
+    for _, group in groupby(texts, key=attrgetter("text", "words", "target")):
         first, *others = group
-        links = tuple(dict.fromkeys(chain(first.links, *(other.links for other in others))))
-        yield replace(first, links=links, n_merged=first.n_merged + len(others)) if others else first
+        if not others:
+            yield first
+            continue
+        # A dict keeps the order of links, and each once.
+        links = dict.fromkeys(first.links)
+        for other in others:
+            links |= dict.fromkeys(other.links)
+        yield replace(first, links=tuple(links), n_merged=first.n_merged + len(others))

@@ -37,7 +37,7 @@ class Pairs:
 
     Attributes:
         fact: The name of f: a fact of `facts.PAIR_FACTS`, or "offset": 1 at `offsets` and 0 elsewhere.
-        is_set: As in Keys.
+        is_set: Whether f is 1 on a set of keys and 0 elsewhere, as in `Keys`.
         offsets: Key minus query in tokens.
         beyond_uniform: Whether the value of uniform attention of the same mass is subtracted.
     """
@@ -50,7 +50,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Row:
-    """A number of a row of weights.
+    """Hold the name of a number of a row of weights.
 
     Attributes:
         statistic: "entropy", "relative_entropy", or "rarest": the share of the largest weight on the rarest keys.
@@ -88,7 +88,9 @@ class Measure:
 
     def describe(self) -> dict[str, Any]:
         """Return its entry in a record: the meaning of a large value, the unit, and the range, None = no bound."""
-        ends = [end if math.isfinite(end) else None for end in (self.low, self.high)]
+        ends: list[float | None] = []
+        for end in (self.low, self.high):
+            ends.append(end if math.isfinite(end) else None)
         return {"what": self.what, "unit": self.unit, "range": ends}
 
 
@@ -373,15 +375,19 @@ class Columns:
     Sums have a leading axis of two views: of all keys, and of those outside sinks.
 
     Attributes:
-        families: The measures, by column.
-        keys: Those of keys; likewise `pairs`, and `rows`, which are statistics.
-        is_set: Which of keys and pairs are sets; likewise `is_beyond`, which pairs subtract uniform attention.
+        families: The measure of each column.
+        keys: The measures of keys.
+        pairs: The measures of pairs.
+        rows: The statistics of the measures of rows.
+        is_set: Whether each measure of keys, then of pairs, is of a set.
+        is_beyond: Whether each measure of pairs subtracts uniform attention.
         facts: The facts of pairs.
         offsets: Key minus query, in tokens, of the measures of offsets.
         pair_map: Which parts of a row each measure of pairs adds up, (part, pair), 0 or 1. The parts are the mass, a
             sum for each of the facts, and the weight at each of the offsets.
         names: The sums that results have, in order.
-        views: The view of each: 0 = all keys, 1 = those outside sinks; likewise `numbers`, its column.
+        views: The view of each of these sums: 0 = all keys, 1 = those outside sinks.
+        numbers: The column of each of these sums.
     """
 
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:
@@ -394,20 +400,20 @@ class Columns:
         self.pairs = [family for family in self.families if isinstance(family, Pairs)]
         self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
         # Whether each is a set, and the facts and offsets that pairs need.
-        masses: list[Keys | Pairs] = [*self.keys, *self.pairs]
-        self.is_set = [family.is_set for family in masses]
+        sums: list[Keys | Pairs] = [*self.keys, *self.pairs]
+        self.is_set = [family.is_set for family in sums]
         self.is_beyond = [family.beyond_uniform for family in self.pairs]
         self.facts = [family.fact for family in self.pairs if not family.offsets]
-        self.offsets = sorted({offset for family in self.pairs for offset in family.offsets})
+        self.offsets = sorted(set().union(*(family.offsets for family in self.pairs)))
         # Where each result stands: its view (all keys, or those outside sinks) and its column.
         self.names = measure_names(catalogue)
         self.views = [int(name.endswith("_active")) for name in self.names]
         self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
         # Which parts of a row each measure of pairs adds up, (part, pair).
-        parts: list[str | int] = ["mass", *self.facts, *self.offsets]
-        self.pair_map = [
-            [int(part in (family.offsets or (family.fact,))) for family in self.pairs] for part in parts
-        ]
+        self.pair_map = []
+        for part in ("mass", *self.facts, *self.offsets):
+            uses_part = [part in family.offsets or part == family.fact for family in self.pairs]
+            self.pair_map.append(list(map(int, uses_part)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -434,8 +440,10 @@ class Measured:
     def value(self, name: str) -> Sums:
         """Return a measure's value pooled over the batch, sum / count, (head,); NaN where nothing was counted."""
         number = self.names.index(name)
-        total, count = self.sum[number].sum(0), self.count[number].sum(0)
-        ratio: Sums = np.divide(total, count, out=np.full_like(total, np.nan), where=count != 0)
+        total = self.sum[number].sum(0)
+        count = self.count[number].sum(0)
+        ratio: Sums = np.full_like(total, np.nan)
+        np.divide(total, count, out=ratio, where=count != 0)
         return ratio
 
     def uniform(self, name: str) -> Sums:

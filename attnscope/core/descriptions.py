@@ -33,15 +33,18 @@ gain: Della Pietra, Della Pietra & Lafferty 1997, Inducing Features of Random Fi
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.intervals import predicted_interval
-from attnscope.core.sampled_rows import Floats, Rows, Table
+from attnscope.core.sampled_rows import Floats, Integers, Rows, Table
 from attnscope.core.sums import RunningSums
 
 MOST_TERMS = 4
+"""Terms of a description, unless a caller wants fewer."""
+
 LEAST_GAIN = 0.02
 """Share of the nats of the fitted texts that a term must add to stay."""
 
@@ -52,8 +55,10 @@ ALIKE = 0.02
 """Share of the largest gain within which candidates are alike, and the simplest of them is taken."""
 
 REFITTED = 6
+"""How many candidates are refitted: those of the largest gain, if each feature had the values 0 and 1 alone."""
+
 REFITTED_GRADED = 2
-"""How many candidates are refitted: the best of all; and by another rule, of those with more than two values."""
+"""How many candidates with more than two values are refitted besides, by a rule for these."""
 
 FEWEST_TEXTS = 3
 """In how many of the fitted texts a feature must vary."""
@@ -65,14 +70,25 @@ RIDGE = 1e-4
 """The cost of a squared weight in a fit, in nats."""
 
 LARGEST_WEIGHT = 16.0
+"""The largest weight of a term, log odds."""
+
 LARGEST_STEP = 3.0
+"""The largest change of a weight in one step of Newton's method."""
+
 _ITERATIONS = 30
+"""Most steps of Newton's method."""
+
 _CLOSE = 1e-7
+"""A fit ends with a step that gains less than this, in nats."""
+
 _CLOSE_ENOUGH = 1e-4
+"""A fit that only compares candidates ends with a step that gains less than this share of the head's nats."""
+
 _TIED = 1e-8
-_HEADS_AT_ONCE = (
-    12  # heads that share a product with all features; the tables of all of them are kept meanwhile
-)
+"""Fits that differ by less than this share of the head's nats differ by rounding alone."""
+
+_HEADS_AT_ONCE = 12
+"""Heads that share a product with all features; the tables of all of them are kept meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,20 +159,44 @@ def describe(
     for start in range(0, rows.n_heads, _HEADS_AT_ONCE):
         heads = range(start, min(start + _HEADS_AT_ONCE, rows.n_heads))
         searches = [_Search(rows, head, simplicity, most_own) for head in heads]
-        while going := [search for search in searches if search.goes_on and len(search.terms) < most]:
-            # One round: each search that is not done takes its next term.
-            p = np.stack([search.unscaled() for search in going])  # (head, entry)
+        # In each round a search takes its next term, until it is done.
+        for _ in range(most):
+            going = [search for search in searches if search.goes_on]
+            if not going:
+                break
+            # (head, entry) and (head, feature).
+            p = np.stack([search.unscaled() for search in going])
             expected = rows.means(p, rows.weights[[search.head for search in going]])
-            for search, of_entries, of_features in zip(going, p, expected, strict=True):
-                search.extend(of_features, of_entries, usable)
+            for number, search in enumerate(going):
+                search.extend(expected[number], p[number], usable)
         descriptions += [search.description() for search in searches]
     return descriptions
+
+
+class _Trial(NamedTuple):
+    """A fit of the terms so far and of one candidate.
+
+    Attributes:
+        feature: The candidate's number.
+        weights: w of all these terms, the candidate's last.
+        left: KL(A ‖ p) of the fit, in nats.
+    """
+
+    feature: int
+    weights: Floats
+    left: float
 
 
 class _Search:
     """The search for the terms of one head. Features are those that all heads share, then the head's own."""
 
-    def __init__(self, rows: Rows, head: int, simplicity: Sequence[int], most_own: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        head: int,
+        simplicity: Sequence[int],
+        most_own: int,
+    ) -> None:
         self.head = head
         self.terms: tuple[int, ...] = ()
         self._rows = rows
@@ -164,29 +204,39 @@ class _Search:
         self._weights = np.zeros(0)
         self._gains: list[float] = []
         self._first_weight = 0.0
+        # KL(A ‖ uniform), and what the terms so far leave of it.
         self._nats = float(rows.mean_nats[head])
         self._left = self._nats
         self.goes_on = self._nats > 0
         # Features of the head alone: their values by entry, (own feature, entry).
-        own = rows.own_features(head)
-        columns = [rows.columns[head][number - rows.n_shared] for number in own]
-        self._own_values = np.stack(
-            [rows.by_entry(number, head) for number in own] or [np.zeros(rows.size)]
-        )
-        on_own = self._own_values @ rows.weighted(rows.attention[head].astype(np.float64), head)
-        spread = [rows.variance(values) for values in self._own_values]
-        n_own = len(own)
-        # E_A[f] and the spread of all features, shared and own, (feature,).
-        self._expected = np.append(rows.expected[head], on_own[:n_own])
-        self._spread = np.append(rows.graded_variances, spread[:n_own])
-        self._is_graded = np.append(rows.levels > 2, np.ones(n_own, np.bool_))
+        columns = rows.own_columns(head)
+        self._n_own = len(columns)
+        self._own_values = np.zeros((self._n_own, rows.size))
+        for number in range(self._n_own):
+            self._own_values[number] = rows.by_entry(rows.n_shared + number, head)
+        # E_A[f] and the variance of all features, shared and own, (feature,).
+        own_expected = self._own_means(rows.attention[head].astype(np.float64))
+        own_variances = list(map(rows.variance, self._own_values))
+        self._expected = np.append(rows.expected[head], own_expected)
+        self._variances = np.append(rows.graded_variances, own_variances)
+        self._is_graded = np.append(rows.levels > 2, np.ones(self._n_own, np.bool_))
         self._simplicity = [*simplicity, *(column.rank for column in columns)]
 
     def unscaled(self) -> NDArray[np.float32]:
         """Return p of the terms so far, up to a factor of each row, (entry,)."""
         return self._rows.unscaled(self.terms, self._weights, self.head)
 
-    def extend(self, expected: Floats, p: NDArray[np.float32], usable: NDArray[np.bool_]) -> None:
+    def _own_means(self, p: NDArray[np.floating]) -> Floats:
+        """Return E_p[f] of the head's own features, (own feature,), of p up to a factor of each row, (entry,)."""
+        means: Floats = self._own_values @ self._rows.weighted(p, self.head)
+        return means
+
+    def extend(
+        self,
+        expected: Floats,
+        p: NDArray[np.float32],
+        usable: NDArray[np.bool_],
+    ) -> None:
         """Take the next term, or end the search.
 
         Args:
@@ -194,42 +244,50 @@ class _Search:
             p: (entry,): the current fit, up to a factor of each row.
             usable: (shared feature,): which of these may be the term.
         """
-        # E_p[f] of the head's own features, after those of the shared ones, (feature,).
-        n_own = len(self._expected) - len(expected)
-        on_own = self._own_values[:n_own] @ self._rows.weighted(p, self.head)
-        # Which features may be the next term.
-        has_room = sum(term >= len(expected) for term in self.terms) < self._most_own
-        may_follow = np.append(usable, np.full(n_own, has_room))
+        # Which features may be the next term: those that are no term yet, and own ones while there is room for them.
+        n_own_terms = sum(term >= len(expected) for term in self.terms)
+        own_may_follow = np.full(self._n_own, n_own_terms < self._most_own)
+        may_follow = np.append(usable, own_may_follow)
         may_follow[list(self.terms)] = False
         # Refit with each of the best candidates in turn.
-        least = LEAST_GAIN * self._nats
-        tried = []
-        for feature, step in self._candidates(np.append(expected, on_own), may_follow):
+        pi = np.append(expected, self._own_means(p))
+        trials = []
+        for feature, step in self._candidates(pi, may_follow):
             start = np.append(self._weights, step)
-            tried.append(
-                (feature, *self._refit((*self.terms, feature), start, _CLOSE_ENOUGH * self._nats))
-            )
-        largest = self._left - min((left for *_, left in tried), default=math.inf)
-        if largest < least:
+            fit = self._refit((*self.terms, feature), start, _CLOSE_ENOUGH * self._nats)
+            trials.append(_Trial(feature, *fit))
+        least_gain = LEAST_GAIN * self._nats
+        largest_gain = self._left - min((trial.left for trial in trials), default=math.inf)
+        if largest_gain < least_gain:
             self.goes_on = False
             return
-        # Of candidates that are alike the simplest, then the best; of ties by rounding, the one with the lowest number.
-        alike = [trial for trial in tried if self._left - trial[2] >= max((1 - ALIKE) * largest, least)]
-        simplest = min(self._simplicity[feature] for feature, *_ in alike)
-        alike = [trial for trial in alike if self._simplicity[trial[0]] == simplest]
-        best = min(left for *_, left in alike)
-        feature, weights, _ = min(trial for trial in alike if trial[2] <= best + _TIED * self._nats)
         # Take it, and fit all terms together once more.
+        taken = self._choose(trials, max((1 - ALIKE) * largest_gain, least_gain))
         if not self.terms:
-            self._first_weight = float(weights[0])
-        self.terms = (*self.terms, feature)
-        self._weights, left = self._refit(self.terms, weights, _CLOSE)
+            self._first_weight = float(taken.weights[0])
+        self.terms = (*self.terms, taken.feature)
+        self._weights, left = self._refit(self.terms, taken.weights, _CLOSE)
         self._gains.append(self._left - left)
         self._left = left
         self.goes_on = left > (1 - ENOUGH) * self._nats
 
+    def _choose(self, trials: Sequence[_Trial], gain: float) -> _Trial:
+        """Return the simplest of the trials with this gain or more; of equally simple ones the best.
+
+        Of those that are tied up to rounding it is the one with the lowest number.
+        """
+        alike = [trial for trial in trials if self._left - trial.left >= gain]
+        simplest = min(self._simplicity[trial.feature] for trial in alike)
+        alike = [trial for trial in alike if self._simplicity[trial.feature] == simplest]
+        least_left = min(trial.left for trial in alike)
+        tied = [trial for trial in alike if trial.left <= least_left + _TIED * self._nats]
+        return min(tied, key=lambda trial: trial.feature)
+
     def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> list[tuple[int, float]]:
-        """Return the features that could gain most, with the weight at which each would be gained."""
+        """Return the features that could gain most, each with a weight to start its fit from.
+
+        `pi` is the mean of E_p[f], (feature,), and `may_follow` says which features may be the next term, (feature,).
+        """
         # Gains of features of 0 and 1: the lower bound of the module's docstring.
         a = np.clip(self._expected, TINY, 1 - TINY)
         pi = np.clip(pi, TINY, 1 - TINY)
@@ -237,16 +295,26 @@ class _Search:
         steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
         # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
         # Its gain is that of a quadratic, Rao's score.
-        graded_steps = (a - pi) / np.maximum(self._spread, TINY)
-        graded = np.where(may_follow & self._is_graded, graded_steps * (a - pi) / 2, -1.0)
-        steps = np.clip(np.where(self._is_graded, graded_steps, steps), -LARGEST_STEP, LARGEST_STEP)
+        graded_steps = (a - pi) / np.maximum(self._variances, TINY)
+        graded_gains = graded_steps * (a - pi) / 2
+        graded_gains[~(may_follow & self._is_graded)] = -1.0
+        steps = np.where(self._is_graded, graded_steps, steps)
+        steps = np.clip(steps, -LARGEST_STEP, LARGEST_STEP)
         # The best by either rule, each with the weight to start from.
-        best = np.argsort(-gains, kind="stable")[:REFITTED]
-        best_graded = np.argsort(-graded, kind="stable")[:REFITTED_GRADED]
-        chosen = [*best[gains[best] > 0].tolist(), *best_graded[graded[best_graded] > 0].tolist()]
-        return [(feature, float(steps[feature])) for feature in dict.fromkeys(chosen)]
+        chosen = {}
+        for rule_gains, n_best in ((gains, REFITTED), (graded_gains, REFITTED_GRADED)):
+            for feature in np.argsort(-rule_gains, kind="stable")[:n_best].tolist():
+                if rule_gains[feature] > 0:
+                    chosen[feature] = float(steps[feature])
+        return list(chosen.items())
 
-    def _refit(self, terms: tuple[int, ...], start: Floats, close: float) -> tuple[Floats, float]:
+    def _refit(
+        self,
+        terms: tuple[int, ...],
+        start: Floats,
+        close: float,
+    ) -> tuple[Floats, float]:
+        """Fit terms from some weights on: return w and what they leave of the nats; see `minimise`."""
         table = self._rows.table(terms, self.head)
         return minimise(table, self._expected[list(terms)], self._rows, self.head, start, close)
 
@@ -267,81 +335,101 @@ def least_gain(a: Floats, pi: Floats) -> Floats:
 
 
 def minimise(
-    table: Table, expected: Floats, rows: Rows, head: int, weights: Floats, close: float
+    table: Table,
+    expected: Floats,
+    rows: Rows,
+    head: int,
+    weights: Floats,
+    close: float,
 ) -> tuple[Floats, float]:
     """Find the weights by Newton's method from some weights on, until a step gains less than `close`, in nats.
 
     The loss is the mean of ln Z - Σ w E_A[f] over rows, with the ridge. `expected` has the mean of E_A[f], (feature,).
+
+    Returns:
+        The weights, (feature,), and the mean of KL(A ‖ p) over rows, in nats.
     """
     row_weights = rows.weights[head]
     ridge = RIDGE * np.eye(len(weights))
 
-    def loss(weights: Floats) -> tuple[float, Floats, Floats]:
+    def loss_of(weights: Floats) -> tuple[float, Floats, Floats]:
+        """Return the loss; exp(Σ w f), (combination,), and Z, (row,), both divided by the largest exp."""
         scores = table.values @ weights
         top = scores.max(initial=0.0)
-        e = np.exp(scores - top)  # (combination,)
-        z = table.counts @ e  # (row,)
+        e = np.exp(scores - top)
+        z = table.counts @ e
         mean = row_weights @ np.log(z) + top - weights @ expected
         return float(mean + RIDGE / 2 * (weights @ weights)), e, z
 
-    value, e, z = loss(weights)
+    loss, e, z = loss_of(weights)
     for _ in range(_ITERATIONS):
-        # Gradient and second derivatives: means of features and their covariances under p, over all rows.
-        means = table.counts @ (e[:, None] * table.values) / z[:, None]  # (row, feature)
-        mass = e * (table.counts_by_combination @ (row_weights / z))  # (combination,)
+        # Means of features under p, (row, feature), and the mass of each combination over all rows, (combination,).
+        means = table.counts @ (e[:, None] * table.values) / z[:, None]
+        mass = e * (table.counts_by_combination @ (row_weights / z))
         gradient = row_weights @ means - expected + RIDGE * weights
-        second = (
-            (table.values * mass[:, None]).T @ table.values
-            - (means * row_weights[:, None]).T @ means
-            + ridge
-        )
+        # The second derivatives are the covariances of features under p.
+        second = (table.values * mass[:, None]).T @ table.values
+        second -= (means * row_weights[:, None]).T @ means
+        second += ridge
         step = np.clip(np.linalg.solve(second, -gradient), -LARGEST_STEP, LARGEST_STEP)
+        # Where little can be gained the loss is all but a quadratic, and need not be computed again.
         expected_gain = -float(gradient @ step) / 2
-        if expected_gain < close:  # the loss is all but a quadratic here: it need not be looked at again
+        if expected_gain < close:
             weights = np.clip(weights + step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-            value -= expected_gain
+            loss -= expected_gain
             break
-        # Halve the step until the loss falls.
-        size = 1.0
-        while True:
-            tried = np.clip(weights + size * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
-            trial, *parts = loss(tried)
-            if trial <= value or size < 1e-3:
+        # Halve the step until the loss falls, ten times at most.
+        for halvings in range(11):
+            new_weights = np.clip(weights + 0.5**halvings * step, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+            new_loss, new_e, new_z = loss_of(new_weights)
+            if new_loss <= loss:
                 break
-            size /= 2
-        gained = value - trial
+        gained = loss - new_loss
         if gained > 0:
-            weights, value = tried, trial
-            e, z = parts
+            weights = new_weights
+            loss = new_loss
+            e = new_e
+            z = new_z
         if gained < close:
             break
     entropy = float(row_weights @ rows.entropies[:, head])
-    return weights, value - RIDGE / 2 * float(weights @ weights) - entropy
+    return weights, loss - RIDGE / 2 * float(weights @ weights) - entropy
 
 
 # Score descriptions
 
 
-def score(rows: Rows, head: int, description: Description) -> tuple[Score, Floats]:
+def score(
+    rows: Rows,
+    head: int,
+    description: Description,
+) -> tuple[Score, Floats]:
     """Return how well a description holds on rows; and KL(A ‖ p) of each row, (row,), in nats."""
     left = row_losses(rows, head, description)
     mass = rows.mass[:, head]
-    return score_of_texts(rows.texts, left * mass, rows.uniform_nats[:, head] * mass, mass), left
+    nats = rows.uniform_nats[:, head]
+    return score_of_texts(rows.texts, left * mass, nats * mass, mass), left
 
 
-def row_losses(rows: Rows, head: int, description: Description) -> Floats:
+def row_losses(
+    rows: Rows,
+    head: int,
+    description: Description,
+) -> Floats:
     """Return KL(A ‖ p) of each row of a head, (row,), in nats."""
     # KL(A ‖ p) = -H - Σ w E_A[f] + ln Z, of each row, (row,).
     log_sums = rows.table(description.terms, head).log_sums(description.weights)
     scores = rows.scores(description.terms, description.weights, head)
-    losses: Floats = np.maximum(
-        log_sums - rows.sums(rows.scaled(head) * scores) - rows.entropies[:, head], 0.0
-    )
+    expected = rows.sums(rows.scaled(head) * scores)
+    losses: Floats = np.maximum(log_sums - expected - rows.entropies[:, head], 0.0)
     return losses
 
 
 def score_of_texts(
-    texts: NDArray[np.int64], left: Floats, nats: Floats, mass: Floats | None = None
+    texts: Integers,
+    left: Floats,
+    nats: Floats,
+    mass: Floats | None = None,
 ) -> Score:
     """Return the score of rows with its interval over texts, each of which has the same weight.
 
@@ -359,8 +447,11 @@ def score_of_texts(
     # Means over the rows of each text: then all texts weigh the same, (text,).
     _, text, counts = np.unique(texts, return_inverse=True, return_counts=True)
     sums = RunningSums(())
-    nats_of_texts = np.bincount(text, nats) / counts
-    sums.add(np.bincount(text, left) / counts, nats_of_texts)
-    mean_mass = 1.0 if mass is None else float((np.bincount(text, mass) / counts).mean())
+    text_nats = np.bincount(text, nats) / counts
+    sums.add(np.bincount(text, left) / counts, text_nats)
+    mean_mass = 1.0
+    if mass is not None:
+        mean_mass = float((np.bincount(text, mass) / counts).mean())
     low, high = predicted_interval(sums.sample(), mean_mass, len(counts))
-    return Score(1 - float(sums.ratio()), float(low), float(high), float(nats_of_texts.mean()))
+    explained = 1 - float(sums.ratio())
+    return Score(explained, float(low), float(high), float(text_nats.mean()))

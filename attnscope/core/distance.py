@@ -31,8 +31,8 @@ LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)
 ROUNDING = 1e-5
 """The most that a row may lack to 1 by rounding; more is the share of a sink."""
 
-# Of fewer, threads wait for each other longer than they compute; of more, caches overflow.
 _ELEMENTS_AT_ONCE = 2**18
+"""Weights that are compared at once. With fewer, threads wait longer than they compute; with more, caches overflow."""
 
 
 class PairSums(NamedTuple):
@@ -47,8 +47,14 @@ class PairSums(NamedTuple):
     counts: Float[Tensor, "head_a head_b"]
 
 
+Weights = Tensor | NDArray[np.floating]
+"""Rows of attention over the keys, in any precision."""
+
+
 def divergence_sums(
-    measure: Measure, a: Tensor | NDArray[np.floating], b: Tensor | NDArray[np.floating] | None = None
+    measure: Measure,
+    a: Weights,
+    b: Weights | None = None,
 ) -> PairSums:
     """Sum the divergences of all pairs of heads over queries, in float64.
 
@@ -61,7 +67,7 @@ def divergence_sums(
     Args:
         measure: The divergence.
         a: Weights, (head_a, query, key), at least 0, rows summing to at most 1.
-        b: Those of other heads on the same queries and keys, (head_b, query, key); None = a.
+        b: Weights of other heads on the same queries and keys, (head_b, query, key); None = a.
 
     Returns:
         The sums, 0 on the diagonal if b is None.
@@ -82,7 +88,9 @@ def divergence_sums(
         mass_a = rows_a.sum(-1)
         mass_b = rows_b.sum(-1)
         sums = (mass_a @ is_row_b.T + is_row_a @ mass_b.T) / 2
-        sums -= rows_a.sqrt().flatten(1) @ rows_b.sqrt().flatten(1).T
+        roots_a = rows_a.sqrt().flatten(1)
+        roots_b = rows_b.sqrt().flatten(1)
+        sums -= roots_a @ roots_b.T
     else:
         # (head_a, head_b, query)
         divergences = torch.stack([_jensen_shannon(head_rows, rows_b) for head_rows in rows_a])
@@ -95,7 +103,11 @@ def divergence_sums(
     return PairSums(sums, counts)
 
 
-def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.floating]) -> Floats:
+def row_divergences(
+    measure: Measure,
+    p: NDArray[np.floating],
+    q: NDArray[np.floating],
+) -> Floats:
     """Return the divergence of matching rows of weights, (..., key) to (...,); NaN where one of them is all zeros."""
     rows_p = _with_sink(p)
     rows_q = _with_sink(q)
@@ -107,25 +119,35 @@ def row_divergences(measure: Measure, p: NDArray[np.floating], q: NDArray[np.flo
 
 
 def _jensen_shannon(
-    p: Float[Tensor, "query key"], q: Float[Tensor, "*head query key"]
+    p: Float[Tensor, "query key"],
+    q: Float[Tensor, "*head query key"],
 ) -> Float[Tensor, "*head query"]:
     """Return the Jensen-Shannon divergence of rows in nats, some queries at a time."""
-    # As many queries at once as make _ELEMENTS_AT_ONCE numbers.
+    # As many queries at once as make _ELEMENTS_AT_ONCE numbers of q.
     n_queries = p.shape[-2]
     step = max(1, _ELEMENTS_AT_ONCE * n_queries // max(1, q.numel()))
     parts = []
     for rows_p, rows_q in zip(p.split(step, -2), q.split(step, -2), strict=True):  # type: ignore[no-untyped-call]
-        entropies = torch.special.entr(rows_p).sum(-1) + torch.special.entr(rows_q).sum(-1)
-        parts.append(torch.special.entr((rows_p + rows_q) / 2).sum(-1) - entropies / 2)
+        mean_entropy = (_entropy(rows_p) + _entropy(rows_q)) / 2
+        entropy_of_mean = _entropy((rows_p + rows_q) / 2)
+        parts.append(entropy_of_mean - mean_entropy)
     # Rounding may leave the divergence of equal rows just below 0.
     return torch.cat(parts, -1).clamp_min(0)
 
 
-def _with_sink(rows: Tensor | NDArray[np.floating]) -> Float[Tensor, "*head query key_and_sink"]:
+def _entropy(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head query"]:
+    """Return the entropy of rows in nats."""
+    entropy: Tensor = torch.special.entr(rows).sum(-1)
+    return entropy
+
+
+def _with_sink(rows: Weights) -> Float[Tensor, "*head query key_and_sink"]:
     """Return rows in float64 with the share of a sink as a further key: what a row lacks to 1 by more than rounding."""
     rows = in_float64(torch.as_tensor(rows))
-    lacking = (1 - rows.sum(-1, keepdim=True)) * rows.any(-1, keepdim=True)
-    return torch.cat([rows, lacking.where(lacking > ROUNDING, 0.0)], -1)
+    total = rows.sum(-1, keepdim=True)
+    lacking = (1 - total) * rows.any(-1, keepdim=True)
+    sink = lacking.where(lacking > ROUNDING, 0.0)
+    return torch.cat([rows, sink], -1)
 
 
 def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
@@ -176,13 +198,15 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
         return coordinates, explained
     # B: squared distances, centred in rows and columns.
     squares = _without_nan(distances) ** 2
-    centred = -(squares - squares.mean(0) - squares.mean(1)[:, None] + squares.mean()) / 2
+    row_means = squares.mean(1)[:, None]
+    b = -(squares - squares.mean(0) - row_means + squares.mean()) / 2
     # Eigenvalues and eigenvectors, the largest first; eigh returns the smallest first.
-    values, vectors = np.linalg.eigh((centred + centred.T) / 2)
+    values, vectors = np.linalg.eigh((b + b.T) / 2)
     values = np.maximum(values[::-1], 0.0)
     axes = vectors[:, ::-1][:, :2]
     # The entry of largest size of each axis, (1, 2), decides its sign.
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0)
+    largest_rows = np.abs(axes).argmax(0)[None]
+    largest = np.take_along_axis(axes, largest_rows, 0)
     signs = np.where(largest >= 0, 1.0, -1.0)
     # Equal heads have no variance: 0 of it is explained.
     explained = values[:2] / max(float(values.sum()), 1e-300)
@@ -198,10 +222,12 @@ def best_matching(distances: Floats) -> NDArray[np.int64]:
     Source:
         Crouse 2016 (a modified Jonker-Volgenant algorithm), by scipy.
     """
-    return np.stack(linear_sum_assignment(_nan_as_largest(distances)), 1).astype(np.int64)
+    pairs = linear_sum_assignment(_nan_as_largest(distances))
+    return np.stack(pairs, 1).astype(np.int64)
 
 
 def _nan_as_largest(distances: Floats) -> Floats:
+    """Return distances with the largest of them in the place of NaN."""
     return np.nan_to_num(distances, nan=np.nanmax(distances, initial=0.0))
 
 

@@ -1,4 +1,4 @@
-"""Facts of texts that measures need: of tokens, and of pairs of a query and a key.
+"""Work out the facts of texts that measures need: of tokens, and of pairs of a query and a key.
 
 The catalogue names the source of each measure (a paper, et al., or ours). This module knows no attention weights, no
 tokenizer and no model.
@@ -20,7 +20,7 @@ from attnscope.core.catalogue import OUTLYING
 class TextFacts:
     """The facts that measures need of a padded batch of texts. A fact that is None leaves its measures undefined.
 
-    A picture is a text of one: its tokens are special ones, then patches.
+    A picture is a batch of one text, whose tokens are special ones, then patches.
 
     Attributes:
         real: True = a token, False = padding.
@@ -88,11 +88,13 @@ class TextFacts:
         return self._changed(lambda tensor: tensor[texts])
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> "TextFacts":
+        """Return the facts with a change of every tensor, `added` ones too."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
         added = {name: change(tensor) for name, tensor in self.added.items()}
         return replace(self, added=added, **changed)
 
     def _tensors(self) -> dict[str, Tensor]:
+        """Return the fields that are tensors, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
@@ -109,7 +111,8 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
     Returns:
         True = longer than OUTLYING medians of the text's own tokens.
     """
-    median = norms.masked_fill(~texts.real, torch.nan).nanmedian(1, keepdim=True).values
+    real_norms = norms.masked_fill(~texts.real, torch.nan)
+    median = real_norms.nanmedian(1, keepdim=True).values
     return texts.real & ~texts.resting & (norms > OUTLYING * median)
 
 
@@ -119,24 +122,34 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     Returns:
         Fact -> (batch, key): 1 in a set, or the value of the key. Padding has 0. Unknown facts are missing.
     """
-    # Sets of keys by name; those that are None are not known.
+    # Sets of keys by name; None = not known.
     real = keys.real
     sets: dict[str, Tensor | None] = {
         "resting": keys.resting,
         "first": keys.first,
         "special": keys.special,
+        "cls": keys.cls,
+        "sep": keys.sep,
+        "punctuation": keys.punctuation,
+        **keys.added,
     }
-    sets |= {"cls": keys.cls, "sep": keys.sep, "punctuation": keys.punctuation, **keys.added}
-    facts = {fact: (members & real).to(dtype) for fact, members in sets.items() if members is not None}
+    facts = {}
+    for fact, members in sets.items():
+        if members is not None:
+            facts[fact] = (members & real).to(dtype)
     if keys.log_frequency is not None:
         facts["rarity"] = torch.where(real, -keys.log_frequency, 0.0).to(dtype)
     return facts
 
 
-# Pairs -----------------------------------------------------------------------------------------------------------
+# Pairs of queries at the positions q, (query, 1), and keys at the positions k, (key,) ----------------------------
 
 
-def _are_same(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+def _are_same(
+    texts: TextFacts,
+    q: Tensor,
+    k: Tensor,
+) -> Tensor:
     """Return which pairs are of the same token, (batch, query, key)."""
     # Ids are never negative, so padding equals nothing: -1 as a query, -2 as a key.
     query_ids = torch.where(texts.real, texts.ids, -1)
@@ -144,29 +157,43 @@ def _are_same(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
     return query_ids[:, q] == key_ids[:, None, k]
 
 
-def _induction(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+def _induction(
+    texts: TextFacts,
+    q: Tensor,
+    k: Tensor,
+) -> Tensor:
     """Return which keys followed the query's own token before, (batch, query, key)."""
-    follows = _are_same(texts, q, (k - 1).clamp(min=0)) & (k > 0) & (k < q)
-    return follows & texts.real[:, None, k]
+    before = (k - 1).clamp(min=0)
+    is_earlier = (k > 0) & (k < q)
+    return _are_same(texts, q, before) & is_earlier & texts.real[:, None, k]
 
 
-def _cosine(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+def _cosine(
+    texts: TextFacts,
+    q: Tensor,
+    k: Tensor,
+) -> Tensor:
     """Return the cosine of the embeddings of each pair, (batch, query, key)."""
     assert texts.embeddings is not None
     return texts.embeddings[:, q[:, 0]] @ texts.embeddings[:, k].mT
 
 
-def _grid_steps(texts: TextFacts, q: Tensor, k: Tensor) -> Tensor:
+def _grid_steps(
+    texts: TextFacts,
+    q: Tensor,
+    k: Tensor,
+) -> Tensor:
     """Return how many rows and columns two patches are apart, (2, 1, query, key)."""
-    assert texts.n_columns is not None
-    # The special tokens before the patches, but for whole rows of them: those shift every patch by the same rows.
-    n_before = texts.real.shape[1] % texts.n_columns
-    # Patch i is in row i // n_columns and column i % n_columns.
-    q_place, k_place = (
-        torch.stack([place.div(texts.n_columns, rounding_mode="floor"), place % texts.n_columns])
-        for place in (q - n_before, (k - n_before)[None])
-    )
-    return (q_place - k_place).abs()[:, None]
+    n_columns = texts.n_columns
+    assert n_columns is not None
+    # Patch i is in row i // n_columns and column i % n_columns. Before the patches stand special tokens; whole rows of
+    # these would move all patches alike, so the others are what counts.
+    n_before = texts.real.shape[1] % n_columns
+    query_patch = q - n_before
+    key_patch = k - n_before
+    rows = query_patch // n_columns - key_patch // n_columns
+    columns = query_patch % n_columns - key_patch % n_columns
+    return torch.stack([rows, columns]).abs()[:, None]
 
 
 PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
@@ -178,13 +205,15 @@ PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
     "grid_distance": lambda texts, q, k: torch.hypot(*_grid_steps(texts, q, k).float()),
     "grid_neighbour": lambda texts, q, k: _grid_steps(texts, q, k).amax(0) == 1,
 }
-"""Functions by the name of their fact, which return the value of each pair, (batch or 1, query, key).
-
-They get the positions of queries as q, (query, 1), and of keys as k, (key,)."""
+"""Functions by the name of their fact, which return the value of each pair, (batch or 1, query, key)."""
 
 
 def pair_facts(
-    names: Iterable[str], texts: TextFacts, queries: slice, keys: slice, dtype: torch.dtype
+    names: Iterable[str],
+    texts: TextFacts,
+    queries: slice,
+    keys: slice,
+    dtype: torch.dtype,
 ) -> dict[str, Float[Tensor, "#batch query key"]]:
     """Return the value of each pair of a range of queries and one of keys by fact: 1 or 0, a cosine, or a distance."""
     device = texts.real.device

@@ -179,7 +179,11 @@ def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Flo
     return np.where(np.isnan(sample.error + threshold), np.nan, p)
 
 
-def independent_units(sample: Sample, dependence: Numbers = DEPENDENCE, units: Numbers = 1.0) -> Floats:
+def independent_units(
+    sample: Sample,
+    dependence: Numbers = DEPENDENCE,
+    units: Numbers = 1.0,
+) -> Floats:
     """Return the effective number of independent units, by which unseen texts are bounded; NaN without a text.
 
     N = 1 / (ρ/m + (1 - ρ)/Σc) for m effective texts of Σc units (Kish 1965, section 5.4).
@@ -246,7 +250,11 @@ def _share(
     return _Share(r, n, 0.5 / n, n_unseen)
 
 
-def _score_end(x: Floats, a: Floats, side: int) -> Floats:
+def _score_end(
+    x: Floats,
+    a: Floats,
+    side: int,
+) -> Floats:
     """Return the lower (side -1) or upper (1) root θ of (x - θ)² = a θ(1 - θ)."""
     half = np.sqrt(a * x * (1 - x) + a * a / 4)
     end: Floats = (x + a / 2 + side * half) / (1 + a)
@@ -264,7 +272,10 @@ def _student(sample: Sample) -> Floats:
 
 
 def skewed_interval(
-    ratio: Floats, half: Floats, unseen: Floats, highest: Numbers
+    ratio: Floats,
+    half: Floats,
+    unseen: Floats,
+    highest: Numbers,
 ) -> tuple[Floats, Floats]:
     """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if a few texts may carry Σs.
 
@@ -309,7 +320,11 @@ def skewed_interval(
     return low, high
 
 
-def predicted_interval(loss: Sample, mass: Numbers, n_texts: int) -> tuple[Floats, Floats]:
+def predicted_interval(
+    loss: Sample,
+    mass: Numbers,
+    n_texts: int,
+) -> tuple[Floats, Floats]:
     """Return the 95% interval of a predicted share, 1 - L, L = Σ loss / Σ nats over held-out texts.
 
     Both sums count only the attention outside sinks (`mass`). A head that mostly rests leaves little there, and a text

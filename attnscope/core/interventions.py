@@ -45,7 +45,7 @@ class Patched:
     Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
 
     Args:
-        patches: By place; of two that name the same head, text and token the later one holds.
+        patches: The patches of each place; of two that name the same head, text and token the later one holds.
     """
 
     def __init__(self, patches: Mapping[Place, Sequence[Patch]]) -> None:
@@ -64,12 +64,10 @@ class Patched:
             return tensor
 
         # Queries, keys and values are replaced before the model computes attention.
-        call = replace(
-            call,
-            query=put("query", call.query),
-            key=put("key", call.key),
-            value=put("value", call.value),
-        )
+        query = put("query", call.query)
+        key = put("key", call.key)
+        value = put("value", call.value)
+        call = replace(call, query=query, key=key, value=value)
         output = attend(call)
         # A patched pattern replaces the weights: its product with the values is the head's output.
         patterns = [patch for patch in patches if patch.by == "pattern"]
@@ -99,21 +97,29 @@ class Activations:
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
-        self.calls[place] = replace(
-            call, query=call.query.clone(), key=call.key.clone(), value=call.value.clone()
-        )
+        query = call.query.clone()
+        key = call.key.clone()
+        value = call.value.clone()
+        self.calls[place] = replace(call, query=query, key=key, value=value)
         self.outputs[place] = output.clone()
         return output
 
-    def values(self, by: By, place: Place, heads: Sequence[int]) -> Tensor:
+    def values(
+        self,
+        by: By,
+        place: Place,
+        heads: Sequence[int],
+    ) -> Tensor:
         """Return the values of one kind in some heads of a place; for keys and values, in some key/value heads.
 
         Returns:
             (text, head, token, width), in the model's units; patterns (text, head, query, key), 0 to 1.
         """
+        call = self.calls[place]
         if by == "pattern":
-            return attention_weights(select_heads(self.calls[place], heads))
-        all_heads: Tensor = self.outputs[place] if by == "z" else getattr(self.calls[place], by)
+            return attention_weights(select_heads(call, heads))
+        # Queries, keys and values: the field of the call that has their name.
+        all_heads: Tensor = self.outputs[place] if by == "z" else getattr(call, by)
         return all_heads[:, list(heads)]
 
 
@@ -121,7 +127,7 @@ class Leaves:
     """Make values of heads leaves of the graph, so that a loss has gradients there.
 
     Args:
-        by: Which of them: z, query, key, value or pattern.
+        by: Which values: z, query, key, value or pattern.
 
     Attributes:
         tensors: The leaves by place, with the shapes of `Activations.values`, for all heads.
@@ -152,7 +158,11 @@ class Leaves:
         return watched
 
 
-def attribute(gradient: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "text head token"]:
+def attribute(
+    gradient: Tensor,
+    base: Tensor,
+    source: Tensor,
+) -> Float[Tensor, "text head token"]:
     """Return gradient · (source - base): to first order, how much a patch would change the score, in its unit.
 
     Args:
@@ -160,5 +170,6 @@ def attribute(gradient: Tensor, base: Tensor, source: Tensor) -> Float[Tensor, "
         base: What the heads computed, (text, head, token, width).
         source: What they computed in the other run, (text, head, token, width).
     """
-    change: Tensor = (gradient.float() * (source.float() - base.float())).sum(-1)
-    return change.detach()
+    change = source.float() - base.float()
+    effect: Tensor = (gradient.float() * change).sum(-1)
+    return effect.detach()

@@ -17,7 +17,9 @@ from attnscope.core.intervals import END, Floats, skewed_interval, unseen_share
 
 
 def offset_masses(
-    weights: Float[Tensor, "head query key"], furthest: int, first: int = 0
+    weights: Float[Tensor, "head query key"],
+    furthest: int,
+    first: int = 0,
 ) -> Float[Tensor, "head {2*furthest+3}"]:
     """Sum attention over queries by its offset: how many tokens the key is behind (-) or ahead (+) of the query.
 
@@ -159,7 +161,10 @@ class KeptRows(NamedTuple):
 
 
 def keep_rows(
-    weights: NDArray[np.floating], totals: NDArray[np.floating], share: float, most: int
+    weights: NDArray[np.floating],
+    totals: NDArray[np.floating],
+    share: float,
+    most: int,
 ) -> KeptRows:
     """Keep the fewest keys that hold a share of each row, up to a number of keys; of equal weights the earlier key.
 

@@ -45,10 +45,13 @@ def pair_means(values: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         return mean, unknown, unknown, unknown
     # Student's t from the error of the mean, (...,).
     error = values.std(0, ddof=1) / np.sqrt(n)
-    degrees, n_pairs = np.full_like(mean, degrees_of_freedom(n)), np.full_like(mean, n)
+    degrees = np.full_like(mean, degrees_of_freedom(n))
+    n_pairs = np.full_like(mean, n)
     low, high = mean_interval(Sample(mean, error, degrees, n_pairs, n_pairs))
-    certain = np.where(mean == 0, 0.0, np.where(np.isnan(mean), np.nan, np.inf))
-    t = np.divide(np.abs(mean), error, out=certain, where=error > 0)
+    # Without an error t is infinite, or 0 for a mean of 0; NaN stays.
+    distance = np.abs(mean)
+    t_without_error = np.where(distance > 0, np.inf, distance)
+    t = np.divide(distance, error, out=t_without_error, where=error > 0)
     return mean, low, high, 2 * stdtr(degrees, -t)
 
 
@@ -69,7 +72,7 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
 
     Args:
         values: (pair, quantity).
-        total: Of the same pairs, (pair, 1), or (pair, quantity) for quantities with totals of their own.
+        total: The totals of the same pairs, (pair, 1), or (pair, quantity) where each quantity has its own.
 
     Returns:
         Three arrays of shape (quantity,); NaN if the total is too weak.
@@ -82,32 +85,30 @@ def shares_of_total(values: Floats, total: Floats) -> tuple[Floats, Floats, Floa
 
     # Variances and covariances of the means.
     mean_total: Floats = total.mean(0)
-    around_total, around = total - mean_total, values - means
+    total_distances = total - mean_total
+    value_distances = values - means
     scale = n * (n - 1)
-    var_total = (around_total**2).sum(0) / scale
-    var_values = (around**2).sum(0) / scale
-    covariance = (around_total * around).sum(0) / scale
+    var_total = (total_distances**2).sum(0) / scale
+    var_values = (value_distances**2).sum(0) / scale
+    covariance = (total_distances * value_distances).sum(0) / scale
 
-    # How many standard errors the total is away from 0. One that is the same for all pairs is strong.
+    # |T|: how many standard errors the total is away from 0. One that is the same for all pairs is strong.
     error = np.sqrt(var_total)
-    strength = np.divide(
-        np.abs(mean_total), error, out=np.where(mean_total == 0, 0.0, np.inf), where=error > 0
-    )
+    strength = np.where(mean_total == 0, 0.0, np.inf)
+    np.divide(np.abs(mean_total), error, out=strength, where=error > 0)
     weakest = weakest_total(n)
-    nu = degrees_of_freedom(n)
-    k = np.maximum(_quantile(nu, END), _quantile(nu, RARE) * (3 - strength / weakest) / 2)
+    degrees = degrees_of_freedom(n)
+    widest = _quantile(degrees, RARE) * (3 - strength / weakest) / 2
+    k = np.maximum(_quantile(degrees, END), widest)
 
     # (mean - rho · mean_total)² = k² · (var_values - 2 rho · covariance + rho² · var_total), solved for rho.
     a = mean_total**2 - k**2 * var_total
     b = means * mean_total - k**2 * covariance
     c = means**2 - k**2 * var_values
     root = np.sqrt(np.maximum(b**2 - a * c, 0))
-    is_shown = strength >= weakest
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # The quotient itself, then the two roots.
-        shares = [means / mean_total, (b - root) / a, (b + root) / a]
-    share, low, high = (np.where(is_shown, each, np.nan) for each in shares)
-    return share, low, high
+    a = np.where(strength >= weakest, a, np.nan)
+    mean_total = np.where(strength >= weakest, mean_total, np.nan)
+    return means / mean_total, (b - root) / a, (b + root) / a
 
 
 def weakest_total(n_pairs: int) -> float:
@@ -118,6 +119,6 @@ def weakest_total(n_pairs: int) -> float:
     return MARGIN * _quantile(degrees_of_freedom(n_pairs), RARE)
 
 
-def _quantile(nu: float, tail: float) -> float:
+def _quantile(degrees: float, tail: float) -> float:
     """Return the value that Student's t exceeds with a probability of `tail`."""
-    return float(-stdtrit(nu, tail))
+    return float(-stdtrit(degrees, tail))

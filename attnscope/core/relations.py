@@ -9,6 +9,7 @@ all at once, of long ones some after the others.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -56,10 +57,11 @@ class LinkFacts:
         """Return the same facts on a device, because layers may lie on several."""
         if self.units.device == device:
             return self
-        moved = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)  # type: ignore[arg-type]  # these are the tensors alone
+        moved: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                moved[name] = value.to(device)
+        return replace(self, **moved)
 
 
 def keep_links(facts: LinkFacts) -> OfChosen[Tensor]:
@@ -68,7 +70,11 @@ def keep_links(facts: LinkFacts) -> OfChosen[Tensor]:
     Its `maps` are kind -> layer -> hits and mass, (cell, head, 2), as `links_of_weights` returns them. It raises a
     ValueError if the shapes of a call are not those of the links.
     """
-    return OfChosen(lambda call: _links_of_call(call, facts.on(call.query.device)))
+
+    def read(call: AttentionCall) -> Float[Tensor, "cell head 2"]:
+        return _links_of_call(call, facts.on(call.query.device))
+
+    return OfChosen(read)
 
 
 @torch.no_grad()
@@ -89,17 +95,21 @@ def _links_of_call(call: AttentionCall, facts: LinkFacts) -> Float[Tensor, "cell
     sums = _no_sums(facts, n_heads)
     step = max(1, WEIGHTS_AT_ONCE // (n_heads * n_keys))
     for text in range(n_texts):
-        for rows in (facts.row_text == text).nonzero()[:, 0].split(step):  # type: ignore[no-untyped-call]
+        text_rows = (facts.row_text == text).nonzero()[:, 0]
+        for rows in text_rows.split(step):  # type: ignore[no-untyped-call]
+            # Two rows may have a piece in common: its weights are computed once.
             pieces = facts.pieces[torch.isin(facts.pieces[:, 0], rows)]
-            queries, place = pieces[:, 1].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            queries, query_of_piece = pieces[:, 1].unique(return_inverse=True)  # type: ignore[no-untyped-call]
             weights = rows_of(call, queries, slice(text, text + 1))[0]
-            _add_rows(sums, facts, rows, pieces, weights.movedim(1, 0)[place])
+            piece_weights = weights.movedim(1, 0)[query_of_piece]
+            _add_rows(sums, facts, rows, pieces, piece_weights)
     return sums
 
 
 @torch.no_grad()
 def links_of_weights(
-    weights: Float[Tensor, "text head query key"], facts: LinkFacts
+    weights: Float[Tensor, "text head query key"],
+    facts: LinkFacts,
 ) -> Float[Tensor, "cell head 2"]:
     """Return hits and mass of dense weights.
 
@@ -111,12 +121,14 @@ def links_of_weights(
     sums = _no_sums(facts, weights.shape[1])
     # The rows of weights of all pieces, (piece, head, key).
     row, token = facts.pieces.unbind(1)
+    piece_weights = weights[facts.row_text[row], :, token]
     rows = torch.arange(len(facts.row_text), device=weights.device)
-    _add_rows(sums, facts, rows, facts.pieces, weights[facts.row_text[row], :, token])
+    _add_rows(sums, facts, rows, facts.pieces, piece_weights)
     return sums
 
 
 def _no_sums(facts: LinkFacts, n_heads: int) -> Float[Tensor, "cell head 2"]:
+    """Return hits and mass of no links: zeros, to be added to."""
     device = facts.units.device
     return torch.zeros(facts.n_cells, n_heads, 2, dtype=sum_dtype(device), device=device)
 

@@ -17,17 +17,26 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 Levels = NDArray[np.uint8]
 
 _ENTRIES_AT_ONCE = 2**16
+"""Entries whose features are multiplied with attention at once."""
+
 _WEIGHTS_AT_ONCE = 2**21
+"""About how many weights of several heads are held in float64 at once."""
+
 _TABLE_BYTES = 2**26
+"""About how much memory the tables take that are kept."""
 
 _MOST_CODES = 1024
 """Of more combinations than this, those that never occur are dropped."""
 
 _DENSE_PER_ENTRY = 4
 """Counts are a dense array if it has at most so many numbers per entry; else they are sparse."""
+
+_TINY = 1e-30
+"""Instead of a divisor of 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +60,7 @@ class Column:
     @cached_property
     def products(self) -> tuple[Floats, Levels]:
         """Return the distinct values of the column, (level,), and the level of each pair, (query level, key level)."""
+        # Rounded, so that products that differ by rounding are one value.
         products = np.outer(self.query_values, self.key_values).round(12)
         values, levels = np.unique(products, return_inverse=True)
         return values, levels.reshape(products.shape).astype(np.uint8)
@@ -76,7 +86,7 @@ class Table:
         return self.counts.T
 
     def log_sums(self, weights: Floats) -> Floats:
-        """Return the logarithm of Z of each row, (row,), in nats."""
+        """Return ln Z of each row, (row,), in nats: Z is the sum of exp(Σ w f) over its keys, w the weights."""
         # Less the largest score, so that the exponential does not overflow.
         scores = self.values @ weights
         top = scores.max(initial=0.0)
@@ -85,6 +95,7 @@ class Table:
 
 
 def _nothing() -> NDArray[Any]:
+    """Return an empty array, which stands for what was left out."""
     return np.empty(0, np.int64)
 
 
@@ -103,23 +114,24 @@ class Rows:
         key_types: (entry,): the type of each key's token; empty = all are alike.
         query_types: (row,): the type of each query's token.
         columns: For each head the features that it alone has; they are numbered after `features`.
-        index: (row,): of selected rows, their numbers in the whole sample; empty = it is the whole sample.
-        entries: (entry,): the same of entries.
+        index: (row,): the numbers of selected rows in the whole sample; empty = these rows are the whole sample.
+        entries: (entry,): the numbers of their entries in the whole sample; empty likewise.
     """
 
     features: Levels
-    levels: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    texts: NDArray[np.int64]
+    levels: Integers
+    starts: Integers
+    texts: Integers
     attention: NDArray[np.floating]
     counts: Floats = field(default_factory=_nothing)
     key_types: NDArray[np.int32] = field(default_factory=_nothing)
     query_types: NDArray[np.int32] = field(default_factory=_nothing)
     columns: tuple[tuple[Column, ...], ...] = ()
-    index: NDArray[np.int64] = field(default_factory=_nothing)
-    entries: NDArray[np.int64] = field(default_factory=_nothing)
-    _tables: Any = field(init=False, repr=False)  # lru_cache of `_count`
-    # head, `scaled` of it.
+    index: Integers = field(default_factory=_nothing)
+    entries: Integers = field(default_factory=_nothing)
+    # An lru_cache of `_count`.
+    _tables: Any = field(init=False, repr=False)
+    # The head that `scaled` was last asked for, and its result.
     _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,27 +151,33 @@ class Rows:
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
         self._tables = lru_cache(n_kept)(self._count)
 
-    def select(self, rows: NDArray[np.int64]) -> Rows:
+    def select(self, rows: Integers) -> Rows:
         """Copy some of the rows, by their numbers, (row,), ascending."""
-        # Entries of the chosen rows, by their numbers here: where a row starts here, less where it will start, plus
-        # the number that the entry will have.
+        # The entries of the chosen rows, by their numbers here: their new numbers, moved by as much as their row moves.
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
-        entries = np.repeat(self.starts[rows] - starts[:-1], lengths) + np.arange(starts[-1])
-        # Both kinds of arrays are cut along their last axis.
-        per_row = {name: getattr(self, name)[rows] for name in ("texts", "query_types", "index")}
-        per_entry = {
-            name: getattr(self, name)[..., entries]
-            for name in ("features", "attention", "counts", "key_types", "entries")
-        }
-        return Rows(levels=self.levels, starts=starts, columns=self.columns, **per_row, **per_entry)
+        moves = self.starts[rows] - starts[:-1]
+        entries = np.arange(starts[-1]) + np.repeat(moves, lengths)
+        return Rows(
+            features=self.features[:, entries],
+            levels=self.levels,
+            starts=starts,
+            texts=self.texts[rows],
+            attention=self.attention[:, entries],
+            counts=self.counts[entries],
+            key_types=self.key_types[entries],
+            query_types=self.query_types[rows],
+            columns=self.columns,
+            index=self.index[rows],
+            entries=self.entries[entries],
+        )
 
     def of_texts(self, texts: Sequence[int]) -> Rows:
         """Copy the rows of some texts."""
         return self.select(np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
 
     def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
-        """Give each head features of its own, instead of those that it had."""
+        """Replace the features that each head alone has."""
         self.columns = columns
         self._tables.cache_clear()
 
@@ -181,12 +199,12 @@ class Rows:
         return int(self.starts[-1])
 
     @cached_property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Integers:
         """Count the entries of each row, (row,)."""
         return np.diff(self.starts)
 
     @cached_property
-    def row_of(self) -> NDArray[np.int64]:
+    def row_of(self) -> Integers:
         """Return the row of each entry, (entry,)."""
         return np.repeat(np.arange(len(self.texts)), self.lengths)
 
@@ -207,7 +225,7 @@ class Rows:
     @cached_property
     def mass(self) -> Floats:
         """Return how much attention each row holds, 0 to 1, (row, head)."""
-        return np.stack([self.sums(of_head) for of_head in self.attention], 1)
+        return np.stack([self.sums(head_weights) for head_weights in self.attention], 1)
 
     @cached_property
     def text_weights(self) -> Floats:
@@ -219,15 +237,18 @@ class Rows:
     def weights(self) -> Floats:
         """Return the weight of each row for each head, (head, row): its text's weight times its mass; they sum to 1."""
         weights = (self.mass * self.text_weights[:, None]).T
-        return np.ascontiguousarray(weights / np.maximum(weights.sum(1, keepdims=True), 1e-30))
+        totals = weights.sum(1, keepdims=True)
+        return np.ascontiguousarray(weights / np.maximum(totals, _TINY))
 
     def scaled(self, head: int) -> Floats:
         """Return a head's attention with each row scaled to 1, (entry,); that of the last head asked for is kept."""
         # Searches ask for the same head many times in a row.
-        if self._scaled[0] != head:
-            factors = 1 / np.maximum(self.mass[:, head], 1e-30)
-            self._scaled = head, self.attention[head].astype(np.float64) * self.spread(factors)
-        return self._scaled[1]
+        last_head, scaled = self._scaled
+        if last_head != head:
+            factors = 1 / np.maximum(self.mass[:, head], _TINY)
+            scaled = self.attention[head].astype(np.float64) * self.spread(factors)
+            self._scaled = head, scaled
+        return scaled
 
     @cached_property
     def entropies(self) -> Floats:
@@ -235,7 +256,9 @@ class Rows:
         entropies = np.empty((len(self.texts), self.n_heads))
         for head in range(self.n_heads):
             scaled = self.scaled(head)
-            entropies[:, head] = -self.sums(scaled * np.log(np.maximum(scaled / self.counts, 1e-300)))
+            # A weight of 0 adds 0 whatever its logarithm, if that is finite.
+            logs = np.log(np.maximum(scaled / self.counts, 1e-300))
+            entropies[:, head] = -self.sums(scaled * logs)
         return entropies
 
     @cached_property
@@ -255,29 +278,31 @@ class Rows:
         """Return a head's own column by its number; None = all heads share the feature."""
         return None if feature < self.n_shared else self.columns[head][feature - self.n_shared]
 
-    def own_features(self, head: int) -> range:
-        """Return the numbers of the features that a head alone has."""
-        return range(self.n_shared, self.n_shared + (len(self.columns[head]) if self.columns else 0))
+    def own_columns(self, head: int) -> tuple[Column, ...]:
+        """Return the features that a head alone has; their numbers begin at `n_shared`."""
+        return self.columns[head] if self.columns else ()
 
     def values_of(self, feature: int, head: int = 0) -> Floats:
         """Return the values of a feature's levels, (level,), 0 to 1."""
         column = self.column_of(feature, head)
-        return np.linspace(0, 1, int(self.levels[feature])) if column is None else column.products[0]
+        if column is None:
+            return np.linspace(0, 1, int(self.levels[feature]))
+        values, _ = column.products
+        return values
 
     def levels_of(self, feature: int, head: int) -> Levels:
         """Return the levels of a feature that all heads share, or that this head alone has, (entry,)."""
         column = self.column_of(feature, head)
         if column is None:
-            shared: Levels = self.features[feature]
-            return shared
-        pair_levels = column.products[1]  # (query level, key level)
-        key_levels = column.keys[self.key_types]
-        if column.queries is None:
-            by_key: Levels = pair_levels[0][key_levels]
-            return by_key
-        query_levels = column.queries[self.query_types]
-        # The pair of each entry, as its place in the flattened table of pairs.
-        pairs = self.spread(query_levels.astype(np.int32) * np.int32(pair_levels.shape[1])) + key_levels
+            return np.asarray(self.features[feature])
+        # (query level, key level); without levels of queries there is one row.
+        _, pair_levels = column.products
+        pairs = column.keys[self.key_types]
+        if column.queries is not None:
+            # The pair of each entry, as its place in the flattened table of pairs.
+            n_key_levels = np.int32(pair_levels.shape[1])
+            query_levels = column.queries[self.query_types]
+            pairs = pairs + self.spread(query_levels * n_key_levels)
         return pair_levels.ravel()[pairs]
 
     def by_entry(self, feature: int, head: int) -> Floats:
@@ -285,15 +310,16 @@ class Rows:
         return np.take(self.values_of(feature, head), self.levels_of(feature, head))
 
     @cached_property
-    def varies_in(self) -> NDArray[np.int64]:
+    def varies_in(self) -> Integers:
         """Count the texts in which a shared feature has more than one level in some row, (feature,)."""
         n_texts = np.zeros(self.n_shared, np.int64)
-        first = self.starts[:-1]
         if not self.size:
             return n_texts
+        first_entries = self.starts[:-1]
         for number, levels in enumerate(self.features):
             # Rows whose largest and smallest level differ, (row,).
-            varies = np.maximum.reduceat(levels, first) > np.minimum.reduceat(levels, first)
+            largest = np.maximum.reduceat(levels, first_entries)
+            varies = largest > np.minimum.reduceat(levels, first_entries)
             n_texts[number] = len(np.unique(self.texts[varies]))
         return n_texts
 
@@ -306,9 +332,9 @@ class Rows:
     @cached_property
     def graded_variances(self) -> Floats:
         """Return the `variance` of the features that all heads share, (feature,); 0 for those of 2 levels."""
-        graded = np.flatnonzero(self.levels > 2)
         variances = np.zeros(self.n_shared)
-        variances[graded] = [self.variance(self.by_entry(int(number), 0)) for number in graded]
+        for number in np.flatnonzero(self.levels > 2):
+            variances[number] = self.variance(self.by_entry(int(number), 0))
         return variances
 
     # Means of features
@@ -325,9 +351,8 @@ class Rows:
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
         """Scale each row of p, (entry,), known up to a factor, so that it sums to the weight of the row for a head."""
-        scaled: Floats = unscaled * self.spread(
-            self.weights[head] / np.maximum(self.sums(unscaled), 1e-30)
-        )
+        factors = self.weights[head] / np.maximum(self.sums(unscaled), _TINY)
+        scaled: Floats = unscaled * self.spread(factors)
         return scaled
 
     def means(self, unscaled: NDArray[np.floating], weights: Floats) -> Floats:
@@ -337,7 +362,7 @@ class Rows:
             unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
             weights: (p, row): the weights of rows.
         """
-        factors = weights / np.maximum(self.sums(unscaled), 1e-30)
+        factors = weights / np.maximum(self.sums(unscaled), _TINY)
         # Scale each p so that a row sums to its weight, (p, entry).
         scaled = unscaled * np.repeat(factors.astype(unscaled.dtype), self.lengths, axis=1)
         means = np.zeros((len(unscaled), self.n_shared))
@@ -348,19 +373,27 @@ class Rows:
 
     # What terms expect
 
-    def scores(self, terms: tuple[int, ...], weights: Floats, head: int) -> Floats:
+    def scores(
+        self,
+        terms: tuple[int, ...],
+        weights: Floats,
+        head: int,
+    ) -> Floats:
         """Return Σ w f of some terms, whose weights w are given, (entry,), in nats."""
         table = self.table(terms, head)
         return np.take(table.values @ weights, table.codes)
 
-    def unscaled(self, terms: tuple[int, ...], weights: Floats, head: int) -> NDArray[np.float32]:
+    def unscaled(
+        self,
+        terms: tuple[int, ...],
+        weights: Floats,
+        head: int,
+    ) -> NDArray[np.float32]:
         """Return p of some terms up to a factor of each row, (entry,), at least 0."""
         table = self.table(terms, head)
         scores = table.values @ weights
-        p: NDArray[np.float32] = np.take(
-            np.exp(scores - scores.max(initial=0.0)).astype(np.float32), table.codes
-        )
-        return (p * self.counts).astype(np.float32)
+        p = np.exp(scores - scores.max(initial=0.0)).astype(np.float32)
+        return (np.take(p, table.codes) * self.counts).astype(np.float32)
 
     def table(self, terms: tuple[int, ...], head: int) -> Table:
         """Count how often each combination of some terms' levels occurs in each row; the last tables are kept."""
@@ -374,38 +407,36 @@ class Rows:
         n_rows = len(self.texts)
         # Without terms there is one combination, which all keys have.
         if not terms:
-            return Table(
-                np.empty((1, 0)), np.zeros(self.size, np.int32), self.sums(self.counts)[:, None]
-            )
-        # A code is the combination of the terms before, times the levels of the last, plus its level.
+            no_codes = np.zeros(self.size, np.int32)
+            return Table(np.empty((1, 0)), no_codes, self.n_keys[:, None])
+        # A code is the combination of the terms before, times the number of the last one's levels, plus its level.
         before = self.table(terms[:-1], head)
-        last = self.values_of(terms[-1], head)
-        codes = before.codes * np.int32(len(last))
+        last_values = self.values_of(terms[-1], head)
+        n_last = len(last_values)
+        codes = before.codes * np.int32(n_last)
         codes += self.levels_of(terms[-1], head)
         # Drop combinations that never occur once there may be many.
-        kept = np.arange(len(before.values) * len(last))
+        kept = np.arange(len(before.values) * n_last)
         if len(kept) > _MOST_CODES:
-            kept = np.flatnonzero(np.bincount(codes, minlength=len(kept)))
-            new_codes = np.zeros(int(kept[-1]) + 1, np.int32)
-            new_codes[kept] = np.arange(len(kept), dtype=np.int32)
+            occurs = np.bincount(codes, minlength=len(kept)) > 0
+            kept = np.flatnonzero(occurs)
+            new_codes = np.cumsum(occurs, dtype=np.int32) - 1
             codes = new_codes[codes]
         # Values of each combination, (combination, feature).
-        values = np.concatenate([before.values[kept // len(last)], last[kept % len(last)][:, None]], 1)
-        n_kept = len(kept)
+        values = np.column_stack([before.values[kept // n_last], last_values[kept % n_last]])
+        shape = n_rows, len(kept)
         # Count by row: sparse if a dense table would be mostly zeros.
-        if n_rows * n_kept > _DENSE_PER_ENTRY * self.size:
-            return Table(
-                values, codes, sp.csr_array((self.counts, codes, self.starts), (n_rows, n_kept))
-            )
-        cells = self.spread(np.arange(n_rows) * n_kept) + codes
+        n_cells = n_rows * len(kept)
+        if n_cells > _DENSE_PER_ENTRY * self.size:
+            sparse = sp.csr_array((self.counts, codes, self.starts), shape)
+            return Table(values, codes, sparse)
+        cells = self.spread(np.arange(n_rows) * len(kept)) + codes
         # Without counts above 1, counting entries is the same and faster.
         entry_counts = None if self.counts.max(initial=1.0) == 1 else self.counts
-        counts = (
-            np.bincount(cells, entry_counts, n_rows * n_kept).reshape(n_rows, n_kept).astype(np.float64)
-        )
-        return Table(values, codes, counts)
+        counts = np.bincount(cells, entry_counts, n_cells).astype(np.float64)
+        return Table(values, codes, counts.reshape(shape))
 
 
-def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def starts_of(lengths: Integers) -> Integers:
     """Return where each of some rows begins, and where the last ends, (row + 1,)."""
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return np.append(np.int64(0), np.cumsum(lengths))

@@ -41,7 +41,12 @@ class Cut:
 
 
 def cut(
-    query: Array, key: Array, value: Array, n_heads: int, *, may: NDArray[np.bool_] | None = None
+    query: Array,
+    key: Array,
+    value: Array,
+    n_heads: int,
+    *,
+    may: NDArray[np.bool_] | None = None,
 ) -> Cut:
     """Cut queries, keys and values into heads by columns, and let each attend.
 
@@ -63,31 +68,30 @@ def cut(
     # Queries, keys and values cut by columns: (token, d_model) -> (head, token, d_head).
     q, k, v = (rows.reshape(len(rows), n_heads, -1).transpose(1, 0, 2) for rows in (query, key, value))
     # Softmax of scaled dot products, (head, query, key).
+    if may is None:
+        may = np.ones((len(query), len(key)), np.bool_)
     dots = q @ k.transpose(0, 2, 1)
-    scores = dots / math.sqrt(q.shape[2])
-    if may is not None:
-        scores = np.where(may, scores, -np.inf)
+    scores = np.where(may, dots / math.sqrt(q.shape[2]), -np.inf)
     exps = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exps / exps.sum(-1, keepdims=True)
-    # Entropy of each row, (head, query), and how many keys it may attend to, (query,).
     entropy = _entropy(weights)
-    flattest = np.full(weights.shape[1], key.shape[0]) if may is None else may.sum(-1)
+    mean_row_entropy = _entropy(weights.mean(0))
     # A row of a single allowed key is always uniform, and says nothing.
-    uniform = (weights.max(-1) <= (1 + 1e-9) / flattest) & (flattest > 1)
+    n_keys = may.sum(-1)
+    uniform = weights.max(-1) <= (1 + 1e-9) / n_keys
+    uniform &= n_keys > 1
+    # The rank of q @ k.T, from the triangles of their QR factors: these are as small as a head is narrow.
+    triangles_q = np.linalg.qr(q).R
+    triangles_k = np.linalg.qr(k).R
+    products = triangles_q @ triangles_k.transpose(0, 2, 1)
     return Cut(
         weights=weights,
         heads_out=weights @ v,
         entropy_nats=entropy.mean(-1),
         uniform=uniform.sum(-1),
-        rank=np.array([_rank_of_product(*pair) for pair in zip(q, k, strict=True)]),
-        disagreement_nats=np.maximum(0.0, _entropy(weights.mean(0)) - entropy.mean(0)),
+        rank=np.linalg.matrix_rank(products),
+        disagreement_nats=np.maximum(0.0, mean_row_entropy - entropy.mean(0)),
     )
-
-
-def _rank_of_product(query: Array, key: Array) -> int:
-    """Return the rank of query @ key.T, by way of the triangles of both: they are as small as a head is narrow."""
-    (_, left), (_, right) = np.linalg.qr(query), np.linalg.qr(key)
-    return int(np.linalg.matrix_rank(left @ right.T))
 
 
 def _entropy(rows: Array) -> Array:

@@ -1,4 +1,4 @@
-"""One head's attention as a person computes it: one line of NumPy per step.
+"""Write one head's attention as a person computes it: one line of NumPy per step.
 
 The lines you read are the lines that run, and each step's value is the result of its own line. They share
 no code with core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
@@ -65,9 +65,10 @@ class Inputs:
         """Return the names that the lines use, with their values; arrays that lines write to are copies."""
         names = {name: value for name, value in vars(self).items() if value is not None}
         # `H` is written to line by line, so it is a copy: the inputs stay unchanged.
-        names["H"] = (
-            np.zeros((self.n_heads, len(self.Q), self.d_value)) if self.H is None else self.H.copy()
-        )
+        outputs = np.zeros((self.n_heads, len(self.Q), self.d_value))
+        if self.H is not None:
+            outputs[:] = self.H
+        names["H"] = outputs
         return names
 
 
@@ -95,7 +96,11 @@ class Line:
     head: int | None = None
 
 
-def all_lines(inputs: Inputs, heads: Iterable[int], query: int | None) -> list[Line]:
+def all_lines(
+    inputs: Inputs,
+    heads: Iterable[int],
+    query: int | None,
+) -> list[Line]:
     """Return the steps of heads, head after head, then the steps that join them; for one query, or for all (None)."""
     lines: list[Line] = []
     for head in heads:
@@ -103,7 +108,11 @@ def all_lines(inputs: Inputs, heads: Iterable[int], query: int | None) -> list[L
     return lines + concatenation_lines(inputs, query)
 
 
-def head_lines(inputs: Inputs, head: int, query: int | None) -> list[Line]:
+def head_lines(
+    inputs: Inputs,
+    head: int,
+    query: int | None,
+) -> list[Line]:
     """Return the steps of one head, from its query to its output, for one query or, with None, for all.
 
     Returns:
@@ -129,55 +138,62 @@ def _query_axis(query: int | None) -> tuple[str, ...]:
     return ("query",) if query is None else ()
 
 
-def _projection_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+def _projection_steps(
+    inputs: Inputs,
+    head: int,
+    query: int | None,
+) -> Iterator[_Step]:
     """Yield the head's columns of Q, and those of K and V of the key/value head that serves it."""
     row = ":" if query is None else str(query)
-    served_by = head // (inputs.n_heads // inputs.n_kv_heads)
-    shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {served_by} serves it"
+    title = "Queries" if query is None else "The query"
+    kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
+    shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {kv_head} serves it"
     # Columns of queries and keys are d_head wide, those of values d_value.
-    d_head, d_value = inputs.d_head, inputs.d_value
+    d_head = inputs.d_head
+    d_value = inputs.d_value
     formula = f"head {head} takes columns {_span(head, d_head)} of Q"
     code = f"q = Q[{row}, {_columns(head, d_head)}]"
-    yield (
-        "query",
-        "Queries" if query is None else "The query",
-        formula,
-        code,
-        (*_query_axis(query), "column"),
-    )
-    formula = f"columns {_span(served_by, d_head)} of K{shared}"
-    yield "keys", "Every key", formula, f"k = K[:, {_columns(served_by, d_head)}]", ("key", "column")
-    formula = f"columns {_span(served_by, d_value)} of V{shared}"
-    yield (
-        "values",
-        "Every value",
-        formula,
-        f"v = V[:, {_columns(served_by, d_value)}]",
-        ("key", "column"),
-    )
+    yield "query", title, formula, code, (*_query_axis(query), "column")
+    formula = f"columns {_span(kv_head, d_head)} of K{shared}"
+    code = f"k = K[:, {_columns(kv_head, d_head)}]"
+    yield "keys", "Every key", formula, code, ("key", "column")
+    formula = f"columns {_span(kv_head, d_value)} of V{shared}"
+    code = f"v = V[:, {_columns(kv_head, d_value)}]"
+    yield "values", "Every value", formula, code, ("key", "column")
 
 
-def _score_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+def _score_steps(
+    inputs: Inputs,
+    head: int,
+    query: int | None,
+) -> Iterator[_Step]:
     """Yield the dot products, scaled, then all that the model adds to them."""
     axes = (*_query_axis(query), "key")
-    more = "" if query is None else f", {query}"
-    yield "dot_products", "Dot products", f"q · k, over {inputs.d_head} columns", "dots = q @ k.T", axes
+    # The index of the query in a bias or mask, after that of the head.
+    query_index = "" if query is None else f", {query}"
+    formula = f"q · k, over {inputs.d_head} columns"
+    yield "dot_products", "Dot products", formula, "dots = q @ k.T", axes
     yield "scores", "Scaling", _scaling(inputs.scale, inputs.d_head), "scores = dots * scale", axes
     if inputs.softcap is not None:
         cap = f"{inputs.softcap:g}"
         code = "scores = softcap * np.tanh(scores / softcap)"
         yield "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})", code, axes
     if inputs.bias is not None:
-        own = head if inputs.bias.shape[0] > 1 else 0
+        bias_head = head if inputs.bias.shape[0] > 1 else 0
         formula = "scores + the bias that the model has for this distance"
-        yield "biased_scores", "Position bias", formula, f"scores = scores + bias[{own}{more}]", axes
+        code = f"scores = scores + bias[{bias_head}{query_index}]"
+        yield "biased_scores", "Position bias", formula, code, axes
     if inputs.may is not None:
-        own = head if inputs.may.shape[0] > 1 else 0
-        code = f"scores = np.where(may[{own}{more}], scores, -np.inf)"
+        mask_head = head if inputs.may.shape[0] > 1 else 0
+        code = f"scores = np.where(may[{mask_head}{query_index}], scores, -np.inf)"
         yield "masked_scores", "Mask", "-inf where the query may not attend", code, axes
 
 
-def _softmax_steps(inputs: Inputs, head: int, query: int | None) -> Iterator[_Step]:
+def _softmax_steps(
+    inputs: Inputs,
+    head: int,
+    query: int | None,
+) -> Iterator[_Step]:
     """Yield the softmax; a sink takes part of the sum, so that rows sum to less than 1."""
     axes = (*_query_axis(query), "key")
     formula = "exp(score - the row's largest): the same result, and nothing overflows"
@@ -199,14 +215,9 @@ def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
     """Yield the weights times the values."""
     code = f"H[{head}] = weights @ v"
     if query is not None:
-        weighted = "weighted = weights[:, None] * v"
-        yield (
-            "weighted_values",
-            "Weighted values",
-            "each value times its weight",
-            weighted,
-            ("key", "column"),
-        )
+        code = "weighted = weights[:, None] * v"
+        formula = "each value times its weight"
+        yield "weighted_values", "Weighted values", formula, code, ("key", "column")
         code = f"H[{head}, {query}] = weighted.sum(0)"
     axes = (*_query_axis(query), "column")
     yield "head_output", f"What head {head} puts out", "Σ over keys of weight · value", code, axes
@@ -216,20 +227,17 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """Return the steps after the heads: concatenation, and the output projection where it is known."""
     # (query, joined) for all queries, (joined,) for one.
     queries = _query_axis(query)
-    width = inputs.n_heads * inputs.d_value
-    formula = (
-        f"the {inputs.n_heads} heads side by side: {inputs.n_heads} · {inputs.d_value} = {width} columns"
-    )
-    code = (
-        "joined = np.concatenate(H, axis=-1)"
-        if query is None
-        else f"joined = np.concatenate(H[:, {query}])"
-    )
+    n_heads = inputs.n_heads
+    d_value = inputs.d_value
+    formula = f"the {n_heads} heads side by side: {n_heads} · {d_value} = {n_heads * d_value} columns"
+    code = "joined = np.concatenate(H, axis=-1)"
+    if query is not None:
+        code = f"joined = np.concatenate(H[:, {query}])"
     # Heads side by side, then W_O.
     lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
-        shape = f"{inputs.W_O.shape[0]} × {inputs.W_O.shape[1]}"
-        formula = f"W_O ({shape}) times joined"
+        d_model, width = inputs.W_O.shape
+        formula = f"W_O ({d_model} × {width}) times joined"
         code = "output = joined @ W_O.T"
         if inputs.b_O is not None:
             formula += ", + b_O"
@@ -239,7 +247,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
 
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
-    """Run lines one after the other from inputs, which stay unchanged: the value of each step after its line."""
+    """Run lines one after the other from inputs, which stay unchanged; return the value of each step."""
     # Each line sees the names of the inputs and of all lines before it.
     names = {"np": np} | inputs.names()
     values = []
@@ -254,7 +262,8 @@ def _columns(head: int, width: int) -> str:
 
 
 def _span(head: int, width: int) -> str:
-    first, last = head * width, (head + 1) * width - 1
+    first = head * width
+    last = first + width - 1
     return str(first) if first == last else f"{first} to {last}"
 
 

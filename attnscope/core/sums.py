@@ -200,7 +200,11 @@ def _merge(a: Floats, b: Floats) -> Floats:
     return merged
 
 
-def _divide(a: Floats, b: Floats, undefined: float) -> Floats:
+def _divide(
+    a: Floats,
+    b: Floats,
+    undefined: float,
+) -> Floats:
     """Return a / b; `undefined` where b is 0."""
     quotient = np.full(np.shape(a), undefined)
     np.divide(a, b, out=quotient, where=b != 0)

@@ -30,7 +30,12 @@ def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"
     return factor
 
 
-def random_rows(n: int, k: int, d: int, seed: int) -> Float[Tensor, "n k d"]:
+def random_rows(
+    n: int,
+    k: int,
+    d: int,
+    seed: int,
+) -> Float[Tensor, "n k d"]:
     """Draw n times k orthonormal rows in d dimensions, all equally likely (Haar); numbers from -1 to 1."""
     # QR of a normal matrix, with the signs of R's diagonal, is uniform (Mezzadri 2007).
     normal = torch.randn(n, d, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -58,15 +63,20 @@ def eigenvalue_scores(
     Returns:
         The scores; and for each draw the scores if W_V read by G and W_O wrote by G' instead.
     """
-    # The head itself, then the same singular values between random directions, (head, draw).
     own = eigenvalue_score(in_float64(reads) @ in_float64(core) @ in_float64(writes))
-    left, right = inner_factors(reads), inner_factors(writes.mT).mT
-    chance = torch.stack([eigenvalue_score(a @ draws @ b) for a, b in zip(left, right, strict=True)])
-    return own, chance
+    # The same singular values between random directions, (head, draw).
+    left = inner_factors(reads)
+    right = inner_factors(writes.mT).mT
+    by_chance = []
+    for head in range(len(left)):
+        by_chance.append(eigenvalue_score(left[head] @ draws @ right[head]))
+    return own, torch.stack(by_chance)
 
 
 def singular_directions(
-    left: Float[Tensor, "d k"], right: Float[Tensor, "k d"], n: int
+    left: Float[Tensor, "d k"],
+    right: Float[Tensor, "k d"],
+    n: int,
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Return the first n singular directions of left @ right: those written, those read, and their shares of norm².
 
@@ -77,19 +87,25 @@ def singular_directions(
     q_left, r_left = torch.linalg.qr(in_float64(left))
     q_right, r_right = torch.linalg.qr(in_float64(right).mT)
     u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
-    share = s.pow(2) / s.pow(2).sum().clamp(min=1e-300)
-    return (q_left @ u[:, :n]).mT, (q_right @ vh[:n].mT).mT, share[:n]
+    squares = s.pow(2)
+    # All zeros have shares of 0.
+    share = squares / squares.sum().clamp(min=1e-300)
+    written = q_left @ u[:, :n]
+    read = q_right @ vh[:n].mT
+    return written.mT, read.mT, share[:n]
 
 
 def sender(
-    writes: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
+    writes: Float[Tensor, "heads d k"],
+    reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads d k"]:
     """Return W_O W_V with its right factor reduced to k columns: singular values and left directions stay the same."""
     return in_float64(writes) @ inner_factors(reads)
 
 
 def receiver(
-    left: Float[Tensor, "heads d k"], reads: Float[Tensor, "heads k d"]
+    left: Float[Tensor, "heads d k"],
+    reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads k d"]:
     """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
     return inner_factors(left.mT).mT @ in_float64(reads)
@@ -106,12 +122,13 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
     # All pairs in one product: (r·k, d) @ (d, s·j).
     r, k, d = receivers.shape
     s, _, j = senders.shape
-    product = receivers.reshape(r * k, d) @ senders.permute(1, 0, 2).reshape(d, s * j)
-    norm = in_float64(product.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt())
+    side_by_side = senders.permute(1, 0, 2).reshape(d, s * j)
+    products = receivers.reshape(r * k, d) @ side_by_side
+    norms = in_float64(products.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt())
     receiver_norms = in_float64(torch.linalg.matrix_norm(receivers))
     sender_norms = in_float64(torch.linalg.matrix_norm(senders))
-    composition: Tensor = (norm / (receiver_norms[:, None] * sender_norms[None])).T
-    return composition
+    composition: Tensor = norms / receiver_norms[:, None] / sender_norms
+    return composition.T
 
 
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
@@ -124,4 +141,6 @@ def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT
     gram = matrices @ matrices.mT
-    return gram.pow(2).sum((-1, -2)) / torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1).pow(2)
+    fourth_powers = gram.pow(2).sum((-1, -2))
+    squares = torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
+    return fourth_powers / squares.pow(2)

@@ -22,7 +22,7 @@ Encode = Callable[..., Tokens]
 """Tokenises a text, special tokens included: `encode` of a model's tokenizer."""
 
 BLOCK = 256
-"""Most texts in a block. Like the next two part of what a result means: two runs agree bit for bit where all agree."""
+"""Most texts in a block. Two runs agree bit for bit only where this, BLOCK_CHARACTERS and TOKEN_BUDGET agree."""
 
 BLOCK_CHARACTERS = 100_000
 """Characters after which a block ends, however few its texts are: tokens of a block are in memory together, and so are
@@ -126,12 +126,11 @@ def chunks(
     size = limit if chunk is None else chunk
     if size is not None and limit is not None and size > limit:
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
-    # The ordinary tokens are first … last - 1; special tokens at both ends go into every chunk.
+    # Ordinary tokens are those from first to stop - 1; special tokens at both ends go into every chunk.
     ordinary = np.flatnonzero(~tokens.special)
-    first, last = 0, len(tokens)
-    if len(ordinary):
-        first, last = int(ordinary[0]), int(ordinary[-1]) + 1
-    n_ends = first + len(tokens) - last
+    first = int(ordinary[0]) if len(ordinary) else 0
+    stop = int(ordinary[-1]) + 1 if len(ordinary) else len(tokens)
+    n_ends = first + len(tokens) - stop
     room = None if size is None else size - n_ends
     if room is not None and room < 1:
         raise AttnscopeError(
@@ -146,19 +145,26 @@ def chunks(
     # An empty text has no chunk; one that fits stays whole.
     if not len(tokens):
         return []
-    if room is None or last - first <= room:
+    if room is None or stop - first <= room:
         return [Chunk(text, 0, 1, tokens, n_queries=len(tokens))]
     # Cut the ordinary tokens every `step`; neighbouring chunks share room - step of them.
     step = stride or room
-    starts = range(first, last - room + step, step)
-    opening, closing = np.arange(first), np.arange(last, len(tokens))
-    n_queries = last - first + len(starts) * n_ends
+    starts = range(first, stop - room + step, step)
+    opening = np.arange(first)
+    closing = np.arange(stop, len(tokens))
     parts = []
     for number, start in enumerate(starts):
-        part = tokens.take(np.concatenate([opening, np.arange(start, min(start + room, last)), closing]))
-        parts.append(
-            Chunk(text, number, len(starts), part, first, room - step if number else 0, n_queries)
+        inner = np.arange(start, min(start + room, stop))
+        part = Chunk(
+            text,
+            number,
+            len(starts),
+            tokens.take(np.concatenate([opening, inner, closing])),
+            n_opening=first,
+            n_repeated=room - step if number else 0,
+            n_queries=stop - first + len(starts) * n_ends,
         )
+        parts.append(part)
     return parts
 
 
@@ -195,9 +201,8 @@ def block_batches(
     special = frozenset(special_ids)
     parts: list[Chunk] = []
     for text in block.texts:
-        parts += chunks(
-            tokens_of(text, encode, special), text.index, limit=limit, chunk=chunk, stride=stride
-        )
+        tokens = tokens_of(text, encode, special)
+        parts += chunks(tokens, text.index, limit=limit, chunk=chunk, stride=stride)
     return batches(parts, budget)
 
 
@@ -238,7 +243,7 @@ def count_tokens(
         texts: The corpus.
         encode: Tokenises a text.
         special_ids: The special tokens of texts that come as numbers.
-        tell: Is told after each text how many texts and tokens there were.
+        tell: Called after each text with the number of texts and of tokens so far.
 
     Returns:
         How often each token occurs, by its number; as long as the largest number that was seen needs, at least 1.

@@ -62,6 +62,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.n = 0
+        # Each remembered digest, of a text, a pair of words or a frame, with the latest text that has it.
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
     def holds(self, text: CorpusText) -> bool:
@@ -69,23 +70,24 @@ class Copies:
         # Exact copies have the same digest.
         key = essence(text)
         digest = hashlib.blake2b(key, digest_size=16).digest()
-        is_copy = digest in self._kept
-        # Others are the third text, at least, of a template.
-        if not is_copy:
-            words = key.decode("utf-8", "surrogatepass").split() if text.ids is None else []
-            new = _describe(words)
-            earlier = {
-                known for feature in new.features if (known := self._kept.get(feature)) is not None
-            }
-            variants = [known for known in earlier if _are_variants(known, new)]
-            is_copy = any(known.shared & new.features for known in variants)
-        if is_copy:
+        if digest in self._kept:
             self.n += 1
             return True
+        # Others are the third text, at least, of a template: they have a digest that two variants share.
+        words = key.decode("utf-8", "surrogatepass").split() if text.ids is None else []
+        new = _describe(words)
+        variants = []
+        for earlier in {self._kept[feature] for feature in new.features & self._kept.keys()}:
+            if not _are_variants(earlier, new):
+                continue
+            if earlier.shared & new.features:
+                self.n += 1
+                return True
+            variants.append(earlier)
         # Remember it.
-        for known in variants:
-            common = known.features & new.features
-            known.shared |= common
+        for variant in variants:
+            common = variant.features & new.features
+            variant.shared |= common
             new.shared |= common
         for feature in (digest, *new.features):
             self._kept[feature] = new
@@ -99,22 +101,26 @@ def _describe(words: Sequence[str]) -> _Kept:
     """Return a text with the digests by which others of its template are found."""
     if len(words) < SHORTEST_FRAME:
         return _Kept(words, set())
-    # Lines of a log differ in many numbers, and are one template: all numbers are alike.
-    if sum(any(map(str.isalpha, word)) for word in words) >= SHORTEST_FRAME:
+    # Lines of a log differ in many numbers, and are one template: all numbers are alike, if enough words are none.
+    n_with_letters = sum(any(map(str.isalpha, word)) for word in words)
+    if n_with_letters >= SHORTEST_FRAME:
         words = [_NUMBER.sub("0", word) for word in words]
     # Of a long text keep the smallest digests: similar texts then keep the same pairs.
     if len(words) >= FEWEST_WORDS:
         pairs = {_digest(f"{first} {second}") for first, second in itertools.pairwise(words)}
         return _Kept(words, set(sorted(pairs)[:_MOST_PAIRS]))
-    # A frame is a short text without a third of its words. No word is a space, so a blank is none.
+    # A frame is a short text with spaces in the place of a third of its words; no word is a space.
     frames = set()
     for blanks in itertools.combinations(range(len(words)), len(words) // 3):
-        remaining = [" " if place in blanks else word for place, word in enumerate(words)]
-        frames.add(_digest(" ".join(remaining)))
+        frame = list(words)
+        for blank in blanks:
+            frame[blank] = " "
+        frames.add(_digest(" ".join(frame)))
     return _Kept(words, frames)
 
 
 def _digest(words: str) -> bytes:
+    """Return a short digest of words, by which a text is looked up."""
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
@@ -128,17 +134,18 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
         return False
     # Replaced, inserted and deleted words, from one text to the other.
     steps = SequenceMatcher(None, first.words, second.words, autojunk=False).get_opcodes()
-    n_edits = sum(
-        max(end - start, stop - begin) for kind, start, end, begin, stop in steps if kind != "equal"
-    )
+    n_edits = 0
+    for kind, first_start, first_end, second_start, second_end in steps:
+        if kind != "equal":
+            n_edits += max(first_end - first_start, second_end - second_start)
     return n_edits <= most
 
 
 def essence(text: CorpusText) -> bytes:
-    """Return what copies share that differ in case, white space and a label before them: what lots are drawn by."""
-    return (
-        text.digested() if text.ids is not None else fold(text.written).encode("utf-8", "surrogatepass")
-    )
+    """Return bytes that are the same for copies that differ in case, white space or a label before them."""
+    if text.ids is not None:
+        return text.digested()
+    return fold(text.written).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
@@ -153,5 +160,8 @@ def fold(text: str) -> str:
     """Return a text in lower case, with single spaces, and without a label before it."""
     folded = " ".join(text.casefold().split())
     label = _LABEL.match(folded)
-    # Not all of a text that is a label and a word or two.
-    return folded[label.end() :] if label and folded.count(" ", label.end()) >= 2 else folded
+    if label is None:
+        return folded
+    # Before a word or two it may be a part of the text.
+    unlabelled = folded[label.end() :]
+    return unlabelled if unlabelled.count(" ") >= 2 else folded

@@ -11,7 +11,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,9 +74,11 @@ class Problem:
 
 def name_problems(problems: Sequence[Problem]) -> str:
     """Return the end of a message: the first of some problems, and how many more there are; "" for none."""
-    if len(problems) < 2:
-        return "".join(f": {problem}" for problem in problems)
-    return f": {problems[0]}, and {amount(len(problems) - 1, 'more problem')}"
+    if not problems:
+        return ""
+    others = len(problems) - 1
+    more = f", and {amount(others, 'more problem')}" if others else ""
+    return f": {problems[0]}{more}"
 
 
 def suffix_of(name: str) -> str:
@@ -99,7 +101,7 @@ def format_of(name: str) -> Format:
 
 
 class BadLines:
-    """List the malformed lines of one source, and give it up when there are too many."""
+    """List the malformed lines of one source in `problems`, and give it up when there are too many."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self._source = source
@@ -124,28 +126,33 @@ def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
     Returns:
         "paragraph" or "line", and all of the lines again.
     """
-    # Read the lines that the guess uses; an unreadable one ends them.
+    # Read the lines that the guess uses. One that cannot be read ends them: what stands before it is text.
     first: list[str] = []
     failed: UnreadableError | None = None
     try:
         for line in islice(lines, GUESSED_FROM):
             first.append(line)
-    except UnreadableError as error:  # what stands before it is text
+    except UnreadableError as error:
         failed = error
 
-    # A paragraph begins with a line after a blank one.
-    is_blank = [not line.strip() for line in first]
-    n_lines = is_blank.count(False)
-    n_paragraphs = sum(before and not blank for before, blank in pairwise([True, *is_blank]))
-    separates = n_paragraphs > 1 and n_lines <= MOST_LINES * n_paragraphs
+    # A paragraph begins with a line after a blank one, or with the first.
+    n_lines = 0
+    n_paragraphs = 0
+    follows_blank = True
+    for line in first:
+        is_blank = not line.strip()
+        n_lines += not is_blank
+        n_paragraphs += follows_blank and not is_blank
+        follows_blank = is_blank
+    has_paragraphs = n_paragraphs > 1 and n_lines <= MOST_LINES * n_paragraphs
 
-    def again() -> Iterator[str]:
+    def all_lines() -> Iterator[str]:
         yield from first
         if failed is not None:
             raise failed
         yield from lines
 
-    return ("paragraph" if separates else "line"), again()
+    return ("paragraph" if has_paragraphs else "line"), all_lines()
 
 
 def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:
@@ -157,23 +164,26 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
     if split == "line":
         yield from enumerate(lines, 1)
         return
+    # The lines of the text that is being read, the number of its first, and how many characters it has.
     text: list[str] = []
-    begin = size = 1
+    begin = 1
+    size = 0
     try:
         for number, line in enumerate(lines, 1):
-            is_gap = split == "paragraph" and not line.strip()
             # A blank line ends a paragraph.
-            if is_gap and text:
-                yield begin, "\n".join(text)
-                text = []
-            if is_gap:
+            if split == "paragraph" and not line.strip():
+                if text:
+                    yield begin, "\n".join(text)
+                    text = []
                 continue
             if not text:
-                begin, size = number, 0
+                begin = number
+                size = 0
             text.append(line)
             size += len(line) + 1
             if size > MOST_BYTES:
-                raise UnreadableError(too_long(f"the {split}")[0])
+                message, _ = too_long(f"the {split}")
+                raise UnreadableError(message)
     except UnreadableError as error:
         # A text that is cut off is left out from its first line on.
         if text:
@@ -206,24 +216,26 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1
     try:
+        # The first row that is not empty names the columns.
         header = next(filter(None, rows), [])
-        if twice := [name for name in header if name and header.count(name) > 1]:
-            raise UnreadableError(f'two columns are called "{twice[0]}"', begin)
+        for name in header:
+            if name and header.count(name) > 1:
+                raise UnreadableError(f'two columns are called "{name}"', begin)
         begin = rows.line_num + 1
         for row in rows:
-            # What a delimiter without quotes cuts off would be lost.
-            if any(cell.strip() for cell in row[len(header) :]):
-                yield (
-                    begin,
-                    f"{len(row)} cells in {amount(len(header), 'column')}: a {delimiter!r} without quotes",
-                )
+            # Cells beyond the columns would be lost: a delimiter without quotes cut them off.
+            if "".join(row[len(header) :]).strip():
+                columns = amount(len(header), "column")
+                yield begin, f"{len(row)} cells in {columns}: a {delimiter!r} without quotes"
             elif row:
                 yield begin, dict(zip(header, row, strict=False))
             begin = rows.line_num + 1
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
     except UnreadableError as error:
-        error.line = error.line and begin
+        # The row that is cut off is named by the line that it begins on.
+        if error.line:
+            error.line = begin
         raise
 
 
@@ -239,30 +251,33 @@ def read_entry(
         render: Writes the messages of a conversation.
 
     Returns:
-        What it holds, and the names of fields that hold a sentence which is not read.
+        The content, and the names of fields that hold a sentence which is not read.
 
     Raises:
-        ValueError: It holds none of them; the reason in one line.
+        ValueError: It holds neither a text nor a conversation; the reason in one line.
     """
     # A conversation, or one text or two.
-    read = {field, pair_field or PAIR_FIELD}
     if field not in entry and "messages" in entry:
+        read = ["messages"]
+        if render is not write_plainly:
+            read += _FOR_TEMPLATES
         content = _write_chat(entry, render)
-        read = {"messages"} if render is write_plainly else {"messages", *_FOR_TEMPLATES}
     else:
+        read = [field, pair_field or PAIR_FIELD]
         content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
         # A blank second text means that there is none.
         second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
         if second is not None and _text_of(second, "the second text").strip():
             content["pair"] = second
-    return content, [
-        name for name, value in entry.items() if name not in read and _holds_sentence(value)
-    ]
+    unread = []
+    for name, value in entry.items():
+        if name not in read and _holds_sentence(value):
+            unread.append(name)
+    return content, unread
 
 
 def _holds_sentence(value: Any) -> bool:
     """Return whether a value of JSON holds a text of three words or more, at whatever depth."""
-    # The values of objects and lists, then of those in them.
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -300,14 +315,14 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
 
 def _write_chat(entry: dict[str, Any], render: Render) -> Content:
     """Write the conversation that an object of JSON holds."""
-    # Templates also take tools and documents, as they are.
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')
     plain = [_plain_message(message) for message in messages]
-    more = {field: entry[field] for field in _FOR_TEMPLATES if entry.get(field)}
+    # Templates also take tools and documents, as they are.
+    others = {field: entry[field] for field in _FOR_TEMPLATES if entry.get(field)}
     try:
-        text = _text_of(render(plain, **more), "what the chat template writes")
+        text = _text_of(render(plain, **others), "what the chat template writes")
     except AttnscopeError as error:
         raise ValueError(error.message) from None
     # A template writes special tokens, and none are to be added.
@@ -322,11 +337,14 @@ def _plain_message(message: Any) -> dict[str, Any]:
     if content is None or isinstance(content, str):
         return message
     # A list of texts, or of parts that each hold a text.
-    texts = content if isinstance(content, list) and content else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in texts]
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
-    return {**message, "content": "".join(texts)}
+    joined = ""
+    parts = content if isinstance(content, list) and content else [content]
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if not isinstance(text, str):
+            raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
+        joined += text
+    return {**message, "content": joined}
 
 
 def json_object(line: str) -> dict[str, Any] | str:
@@ -335,7 +353,8 @@ def json_object(line: str) -> dict[str, Any] | str:
         entry = parse_json(line, object_pairs_hook=_fields_once)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
-    except ValueError as error:  # a number of thousands of digits, or brackets nested as deep
+    # A field that comes twice, a number of thousands of digits, or brackets nested as deep.
+    except ValueError as error:
         return f"malformed JSON: {error}"
     return entry if isinstance(entry, dict) else f"not a JSON object: {shorten(line)}"
 

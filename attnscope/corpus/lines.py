@@ -102,9 +102,12 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
     n_lines = 0
     while raw := _read_line(reader, n_lines):
         # The first line shows whether the file has another format; it may begin with a byte order mark.
-        if n_lines == 0 and (format_and_hint := other_format(raw)) is not None:
-            raise UnreadableError("; ".join(format_and_hint))
-        encoding = "utf-8" if n_lines else "utf-8-sig"
+        encoding = "utf-8"
+        if n_lines == 0:
+            encoding = "utf-8-sig"
+            format_and_hint = other_format(raw)
+            if format_and_hint is not None:
+                raise UnreadableError("; ".join(format_and_hint))
         # A line without an end would fill the memory.
         if len(raw) > MOST_BYTES:
             message, _ = too_long("the line")

@@ -20,12 +20,12 @@ class Pair:
     """Hold two texts that differ in the words that decide between a right and a wrong answer.
 
     Attributes:
-        source: The file that it comes from; "pairs" of those that were given as they are.
+        source: The file that it comes from; "pairs" for a mapping.
         line: Its line there, from 1.
         clean: The text after which the right answer is right.
         corrupt: The text after which it is not.
         right: The answers that are right after the clean text: words, numbers of tokens, or classes; () = none.
-        wrong: Those that are wrong there.
+        wrong: The answers that are wrong after the clean text; () = none.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Pairs:
         pairs: Names of JSONL files, also compressed, patterns, "-" for stdin; or mappings with these four fields.
 
     Attributes:
-        sources: The files that were read; `("pairs",)` without.
+        sources: The files that were read; `("pairs",)` for mappings.
         problems: What could not be read, in order.
         sha256: Hash of the pairs, hex.
 
@@ -60,11 +60,11 @@ class Pairs:
             pairs = [pairs]
         self.problems: list[Problem] = []
         entries: Iterator[tuple[str, int, Any]]
-        if any(isinstance(each, Mapping) for each in pairs):
+        if any(isinstance(pair, Mapping) for pair in pairs):
             self.sources: tuple[str, ...] = ("pairs",)
-            entries = (("pairs", number, each) for number, each in enumerate(pairs, 1))
+            entries = (("pairs", number, pair) for number, pair in enumerate(pairs, 1))
         else:
-            corpus = Corpus([str(each) for each in pairs], format="txt", most_characters=None)
+            corpus = Corpus(list(map(str, pairs)), format="txt", most_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
         # Keep the first pair of the same two texts, list the others.
@@ -86,9 +86,8 @@ class Pairs:
             raise AttnscopeError(
                 f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}'
             )
-        self.sha256 = hashlib.sha256(
-            json.dumps([asdict(pair) for pair in self._pairs]).encode()
-        ).hexdigest()
+        content = json.dumps(list(map(asdict, self._pairs)))
+        self.sha256 = hashlib.sha256(content.encode()).hexdigest()
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._pairs)
@@ -114,14 +113,22 @@ def _pair_from(source: str, line: int, entry: Any) -> Pair:
     if entry["clean"] == entry["corrupt"]:
         raise ValueError("clean and corrupt are the same text")
     # The answers, one or several.
-    answers: dict[str, Answers] = {}
-    for name in FIELDS[2:]:
-        value = entry.get(name, ())
-        listed = tuple(value) if isinstance(value, list | tuple) else (value,)
-        is_known = all((isinstance(each, str) and each) or is_id(each) for each in listed)
-        if not is_known or (not listed and name in entry):
-            raise ValueError(
-                f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens'
-            )
-        answers[name] = listed
-    return Pair(source, line, entry["clean"], entry["corrupt"], answers["right"], answers["wrong"])
+    right = _answers(entry, "right")
+    wrong = _answers(entry, "wrong")
+    return Pair(source, line, entry["clean"], entry["corrupt"], right, wrong)
+
+
+def _answers(entry: Mapping[str, Any], name: str) -> Answers:
+    """Return the answers in a field; () if there is no such field."""
+    if name not in entry:
+        return ()
+    value = entry[name]
+    answers = tuple(value) if isinstance(value, list | tuple) else (value,)
+    are_answers = bool(answers)
+    for answer in answers:
+        are_answers &= answer != "" if isinstance(answer, str) else is_id(answer)
+    if not are_answers:
+        raise ValueError(
+            f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens'
+        )
+    return answers

@@ -36,14 +36,17 @@ _CUE_TOKENS = 2
 """Random tokens before an answer of random tokens; the question repeats them."""
 
 DEPTH_SHARE = 0.1
+"""How much of a haystack are the places of needles of one depth."""
+
 DEPTH_TOKENS = 32
-"""How much of a haystack, and at least how many of its tokens, are the places of needles of one depth."""
+"""How many tokens of a haystack are the places of needles of one depth, at least."""
 
 _LEAST_ROOM = 16
 """The fewest tokens of a haystack: in a shorter one too many needles would share a place, or an offset."""
 
 _WORD = re.compile(" [a-z]{3,}")
 _FEWEST_WORDS = 200
+"""With fewer words in a vocabulary, needles are made of all its tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,39 +150,22 @@ def _make(
         question = cue
         full_stop = drawn[:0]
     else:
-        things = [THINGS[place] for place in _draw(chance, np.arange(len(THINGS)), 2)]
+        thing, other = _draw(chance, np.arange(len(THINGS)), 2)
+        texts = _CUE.format(THINGS[thing]), _CUE.format(THINGS[other]), _QUESTION.format(THINGS[thing])
         cue, decoy_cue, question, full_stop = (
-            np.array(hay.encode(text), np.int64)
-            for text in (
-                _CUE.format(things[0]),
-                _CUE.format(things[1]),
-                _QUESTION.format(things[0]),
-                ".",
-            )
+            np.array(hay.encode(text), np.int64) for text in (*texts, ".")
         )
-        answer = decoy = full_stop  # replaced below: words that do not come in the text
+        drawn = vocabulary[:0]
     # The haystack is the length left by the needle, the decoy, the question and the answer after it.
-    n_beside = (
-        len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
-    )
+    n_beside = len(hay.before) + len(cue) + len(decoy_cue) + len(question)
+    n_beside += 2 * len(full_stop) + 3 * n_answer
     room = length - n_beside
     if room < _LEAST_ROOM:
         raise AttnscopeError(
             f"{length} tokens are too few for a needle",
             f"give a length of at least {n_beside + _LEAST_ROOM}",
         )
-    # Take the haystack: random tokens, or a random stretch of the text. (room,)
-    if hay.text is None:
-        straw = np.setdiff1d(vocabulary, drawn)
-        stack = straw[(chance.random_raw(room) % np.uint64(len(straw))).astype(np.int64)]
-    else:
-        if len(hay.text) < room:
-            raise AttnscopeError(
-                f"the text has {len(hay.text):,} tokens, and a haystack of {length:,} needs {room:,}",
-                "give a longer text, or a smaller --lengths",
-            )
-        start = int(chance.random_raw() % (len(hay.text) - room + 1))
-        stack = hay.text[start : start + room]
+    stack = _haystack(chance, hay.text, np.setdiff1d(vocabulary, drawn), room, length)
     # Words of answers must not occur elsewhere, or a head could find them there.
     if hay.encode is not None:
         unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, decoy_cue, question, full_stop]))
@@ -188,27 +174,52 @@ def _make(
                 "the text has nearly every word of the vocabulary", "give a smaller --lengths"
             )
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
-    # Draw both places near the depth.
+    # Draw both places near the depth by one law: a head that does not read finds one as often as the other.
     around = _places(stack, depth, hay.ends)
     raw_decoy, raw_needle, raw_order = chance.random_raw(3).tolist()
-    # One law for both, and chance says which is first where both are at the same place: a head that does not read
-    # them finds one as often as the other. Keys are True for the needle and False for the decoy.
-    starts = {True: around[raw_needle % len(around)], False: around[raw_decoy % len(around)]}
-    # Put needle and decoy into the haystack, in the order of their places.
-    parts = [np.array(hay.before, np.int64)]
-    places = {}
-    n_placed = 0
-    for is_needle in sorted(starts, key=lambda which: (starts[which], which == raw_order % 2)):
-        sentence = np.concatenate(
-            [cue, answer, full_stop] if is_needle else [decoy_cue, decoy, full_stop]
+    start = around[raw_needle % len(around)]
+    decoy_start = around[raw_decoy % len(around)]
+    needle_sentence = np.concatenate([cue, answer, full_stop])
+    decoy_sentence = np.concatenate([decoy_cue, decoy, full_stop])
+    # Put both into the haystack; where they are at the same place, chance says which is first.
+    before = np.array(hay.before, np.int64)
+    needle_is_first = start < decoy_start or (start == decoy_start and raw_order % 2 == 0)
+    if needle_is_first:
+        sentences = [needle_sentence, stack[start:decoy_start], decoy_sentence]
+    else:
+        sentences = [decoy_sentence, stack[decoy_start:start], needle_sentence]
+    low, high = sorted([start, decoy_start])
+    ids = np.concatenate([before, stack[:low], *sentences, stack[high:], question, answer])
+    # An answer stands after its cue, and behind the other sentence if that is first.
+    answer_start = len(before) + start + len(cue)
+    decoy_answer_start = len(before) + decoy_start + len(decoy_cue)
+    if needle_is_first:
+        decoy_answer_start += len(needle_sentence)
+    else:
+        answer_start += len(decoy_sentence)
+    places = answer_start + np.arange(n_answer)
+    decoys = decoy_answer_start + np.arange(n_answer)
+    return Needle(ids, places, decoys, depth, room)
+
+
+def _haystack(
+    chance: np.random.PCG64,
+    text: Numbers | None,
+    vocabulary: Numbers,
+    room: int,
+    length: int,
+) -> Numbers:
+    """Return a random stretch of a text, or random tokens of the vocabulary if there is none, (room,)."""
+    if text is None:
+        numbers = chance.random_raw(room) % np.uint64(len(vocabulary))
+        return vocabulary[numbers.astype(np.int64)]
+    if len(text) < room:
+        raise AttnscopeError(
+            f"the text has {len(text):,} tokens, and a haystack of {length:,} needs {room:,}",
+            "give a longer text, or a smaller --lengths",
         )
-        parts += [stack[n_placed : starts[is_needle]], sentence]
-        n_placed = starts[is_needle]
-        # The answer ends the sentence, but for its full stop.
-        answer_start = sum(map(len, parts)) - len(full_stop) - n_answer
-        places[is_needle] = np.arange(answer_start, answer_start + n_answer)
-    ids = np.concatenate([*parts, stack[n_placed:], question, answer])
-    return Needle(ids, places[True], places[False], depth, room)
+    start = int(chance.random_raw() % (len(text) - room + 1))
+    return text[start : start + room]
 
 
 def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
@@ -219,8 +230,9 @@ def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
 def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
     """Return the places around a depth: those between two sentences, or all where no sentence ends."""
     first, last = depth_range(depth, len(stack))
-    every = range(first, last + 1)
-    return [place for place in every if place and int(stack[place - 1]) in ends] or list(every)
+    places = range(first, last + 1)
+    between = [place for place in places if place and int(stack[place - 1]) in ends]
+    return between or list(places)
 
 
 def depth_range(depth: float, room: int) -> tuple[int, int]:
@@ -275,6 +287,5 @@ def repeat_probe(
         drawn = np.array(raw) % np.uint64(len(vocabulary))
         n_half = length - int(raw_half) % (length // 2 + 1)
         half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
-        yield CorpusText(
-            index, f"repeat probe, seed {seed}", index + 1, ids=(*before, *half, *half, *after)
-        )
+        ids = (*before, *half, *half, *after)
+        yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=ids)

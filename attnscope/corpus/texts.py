@@ -42,7 +42,7 @@ class CorpusText:
 
     Attributes:
         index: Its number in the corpus, from 0; blank texts are not counted.
-        source: The file's name as it was given or found; "stdin".
+        source: The file's name; "stdin".
         line: The line it begins on, from 1.
         text: The text; None where token numbers were given instead.
         ids: Token numbers, special ones included; None where a text was given.
@@ -60,13 +60,15 @@ class CorpusText:
 
     @property
     def n_characters(self) -> int:
-        """Return how long it is; where it came as token numbers, about how long it would be."""
+        """Return how long it is; for token numbers, about how long: four characters each."""
         return len(self.written) if self.ids is None else 4 * len(self.ids)
 
     @property
     def written(self) -> str:
         """Return its text, or both texts of a pair one after the other; empty where token numbers were given."""
-        return self.text or "" if self.pair is None else f"{self.text} {self.pair}"
+        if self.pair is not None:
+            return f"{self.text} {self.pair}"
+        return self.text or ""
 
     def digested(self) -> bytes:
         """Return the bytes that hashes of texts are made of; the place does not enter."""
@@ -75,7 +77,8 @@ class CorpusText:
             return f"ids {len(raw)}\n".encode() + raw
         # Lengths tell where a text ends, and another begins.
         raw = (self.text or "").encode("utf-8", "surrogatepass")
-        digested = f"{'chat ' if self.is_chat else ''}text {len(raw)}\n".encode() + raw
+        kind = "chat text" if self.is_chat else "text"
+        digested = f"{kind} {len(raw)}\n".encode() + raw
         if self.pair is not None:
             second = self.pair.encode("utf-8", "surrogatepass")
             digested += f"pair {len(second)}\n".encode() + second
@@ -201,7 +204,7 @@ class Corpus:
         self.sha256 = digest.hexdigest()
 
     def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
-        """Return what a source holds at a place as a text of the corpus; None where it is blank."""
+        """Return the text of the corpus with this content, from a line of a source; None where it is blank."""
         if is_blank(content["text"]):
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
@@ -219,22 +222,22 @@ class Corpus:
         return CorpusText(index, name, line, **content)
 
     def _read(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
-        """Yield what one source holds, with the lines that it begins on; blank texts too."""
+        """Yield the contents of one source with their lines, blank texts too, and count the bytes read."""
         n_before = self.bytes_read
         with self._open(source) as file:
             contents = self._contents(source, name, lines_of(file, name))
-            # At the end, which is None, all bytes are read.
-            for place in itertools.chain(contents, [None]):
+            # None stands for the end, where all bytes are read.
+            for content in itertools.chain(contents, [None]):
                 if file.seekable():
                     self.bytes_read = n_before + file.tell()
-                if place is not None:
-                    yield place
+                if content is not None:
+                    yield content
 
     def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
-        """Yield what lines hold by their format; malformed ones are listed."""
-        wanted = format_of(name) if self.format == "auto" else self.format
+        """Yield the contents of lines, each with the line that it begins on; malformed ones are listed."""
+        format = format_of(name) if self.format == "auto" else self.format
         # Plain text: a stream's lines are passed on as they come, so nothing is guessed from them.
-        if wanted == "txt":
+        if format == "txt":
             split = self.split
             if split == "auto" and _is_stream(source):
                 split = "line"
@@ -245,11 +248,12 @@ class Corpus:
                 yield number, {"text": text}
             return
         # jsonl and CSV: list a malformed line, read the next.
-        entries = json_entries(lines) if wanted == "jsonl" else csv_entries(lines, _DELIMITERS[wanted])
+        entries = json_entries(lines) if format == "jsonl" else csv_entries(lines, _DELIMITERS[format])
         bad = BadLines(name, self.problems)
         named: set[str] = set()
         for number, entry in entries:
             try:
+                # A malformed line comes as the reason why it is none.
                 if isinstance(entry, str):
                     raise ValueError(entry)
                 content, unread = read_entry(entry, self.field, self.pair_field, self.chat)
@@ -259,12 +263,13 @@ class Corpus:
             # A field that holds text and is not read is named once.
             for field in unread:
                 if field not in named:
+                    named.add(field)
                     reason = f'the field "{shorten(field)}" holds text too, which is not read'
                     self.problems.append(Problem(name, number, reason))
-            named.update(unread)
             yield number, content
 
     def _open(self, source: str) -> BinaryIO:
+        """Open a source at its start."""
         if not _is_stream(source):
             return Path(source).open("rb")
         # What can be read once, such as a pipe, is kept for further passes.
@@ -280,6 +285,7 @@ class Corpus:
 
 
 def _is_stream(source: str) -> bool:
+    """Return whether a source can be read only once: stdin or a pipe."""
     return source == "-" or Path(source).is_fifo()
 
 
@@ -294,7 +300,7 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
             # Not Path.glob, which takes no absolute patterns.
             matches = glob.glob(path, recursive=True)  # noqa: PTH207
             names = sorted(match for match in matches if Path(match).is_file()) or names
-        for each in names:
-            identity = each if each == "-" else os.path.realpath(each)
-            by_identity.setdefault(identity, each)
+        for source in names:
+            identity = source if source == "-" else os.path.realpath(source)
+            by_identity.setdefault(identity, source)
     return tuple(by_identity.values())

@@ -1,4 +1,4 @@
-"""Photos and recordings on their way in: from files of many kinds to pixels and samples. Knows no model."""
+"""Read photos and recordings: from files of many kinds to pixels and samples. Knows no model."""
 
 import contextlib
 import os
@@ -13,7 +13,11 @@ from attnscope.host import refuse_pipe
 
 @contextlib.contextmanager
 def reading(source: Any, what: str, hint: str) -> Iterator[Path]:
-    """Yield the path of a file; within it, whatever a decoder raises or warns of becomes one line."""
+    """Yield the path of a file; within the block, whatever a decoder raises becomes an AttnscopeError of one line.
+
+    `what` names what the file should hold, such as "picture", and `hint` says what to give instead. Warnings are
+    silenced.
+    """
     if not isinstance(source, str | os.PathLike):
         raise AttnscopeError(f"{type(source).__name__} is no {what}", hint)
     path = Path(source)
@@ -30,7 +34,8 @@ def reading(source: Any, what: str, hint: str) -> Iterator[Path]:
         raise AttnscopeError(f"there is no file {path}", hint) from None
     except PermissionError as error:
         raise AttnscopeError(f"cannot read {path}: {error.strerror}") from None
-    except Exception as error:  # decoders raise what they like on damaged files
+    # Decoders raise what they like on damaged files.
+    except Exception as error:
         if path.stat().st_size == 0:
             raise AttnscopeError(f"{path} is empty", hint) from None
         raise AttnscopeError(

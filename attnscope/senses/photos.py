@@ -1,4 +1,4 @@
-"""Reads photos: upright, in red, green and blue."""
+"""Read photos: upright, in red, green and blue."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def read_photo(source: Any) -> Photo:
     if isinstance(source, Photo):
         return source
     if isinstance(source, np.ndarray):
-        is_picture = source.ndim == 2 or (source.ndim == 3 and source.shape[2] == 3)
-        if source.dtype != np.uint8 or not is_picture or not source.size:
+        has_pixels = source.ndim == 2 or source.shape[2:] == (3,)
+        if source.dtype != np.uint8 or not has_pixels or not source.size:
             raise AttnscopeError(
                 f"an array of {source.dtype}, {source.shape}, is no picture",
                 "give uint8, (height, width, 3)",
@@ -63,12 +63,14 @@ def read_photo(source: Any) -> Photo:
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
         return _upright(source, "a picture in memory")
-    Image.preinit()  # the common formats; else Pillow loads the code of all
+    # Load the code of the common formats; else Pillow loads that of all.
+    Image.preinit()
     with reading(source, "picture", _HINT) as path, Image.open(path, formats=FORMATS) as image:
         return _upright(image, path.name)
 
 
 def _upright(image: Image, name: str) -> Photo:
+    """Return an image as a photo, turned as its EXIF data says, on white, in RGB."""
     from PIL import Image as images
     from PIL import ImageOps
 
@@ -79,7 +81,8 @@ def _upright(image: Image, name: str) -> Photo:
             "shrink it first: models see far fewer",
         )
     turned = ImageOps.exif_transpose(image)
-    if turned.mode.startswith("I") or turned.mode == "F":  # which Pillow would cut off at 255
+    # Pillow would cut such greys off at 255.
+    if turned.mode.startswith("I") or turned.mode == "F":
         raise AttnscopeError(f"{name} has greys of more than 8 bits", "scale them to 8 bits first")
     if "A" in turned.getbands() or "transparency" in turned.info:
         clear = turned.convert("RGBA")

@@ -1,4 +1,4 @@
-"""Recordings on their way in: WAV files as one channel of samples at the rate that a model wants."""
+"""Read recordings: WAV files as one channel of samples at the rate that a model wants."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from attnscope.errors import AttnscopeError
 from attnscope.senses import reading
 
 MOST_BYTES = 1_000_000_000
-"""Of a file."""
+"""The most bytes of a file."""
+
 MOST_SAMPLES = 200_000_000
-"""Of all channels, and of one at the rate that a model hears: three and a half hours at 16,000 a second."""
+"""The most samples of a file, all channels together, and of the one channel at the rate that a model hears. They are
+three and a half hours at 16,000 a second."""
+
 MOST_RATE = 1_000_000
-"""Samples a second; studios use up to 768,000. The filter that resamples grows with it."""
+"""The most samples a second; studios use up to 768,000. The filter that resamples grows with it."""
 
 _HINT = "give a WAV file, in Python also (samples, rate); others can be converted: ffmpeg -i speech.mp3 speech.wav"
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording.
+    """Hold a recording.
 
     Attributes:
         samples: One channel, (sample,), float32, -1 to 1.
@@ -42,7 +45,7 @@ class Recording:
         return len(self.samples) / self.rate
 
     def at(self, rate: int) -> Recording:
-        """Return the same at another rate: by a polyphase filter.
+        """Return the recording at another rate, resampled by a polyphase filter.
 
         Raises:
             AttnscopeError: It would have more than MOST_SAMPLES samples.
@@ -82,26 +85,29 @@ def read_recording(source: Any) -> Recording:
 
 
 def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
+    """Return samples, (sample,) or (sample, channel), as a recording: the mean of channels, -1 to 1."""
     if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MOST_RATE:
         raise AttnscopeError(
             f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT
         )
     if samples.size > MOST_SAMPLES:
         raise _too_long(name)
-    # Integers become -1 to 1: the lowest of a signed type is -1, 128 is silence in bytes.
+    # Integers become -1 to 1. In bytes 128 is silence; in signed types 0 is, and the lowest number becomes -1.
     values = samples.astype(np.float64)
     if samples.dtype == np.uint8:
         values = (values - 128) / 128
     elif samples.dtype.kind == "i":
-        values = values / -float(np.iinfo(samples.dtype).min)
-    # (sample, channel) -> (sample,)
-    values = values.mean(1) if values.ndim == 2 else values
+        values = values / abs(float(np.iinfo(samples.dtype).min))
+    # (sample, channel) becomes (sample,).
+    if values.ndim == 2:
+        values = values.mean(1)
     if not np.isfinite(values).all():
         raise AttnscopeError(f"{name} holds samples that are no numbers", "get the file again")
     return Recording(values.astype(np.float32), rate, name)
 
 
 def _too_long(name: str) -> AttnscopeError:
+    """Return the error for a recording of more than MOST_SAMPLES."""
     return AttnscopeError(
         f"{name} is too long: more than {MOST_SAMPLES // 1_000_000} million samples",
         "cut it first: ffmpeg -i long.wav -t 30 short.wav",

@@ -52,38 +52,40 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
     Source:
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
     """
-    apart = [select_heads(call, [head]) for call, head in heads]
-    first = apart[0]
-    queries = [call.query for call in apart]
-    keys = [call.key for call in apart]
-    for call in apart:
+    single_calls = [select_heads(call, [head]) for call, head in heads]
+    first = single_calls[0]
+    for call in single_calls:
         if call.query.shape[:3] != first.query.shape[:3] or call.key.shape[2] != first.key.shape[2]:
             return "the heads are over different texts"
         if call.sinks is not None:
             return "a sink belongs to one head, and there is none for several"
         if (call.scale, call.softcap) != (first.scale, first.softcap):
             return "the heads scale or cap their scores differently"
-        if not _alike(call.bias, first.bias):
+        if not _are_equal(call.bias, first.bias):
             return "the heads have position biases of their own, and there is none for several"
-    whole = heads[0][0]
-    if all(call is whole for call, _ in heads) and (whole.mask is None or whole.mask.shape[1] == 1):
-        apart = apart[:1]  # the heads of one attention share a mask: it is not written out for each
-    masks = [allowed(call) for call in apart]
-    if not all(_alike(mask, masks[0]) for mask in masks):
-        return "the heads may attend to different keys"
-    key = torch.cat(keys, -1)
+    query = torch.cat([call.query for call in single_calls], -1)
+    key = torch.cat([call.key for call in single_calls], -1)
+    # Heads of one attention may share its mask: it is not written out for each.
+    whole, _ = heads[0]
+    are_of_one_call = all(call is whole for call, _ in heads)
+    if are_of_one_call and (whole.mask is None or whole.mask.shape[1] == 1):
+        single_calls = single_calls[:1]
+    mask, *other_masks = map(allowed, single_calls)
+    for other_mask in other_masks:
+        if not _are_equal(other_mask, mask):
+            return "the heads may attend to different keys"
     return replace(
         first,
-        query=torch.cat(queries, -1),
+        query=query,
         key=key,
         value=key[..., :0],
         scale=first.scale / math.sqrt(len(heads)),
-        mask=masks[0],
+        mask=mask,
         is_causal=False,
     )
 
 
-def _alike(a: Tensor | None, b: Tensor | None) -> bool:
+def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
     """Return whether two tensors that broadcast to scores hold the same numbers, or both are None."""
     if a is None or b is None:
         return a is b
@@ -105,9 +107,10 @@ class WeightsBesideFullWidth(Weights):
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        single = full_width(call)
-        if single is not None:
-            self.full.setdefault(call.kind, {})[call.layer] = single.detach().to("cpu", torch.float32)
+        weights = full_width(call)
+        if weights is not None:
+            by_layer = self.full.setdefault(call.kind, {})
+            by_layer[call.layer] = weights.detach().to("cpu", torch.float32)
         return super()._see(call)
 
 

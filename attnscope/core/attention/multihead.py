@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights anew (Glorot and Bengio 2010, uniform) and sets biases to zero."""
+        """Draw weights anew (Glorot and Bengio 2010, uniform), and set biases to zero."""
         for name in PROJECTIONS:
             projection = getattr(self, name)
             if isinstance(projection, nn.Linear):
@@ -134,8 +134,7 @@ class MultiHeadAttention(nn.Module):
 
         Returns:
             The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
-            query, key), float32 or better, or None. No keys at all count as a
-            query that may attend to nothing.
+            query, key), float32 or better, or None. Without any key each query may attend to nothing.
 
         Raises:
             ValueError: Shapes do not fit; the message has them.
@@ -143,18 +142,20 @@ class MultiHeadAttention(nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        shapes = [part.shape for part in (query, key, value)]
-        if (
-            any(len(shape) != 3 or shape[2] != self.embed_dim for shape in shapes)
-            or shapes[1] != shapes[2]
-        ):
+        fits = key.shape == value.shape
+        for part in (query, key, value):
+            fits &= part.ndim == 3 and part.shape[2] == self.embed_dim
+        if not fits:
             raise ValueError(
                 f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
-                f"{', '.join(str(tuple(shape)) for shape in shapes)}"
+                f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
-        queries, keys = self._heads(self.q_proj(query)), self._heads(self.k_proj(key))
+        queries = self._heads(self.q_proj(query))
+        keys = self._heads(self.k_proj(key))
         if turn is not None:
             queries, keys = turn(queries, keys)
+        batch, n_queries, _ = query.shape
+        mask = self._merge_masks(attn_mask, key_padding_mask, (batch, n_queries, key.shape[1]))
         call = AttentionCall(
             layer=self.layer,
             kind=self.kind,
@@ -162,9 +163,7 @@ class MultiHeadAttention(nn.Module):
             key=keys,
             value=self._heads(self.v_proj(value)),
             scale=self.d_head**-0.5,
-            mask=self._merge_masks(
-                attn_mask, key_padding_mask, (query.shape[0], query.shape[1], key.shape[1])
-            ),
+            mask=mask,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
@@ -177,15 +176,22 @@ class MultiHeadAttention(nn.Module):
             heads, weights = attend_with_weights(call)
         else:
             heads = attend(call)
-        return self.out_proj(heads.transpose(1, 2).flatten(2)), weights
+        # Heads side by side: (batch, head, query, d_head) becomes (batch, query, embed_dim).
+        joined = heads.transpose(1, 2).flatten(2)
+        return self.out_proj(joined), weights
 
     def _heads(self, projected: Tensor) -> Tensor:
+        """Split into heads: (batch, token, embed_dim) becomes (batch, head, token, d_head)."""
         batch, n_tokens, _ = projected.shape
         return projected.reshape(batch, n_tokens, self.num_heads, self.d_head).transpose(1, 2)
 
     def _merge_masks(
-        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, sizes: tuple[int, int, int]
+        self,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        sizes: tuple[int, int, int],
     ) -> Tensor | None:
+        """Return one mask from both, or None; `sizes` counts texts, queries and keys."""
         batch, n_queries, n_keys = sizes
         if attn_mask is not None:
             check_mask_is_boolean("attn_mask", attn_mask)

@@ -1,4 +1,4 @@
-"""Attention of long texts pooled to a grid, with what each key receives, each query's entropy, and far links.
+"""Pool the attention of long texts to a grid, with what each key receives, each query's entropy, and far links.
 
 Everything comes from one pass over tiles, so it is exact whatever an AttentionCall says. Memory grows with queries +
 keys and with the grid, never with queries times keys. Ours.
@@ -43,7 +43,8 @@ class PooledAttention:
 
     Attributes:
         cells: The pooled map, of ceil(query / query_cell) rows and ceil(key / key_cell) columns, float32: the share of
-            attention that the queries of a row give to the keys of a column. The last ones may hold fewer tokens.
+            attention that the queries of a row give to the keys of a column. The last row and column may hold fewer
+            tokens.
         received: Mass that each key receives, sum over q of A_qk, float64. Its mean is 1 if there are as many queries
             as keys.
         entropy_nats: Entropy of each query's weights, float32 or better; 0 if it may attend to nothing.
@@ -82,13 +83,20 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
     def zeros(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(batch, n_heads, *shape, dtype=dtype or sum_dtype(device), device=device)
 
-    cells = zeros(-(-n_queries // grid.query_cell), -(-n_keys // grid.key_cell))
-    counted = zeros(cells.shape[2])
+    # As many cells as hold all tokens: divided, and rounded up.
+    n_rows = -(-n_queries // grid.query_cell)
+    n_columns = -(-n_keys // grid.key_cell)
+    cells = zeros(n_rows, n_columns)
+    # n_Q of each row.
+    counted = zeros(n_rows)
     received = zeros(n_keys)
     entropies = zeros(n_queries, dtype=dtype)
-    links = _Links(zeros(grid.n_links, dtype=dtype), zeros(grid.n_links, dtype=torch.int64) - 1, n_keys)
+    link_weights = zeros(grid.n_links, dtype=dtype)
+    link_places = zeros(grid.n_links, dtype=torch.int64) - 1
+    links = _Links(link_weights, link_places, n_keys)
     for tile in tiles(call):
-        block, weights = tile.block, tile.weights
+        block = tile.block
+        weights = tile.weights
         entropies[block.texts, :, block.queries] = tile.entropies(weights.amax(-1))
 
         # Which row of cells each query belongs to, and which column each key, (query,) and (key,).
@@ -96,27 +104,39 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
         column = _cells_of(block.keys, grid.key_cell, device)
         rows = slice(int(row[0]), int(row[-1]) + 1)
         columns = slice(int(column[0]), int(column[-1]) + 1)
-        here = cells[block.texts, :, rows, columns]
 
         # Sums over the queries of a row, (text, head, row, key), then over the keys of a column.
-        by_row = F.one_hot(row - rows.start).T.to(dtype) @ weights
+        in_row = F.one_hot(row - rows.start).T.to(dtype)
+        by_row = in_row @ weights
         received[block.texts, :, block.keys] += by_row.sum(2)
-        here += by_row.to(here.dtype) @ F.one_hot(column - columns.start).to(here.dtype)
-        attends = torch.ones(weights.shape[:3], dtype=here.dtype, device=device)
+        in_column = F.one_hot(column - columns.start).to(cells.dtype)
+        cells[block.texts, :, rows, columns] += by_row.to(cells.dtype) @ in_column
+        attends = torch.ones(weights.shape[:3], dtype=cells.dtype, device=device)
         if block.empty is not None:
             attends = attends.masked_fill(block.empty, 0.0)
         counted[block.texts].index_add_(2, row, attends)
         if grid.n_links:
             links.add(grid, block, weights)
     cells = cells / counted.clamp(min=1).unsqueeze(-1)
-    places = torch.stack([links.places // max(n_keys, 1), links.places % max(n_keys, 1)], -1)
+    # Query and key of each link; -1 for both where there is none.
+    key_count = max(n_keys, 1)
+    places = torch.stack([links.places // key_count, links.places % key_count], -1)
     places = places.masked_fill_(links.places.unsqueeze(-1) < 0, -1)
     return PooledAttention(
-        cells.float().cpu(), received.cpu(), entropies.cpu(), places.cpu(), links.weights.cpu()
+        cells=cells.float().cpu(),
+        received=received.cpu(),
+        entropy_nats=entropies.cpu(),
+        link_places=places.cpu(),
+        link_weights=links.weights.cpu(),
     )
 
 
-def _cells_of(tokens: slice, cell: int, device: torch.device) -> Int[Tensor, " token"]:
+def _cells_of(
+    tokens: slice,
+    cell: int,
+    device: torch.device,
+) -> Int[Tensor, " token"]:
+    """Return the row or column of cells that each token of a range belongs to."""
     return torch.arange(tokens.start, tokens.stop, device=device) // cell
 
 
@@ -128,7 +148,12 @@ class _Links:
     places: Tensor
     n_keys: int
 
-    def add(self, grid: Grid, block: Block, weights: Tensor) -> None:
+    def add(
+        self,
+        grid: Grid,
+        block: Block,
+        weights: Tensor,
+    ) -> None:
         """Merge a tile's largest far weights; unwanted weights become 0."""
         device = weights.device
         if grid.no_key is not None:
@@ -146,11 +171,13 @@ class _Links:
         if not bool((maxima.amax(-1) > before[..., -1]).any()):
             return
         rows = maxima.topk(min(grid.n_links, maxima.shape[-1])).indices
-        candidates = weights.gather(2, rows[..., None].expand(-1, -1, -1, weights.shape[3])).flatten(2)
+        n_block_keys = weights.shape[3]
+        candidates = weights.gather(2, rows[..., None].expand(-1, -1, -1, n_block_keys)).flatten(2)
         largest, number = candidates.topk(min(grid.n_links, candidates.shape[-1]))
-        queries = block.queries.start + rows.gather(2, number // weights.shape[3])
-        places = queries * self.n_keys + block.keys.start + number % weights.shape[3]
+        queries = block.queries.start + rows.gather(2, number // n_block_keys)
+        keys = block.keys.start + number % n_block_keys
+        # The largest of these and of the links before.
         largest, order = torch.cat([before, largest], -1).topk(grid.n_links)
-        places = torch.cat([self.places[block.texts], places], -1).gather(-1, order)
+        places = torch.cat([self.places[block.texts], queries * self.n_keys + keys], -1)
         self.weights[block.texts] = largest
-        self.places[block.texts] = places.masked_fill_(largest <= 0, -1)
+        self.places[block.texts] = places.gather(-1, order).masked_fill_(largest <= 0, -1)

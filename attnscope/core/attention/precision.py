@@ -27,9 +27,8 @@ def sum_dtype(device: torch.device | str) -> torch.dtype:
 
 def move(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Return numbers on a device; those in float64 in the precision of its sums."""
-    return (
-        numbers.to(device, sum_dtype(device)) if numbers.dtype == torch.float64 else numbers.to(device)
-    )
+    dtype = sum_dtype(device) if numbers.dtype == torch.float64 else numbers.dtype
+    return numbers.to(device, dtype)
 
 
 def in_float64(numbers: Tensor) -> Tensor:

@@ -77,10 +77,17 @@ class OfChosen(Generic[Kept]):
         return output
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Kept]:
-        kept = self._read(call if self.heads is None else select_heads(call, self.heads))
+        """Return the output of an attention, and what is kept of it."""
+        chosen = call if self.heads is None else select_heads(call, self.heads)
+        kept = self._read(chosen)
         return self._attend(call), kept
 
-    def _wants(self, kind: Kind, layer: int, n_heads: int) -> bool:
+    def _wants(
+        self,
+        kind: Kind,
+        layer: int,
+        n_heads: int,
+    ) -> bool:
         """Return whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
         if self.kinds is not None and kind not in self.kinds:
             return False
@@ -110,11 +117,16 @@ class Weights(OfChosen[Tensor]):
         self._attend = attend
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        # Maps are what costs: of chosen heads only theirs are computed, of all heads the output comes of them.
+        # Maps are what costs: of chosen heads only theirs are computed; those of all heads also give the output.
         output, weights = attend_with_weights(call) if self.heads is None else super()._see(call)
         return output, weights.detach().to("cpu", torch.float32)
 
-    def keep(self, kind: Kind, layer: int, weights: Tensor) -> None:
+    def keep(
+        self,
+        kind: Kind,
+        layer: int,
+        weights: Tensor,
+    ) -> None:
         """Keep weights of all heads, (batch, n_heads, query, key), that an engine computed, if their layer is chosen.
 
         Raises:
@@ -129,29 +141,31 @@ class Weights(OfChosen[Tensor]):
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
-    """Return a probe that hands each kind of attention to its own; its output is the same as without it."""
+    """Return a probe that hands each kind of attention to its own probe; kinds that have none are only computed."""
     return lambda call: probes.get(call.kind, attend)(call)
 
 
 @torch.no_grad()
 def key_sums(
-    call: AttentionCall, functions: NDArray[np.float64]
+    call: AttentionCall,
+    functions: NDArray[np.float64],
 ) -> Float[Tensor, "batch n_heads query function"]:
-    """Return of each query the sums over keys of weights times functions of the key, in memory of that size.
+    """Return the sums over keys of weights times functions of the key, float64, on the CPU; no map is kept.
 
-    `functions` is what keys are worth, (key, function); further keys are worth 0. The sums are float64, on the CPU.
+    `functions` are the values of keys, (key, function); those of further keys are 0.
     """
-    worth = torch.zeros(call.key.shape[2], functions.shape[1])
-    worth[: len(functions)] = torch.from_numpy(functions)
-    sums = torch.zeros(*call.query.shape[:3], worth.shape[1], dtype=torch.float64)
+    values = torch.zeros(call.key.shape[2], functions.shape[1])
+    values[: len(functions)] = torch.from_numpy(functions)
+    sums = torch.zeros(*call.query.shape[:3], values.shape[1], dtype=torch.float64)
     for tile in tiles(call):
-        rows = tile.weights @ worth[tile.block.keys].to(tile.weights)
-        sums[tile.block.texts, :, tile.block.queries] = rows.cpu().double()
+        block = tile.block
+        rows = tile.weights @ values[block.keys].to(tile.weights)
+        sums[block.texts, :, block.queries] = rows.cpu().double()
     return sums
 
 
 class Gate:
-    """Multiplies each head's output by a number, before the output projection mixes the heads.
+    """Multiply each head's output by a number, before the output projection mixes the heads.
 
         o'_h = xi_h * o_h + (1 - xi_h) * m_h
 
@@ -183,7 +197,7 @@ class Gate:
         self._compute = compute
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention and gates its heads; shape and dtype: see `Probe`.
+        """Compute an attention, and multiply its heads; shape and dtype: see `Probe`.
 
         Raises:
             ValueError: There are not as many factors as heads, or as texts.

@@ -25,19 +25,24 @@ def rows_of(
     keys: slice = slice(None),
 ) -> Float[Tensor, "text n_heads query key"]:
     """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys."""
+    # As many queries at once as fill a tile.
     n_texts = len(range(call.query.shape[0])[texts])
-    at_once = max(
-        tiles.tile_elements(call.query.device) // max(n_texts * call.n_heads * call.key.shape[2], 1),
-        tiles.LEAST_QUERIES,
-    )
+    row_elements = max(n_texts * call.n_heads * call.key.shape[2], 1)
+    elements = tiles.tile_elements(call.query.device)
+    at_once = max(elements // row_elements, tiles.LEAST_QUERIES)
     parts = []
-    for some in queries.split(at_once):  # type: ignore[no-untyped-call]
-        parts.append(attention_weights(select_part(call, texts, some))[..., keys])
+    for some_queries in queries.split(at_once):  # type: ignore[no-untyped-call]
+        weights = attention_weights(select_part(call, texts, some_queries))
+        parts.append(weights[..., keys])
     return torch.cat(parts, 2)
 
 
 def read_rows(
-    attention: AttentionCall | Tensor, kind: str, text: int, queries: Int[Tensor, " query"], n_keys: int
+    attention: AttentionCall | Tensor,
+    kind: str,
+    text: int,
+    queries: Int[Tensor, " query"],
+    n_keys: int,
 ) -> tuple[Float[Tensor, "n_heads query {n_keys}"], Bool[Tensor, "query {n_keys}"]]:
     """Return some rows of one text of a batch, 0 to 1, and which keys they may attend to, both on the CPU.
 
@@ -103,25 +108,31 @@ class RowSamples:
             for layer, weights in by_layer.items():
                 self._keep(weights, kind, layer)
 
-    def _keep(self, attention: AttentionCall | Tensor, kind: Kind, layer: int) -> None:
+    def _keep(
+        self,
+        attention: AttentionCall | Tensor,
+        kind: Kind,
+        layer: int,
+    ) -> None:
+        """Keep the wanted rows of an attention, or of dense weights, (text, head, query, key)."""
         for text, wanted in enumerate(self._wanted):
             if wanted is None:
                 continue
+            queries, n_keys = wanted
             rows = self.rows[text].setdefault(kind, SampledRows())
             if layer in rows.weights:
                 raise RuntimeError(
                     f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe"
                 )
-            queries, n_keys = wanted
             weight_parts = []
             allowed_parts = []
             # A few rows at a time: those of all heads of a long text would be as large as a map.
-            for some in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
-                weights, allowed = read_rows(attention, kind, text, some, n_keys)
-                weights = weights.movedim(1, 0).float()  # (row, head, key)
-                weights = weights / weights.sum(-1, keepdim=True).clamp_(
-                    min=torch.finfo(torch.float32).tiny
-                )
+            for some_queries in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
+                weights, allowed = read_rows(attention, kind, text, some_queries, n_keys)
+                # (row, head, key), each row with sum 1; rows of zeros stay zeros.
+                weights = weights.movedim(1, 0).float()
+                totals = weights.sum(-1, keepdim=True)
+                weights = weights / totals.clamp_(min=torch.finfo(torch.float32).tiny)
                 weight_parts.append(weights.half().numpy())
                 allowed_parts.append(allowed.numpy())
             rows.weights[layer] = np.concatenate(weight_parts)

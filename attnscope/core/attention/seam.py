@@ -73,17 +73,21 @@ class AttentionCall:
 
     def __post_init__(self) -> None:
         # Broadcasting would turn most of these mistakes into a plausible, wrong picture.
-        query, key, value = self.query.shape, self.key.shape, self.value.shape
-        shapes = f"query {tuple(query)}, key {tuple(key)}, value {tuple(value)}"
+        query = tuple(self.query.shape)
+        key = tuple(self.key.shape)
+        value = tuple(self.value.shape)
+        shapes = f"query {query}, key {key}, value {value}"
         if not len(query) == len(key) == len(value) == 4:
             raise ValueError(f"queries, keys and values are (batch, head, token, width); got {shapes}")
         if query[0] != key[0] or query[3] != key[3] or key[:3] != value[:3]:
             raise ValueError(
                 f"queries and keys share batch and width; keys and values share batch, heads and tokens; got {shapes}"
             )
-        if key[1] == 0 or query[1] % key[1]:
-            raise ValueError(f"{query[1]} query heads are not a multiple of {key[1]} key/value heads")
-        scores = (query[0], query[1], query[2], key[2])
+        batch, n_heads, n_queries, _ = query
+        _, n_kv_heads, n_keys, _ = key
+        if n_kv_heads == 0 or n_heads % n_kv_heads:
+            raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
+        scores = (batch, n_heads, n_queries, n_keys)
         if self.mask is not None:
             check_mask_is_boolean("mask", self.mask)
             object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
@@ -97,9 +101,9 @@ class AttentionCall:
             raise ValueError(f"softcap must be positive; got {self.softcap}")
         if self.window is not None and not self.window > 0:
             raise ValueError(f"window must be positive; got {self.window}")
-        if self.sinks is not None and self.sinks.shape != (query[1],):
+        if self.sinks is not None and self.sinks.shape != (n_heads,):
             raise ValueError(
-                f"sinks hold one score for each of {query[1]} heads; got {tuple(self.sinks.shape)}"
+                f"sinks hold one score for each of {n_heads} heads; got {tuple(self.sinks.shape)}"
             )
 
     @property
@@ -117,7 +121,11 @@ Probe = Callable[[AttentionCall], Tensor]
 """What computes at the seam: gets a call, returns its output (batch, n_heads, query, d_value), in the values' dtype."""
 
 
-def refuse_second(seen: Mapping[Kind, Mapping[int, object]], kind: Kind, layer: int) -> None:
+def refuse_second(
+    seen: Mapping[Kind, Mapping[int, object]],
+    kind: Kind,
+    layer: int,
+) -> None:
     """Refuse an attention that a probe has seen already: it serves one forward pass.
 
     Raises:
@@ -143,13 +151,19 @@ def check_mask_is_boolean(name: str, mask: Tensor) -> None:
         )
 
 
-def _align_axes(name: str, tensor: Tensor, scores: tuple[int, int, int, int]) -> Tensor:
+def _align_axes(
+    name: str,
+    tensor: Tensor,
+    scores: tuple[int, int, int, int],
+) -> Tensor:
     """Return a view with four axes; refuses a tensor that does not broadcast to the scores."""
+    # Missing axes are added in front.
     shape = tuple(tensor.shape)
     aligned = tensor[(None,) * (4 - len(shape))]
-    if len(shape) > 4 or any(
-        size not in (1, whole) for size, whole in zip(aligned.shape, scores, strict=True)
-    ):
+    fits = aligned.ndim == 4
+    for size, full_size in zip(aligned.shape, scores, strict=False):
+        fits &= size in (1, full_size)
+    if not fits:
         raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
     return aligned
 
@@ -165,18 +179,23 @@ def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] 
         True = may attend; None if every query may attend to every key. May share memory with the call's mask: do not
         write into it.
     """
-    return within_reach(call, call.mask, *_positions(call))
+    queries, keys = _positions(call)
+    return within_reach(call, call.mask, queries, keys)
 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
+    """Return the positions of all queries and of all keys, from 0."""
     device = call.query.device
-    return torch.arange(call.query.shape[2], device=device), torch.arange(
-        call.key.shape[2], device=device
-    )
+    queries = torch.arange(call.query.shape[2], device=device)
+    keys = torch.arange(call.key.shape[2], device=device)
+    return queries, keys
 
 
 def within_reach(
-    call: AttentionCall, mask: Tensor | None, queries: Int[Tensor, " query"], keys: Int[Tensor, " key"]
+    call: AttentionCall,
+    mask: Tensor | None,
+    queries: Int[Tensor, " query"],
+    keys: Int[Tensor, " key"],
 ) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
     """Return a mask of some queries and keys with causality and window folded in; None = all may attend to all.
 
@@ -185,13 +204,12 @@ def within_reach(
     if not call.is_causal and call.window is None:
         return mask
     queries = queries[:, None]
-    near = torch.ones(len(queries), len(keys), dtype=torch.bool, device=keys.device)
+    is_near = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if call.is_causal:
-        near &= keys <= queries
+        is_near &= keys <= queries
     if call.window is not None:
-        near &= (keys > queries - call.window) & (keys < queries + call.window)
-    near = near[None, None]
-    return near if mask is None else mask & near
+        is_near &= (keys - queries).abs() < call.window
+    return is_near if mask is None else mask & is_near
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
@@ -233,7 +251,8 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     mask, empty = _allowed_without_empty_rows(call)
     with without_autocast(call.query.device):
-        scores = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads) @ call.key.to(dtype).mT
+        queries = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads)
+        scores = queries @ call.key.to(dtype).mT
         scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
         if call.softcap is not None:
             scores = (scores / call.softcap).tanh() * call.softcap
@@ -263,39 +282,46 @@ def attend_with_weights(
     """
     weights = attention_weights(call)
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
-    batch, n_heads, n_queries, _ = call.query.shape
     with without_autocast(call.query.device):
         output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
-    return output.reshape(batch, n_heads, n_queries, call.value.shape[3]).to(call.value.dtype), weights
+    output = output.reshape(*call.query.shape[:3], call.value.shape[3])
+    return output.to(call.value.dtype), weights
 
 
 def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
     """Return the attention of some query heads, in the order given, each with the key/value head that it reads."""
     chosen = list(heads)
-    read = [head // (call.n_heads // call.n_kv_heads) for head in chosen]
+    group = call.n_heads // call.n_kv_heads
+    kv_heads = [head // group for head in chosen]
 
-    def of_heads(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
+    def select(tensor: Tensor | None) -> Tensor | None:
+        """Return the chosen heads of a mask or bias; one that all heads share stays whole."""
+        if tensor is None or tensor.shape[1] == 1:
+            return tensor
+        return tensor[:, chosen]
 
     return replace(
         call,
         query=call.query[:, chosen],
-        key=call.key[:, read],
-        value=call.value[:, read],
-        mask=of_heads(call.mask),
-        bias=of_heads(call.bias),
+        key=call.key[:, kv_heads],
+        value=call.value[:, kv_heads],
+        mask=select(call.mask),
+        bias=select(call.bias),
         sinks=None if call.sinks is None else call.sinks[chosen],
     )
 
 
 def select_part(
-    call: AttentionCall, texts: slice = slice(None), queries: Int[Tensor, " query"] | None = None
+    call: AttentionCall,
+    texts: slice = slice(None),
+    queries: Int[Tensor, " query"] | None = None,
 ) -> AttentionCall:
     """Return the same attention of some texts and queries (None = all), with causality and window in its mask."""
-    every, keys = _positions(call)
-    queries = every if queries is None else queries.to(keys.device)
+    all_queries, keys = _positions(call)
+    queries = all_queries if queries is None else queries.to(keys.device)
 
     def cut(tensor: Tensor | None) -> Tensor | None:
+        """Return these texts and queries of a mask or bias; an axis that all share stays."""
         if tensor is None:
             return None
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
@@ -332,25 +358,25 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
         The output of `attend_with_weights` within rounding, in the dtype of the values. Rows that may attend to nothing
         are zero, and send zeros back in gradients.
     """
+    needs_map = call.softcap is not None or call.sinks is not None
     # A bias in another dtype would be rounded to the queries': finfo.min of float32 is -inf in float16.
-    inexpressible = (
-        call.softcap is not None
-        or call.sinks is not None
-        or (call.bias is not None and call.bias.dtype != call.query.dtype)
-    )
-    if inexpressible:
-        return attend_with_weights(call)[0]
+    if call.bias is not None and call.bias.dtype != call.query.dtype:
+        needs_map = True
+    if needs_map:
+        output, _ = attend_with_weights(call)
+        return output
     # Only plain causality can be given to the kernel as a flag; a mask or a bias has to carry it within.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
+    kernel_mask = mask
     if call.bias is not None:
         added = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)
-        mask = added.expand(-1, -1, call.query.shape[2], call.key.shape[2])
+        kernel_mask = added.expand(-1, -1, call.query.shape[2], call.key.shape[2])
     output = F.scaled_dot_product_attention(
         call.query,
         call.key,
         call.value,
-        attn_mask=mask,
+        attn_mask=kernel_mask,
         dropout_p=call.dropout_p,
         is_causal=kernel_is_causal,
         scale=call.scale,
@@ -364,7 +390,5 @@ def _per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
 
     One matrix product then serves the group; broadcasting over a group axis would make matmul copy the keys.
     """
-    if rows.shape[1] == n_kv_heads:
-        return rows
     batch, n_heads, n_queries, width = rows.shape
     return rows.reshape(batch, n_kv_heads, n_heads // n_kv_heads * n_queries, width)

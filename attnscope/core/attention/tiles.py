@@ -28,7 +28,7 @@ GPU_BYTES_PER_ELEMENT = 96
 """A tile holds one weight for so many bytes of a GPU's memory. With what is computed from it, it takes an eighth."""
 
 LEAST_QUERIES = 16
-"""Queries in one tile, however many keys there are: matrix products of fewer rows are no faster."""
+"""The fewest queries in one tile, however many keys there are: matrix products of fewer rows are no faster."""
 
 _HIDDEN = -1e30
 """Added to the score of a key that may not be attended to: far below any score, and 0 times it is 0, not NaN."""
@@ -56,9 +56,9 @@ class Block:
         texts: Which texts.
         queries: Which queries.
         keys: The smallest range of keys that holds all that these queries may attend to.
-        near: Attention whose causality and window hide keys within the block; None = they hide none.
+        near: The attention, if its causality or window hides keys within the block; else None.
         may: View of the call's mask on the block, broadcastable to (text, head, query, key); None = it hides nothing.
-        empty: Queries that may attend to nothing, broadcastable to (text, head, query); None = there are none.
+        empty: Which queries may attend to nothing, broadcastable to (text, head, query); None = there are none.
     """
 
     texts: slice
@@ -70,9 +70,10 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return how many texts, queries and keys."""
-        texts, queries, keys = self.texts, self.queries, self.keys
-        return texts.stop - texts.start, queries.stop - queries.start, keys.stop - keys.start
+        """Return how many texts, queries and keys it holds."""
+        n_texts = self.texts.stop - self.texts.start
+        n_queries = self.queries.stop - self.queries.start
+        return n_texts, n_queries, self.keys.stop - self.keys.start
 
     def allowed(self) -> Bool[Tensor, "#text #n_heads #query #key"] | None:
         """Return which query may attend to which key, bool; None = each to all."""
@@ -111,28 +112,32 @@ class Tile:
 
         Source: ours; the definition with ln A_qk = s_qk - lse_q put in.
         """
-        scores, weights = self.scores, self.weights
+        scores = self.scores
+        empty = self.block.empty
         log_sum = self.log_sum
         if log_sum is None:
             log_sum = self.largest_score[..., 0] - largest_weight.log()
-            # A row of weights sums to 1, so any score may be taken as zero: lse is then small, and so is its rounding.
-            is_small = scores.dtype != torch.float64 and bool(
-                self.largest_score.abs().max() <= _LARGE_SCORE
-            )
-            if is_small and self.block.empty is None:
-                return log_sum - torch.mul(weights, scores, out=scores).sum(-1)
-        entropies = torch.sub(log_sum[..., None], scores, out=scores).mul_(weights).sum(-1)
-        return entropies if self.block.empty is None else entropies.masked_fill(self.block.empty, 0.0)
+            # If each row of weights sums to 1, H_q = lse_q - sum over k of A_qk s_qk, which takes one pass less. Its
+            # rounding is that of the scores, so these must be small; it is too coarse for float64.
+            may_be_short = empty is None and scores.dtype != torch.float64
+            if may_be_short and bool(self.largest_score.abs().max() <= _LARGE_SCORE):
+                return log_sum - scores.mul_(self.weights).sum(-1)
+        entropies = torch.sub(log_sum[..., None], scores, out=scores).mul_(self.weights).sum(-1)
+        return entropies if empty is None else entropies.masked_fill(empty, 0.0)
 
 
-def blocks(call: AttentionCall, elements: int | None = None, unit: int | None = None) -> list[Block]:
+def blocks(
+    call: AttentionCall,
+    elements: int | None = None,
+    unit: int | None = None,
+) -> list[Block]:
     """Cut an attention into tiles: whole short texts together, long ones into ranges of queries.
 
     Depends on the call's mask, causality and shapes alone, so what is worked out for a block serves every layer.
 
     Args:
         call: The attention.
-        elements: About how many weights a tile may hold; None = as the device has it.
+        elements: About how many weights a tile may hold; None = `tile_elements`.
         unit: No tile holds queries on both sides of a multiple of so many; None = any may.
 
     Returns:
@@ -144,30 +149,38 @@ def blocks(call: AttentionCall, elements: int | None = None, unit: int | None = 
     if not batch * n_queries:
         return []
     elements = tile_elements(call.query.device) if elements is None else elements
-    together = max(elements // max(n_heads * n_queries * n_keys, 1), 1)
-    rows = n_queries if together > 1 else max(elements // max(n_heads * n_keys, 1), LEAST_QUERIES)
+    row_elements = max(n_heads * n_keys, 1)
+    texts_at_once = max(elements // (row_elements * n_queries), 1)
+    rows_at_once = n_queries
+    if texts_at_once == 1:
+        rows_at_once = max(elements // row_elements, LEAST_QUERIES)
     if unit is None or unit >= n_queries:
         unit = n_queries
     else:
-        together = 1
+        texts_at_once = 1
 
-    # What all tiles need of the call: no values, and the mask with all its keys.
+    # Of the call tiles need no numbers, but the mask with all its keys.
     mask = None if call.mask is None else call.mask.expand(batch, -1, -1, n_keys)
     query, key, value = (part[..., :0].clone() for part in (call.query, call.key, call.value))
-    shape = replace(call, query=query, key=key, value=value, mask=mask)
-    cut = []
-    for first in range(0, batch, together):
-        texts = slice(first, min(first + together, batch))
+    masked = replace(call, query=query, key=key, value=value, mask=mask)
+    parts = []
+    for first in range(0, batch, texts_at_once):
+        texts = slice(first, min(first + texts_at_once, batch))
         for start in range(0, n_queries, unit):
             stop = min(start + unit, n_queries)
-            cut += [
-                _block(shape, texts, slice(q, min(q + rows, stop))) for q in range(start, stop, rows)
-            ]
-    return cut
+            for row in range(start, stop, rows_at_once):
+                queries = slice(row, min(row + rows_at_once, stop))
+                parts.append(_block(masked, texts, queries))
+    return parts
 
 
-def _block(call: AttentionCall, texts: slice, queries: slice) -> Block:
-    # The range of keys within reach.
+def _block(
+    call: AttentionCall,
+    texts: slice,
+    queries: slice,
+) -> Block:
+    """Return the block of some texts and queries, with the smallest range of keys and the least mask that it needs."""
+    # The range of keys that causality and window leave.
     start = 0
     stop = call.key.shape[2]
     if call.is_causal:
@@ -177,22 +190,25 @@ def _block(call: AttentionCall, texts: slice, queries: slice) -> Block:
         start = min(max(queries.start - call.window + 1, 0), stop)
     mask = call.mask
     if mask is not None:
-        # Of these the keys that the mask lets any query see.
+        # Within it, the range of those that the mask lets any query see.
         mask = mask[texts, :, queries if mask.shape[2] > 1 else slice(None)]
-        seen = mask[..., start:stop].flatten(0, 2).any(0).nonzero()
-        start, stop = (start + int(seen[0]), start + int(seen[-1]) + 1) if len(seen) else (start, start)
+        seen = start + mask[..., start:stop].flatten(0, 2).any(0).nonzero()
+        stop = int(seen[-1]) + 1 if len(seen) else start
+        start = int(seen[0]) if len(seen) else start
         mask = mask[..., start:stop]
-        mask = None if bool(mask.all()) else mask
-    has_reach = call.is_causal or call.window is not None
-    block = Block(texts, queries, slice(start, stop), call if has_reach else None, mask)
-    allowed = block.allowed()
+    keys = slice(start, stop)
     if start == stop:
         empty = torch.ones(1, 1, 1, dtype=torch.bool, device=call.query.device)
-        return replace(block, near=None, may=None, empty=empty)
+        return Block(texts, queries, keys, empty=empty)
+    if mask is not None and bool(mask.all()):
+        mask = None
+    has_reach = call.is_causal or call.window is not None
+    block = Block(texts, queries, keys, call if has_reach else None, mask)
+    allowed = block.allowed()
     if allowed is None or bool(allowed.all()):
-        return replace(block, near=None, may=None)
+        return Block(texts, queries, keys)
     empty = ~allowed.any(-1)
-    return replace(block, empty=empty if bool(empty.any()) else None)
+    return replace(block, empty=empty) if bool(empty.any()) else block
 
 
 class Buffers:
@@ -205,19 +221,28 @@ class Buffers:
     def __init__(self) -> None:
         self._pairs: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
 
-    def pair(self, size: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    def pair(
+        self,
+        size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> list[Tensor]:
         """Return two flat arrays of at least `size` numbers, of any content."""
         pair = self._pairs.pop((dtype, device), None)
         if pair is None or pair[0].numel() < size:
-            pair = None  # freed before a larger one is taken
-            pair = [torch.empty(max(size, TILE_ELEMENTS), dtype=dtype, device=device) for _ in range(2)]
+            # The old pair is freed before a larger one is taken.
+            pair = None
+            size = max(size, TILE_ELEMENTS)
+            pair = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
         self._pairs[dtype, device] = pair
         return pair
 
 
 @torch.no_grad()
 def tiles(
-    call: AttentionCall, parts: list[Block] | None = None, buffers: Buffers | None = None
+    call: AttentionCall,
+    parts: list[Block] | None = None,
+    buffers: Buffers | None = None,
 ) -> Iterator[Tile]:
     """Yield the weights of an attention, tile by tile.
 
@@ -233,14 +258,16 @@ def tiles(
         Tiles in the order of the blocks; float64 for float64 queries, else float32. Weights of queries that may attend
         to nothing are zero. A block without keys has no tile. All the memory taken is two buffers of one tile.
     """
-    n_heads, n_kv_heads, d_head = call.n_heads, call.n_kv_heads, call.query.shape[3]
+    batch, n_heads, all_queries, d_head = call.query.shape
+    n_kv_heads = call.n_kv_heads
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     parts = blocks(call) if parts is None else parts
+    buffers = Buffers() if buffers is None else buffers
     largest = max((math.prod(block.shape) for block in parts), default=0) * n_heads
-    flat = (Buffers() if buffers is None else buffers).pair(largest, dtype, call.query.device)
+    flat = buffers.pair(largest, dtype, call.query.device)
     bias = None
     if call.bias is not None:
-        bias = call.bias.expand(call.query.shape[0], -1, call.query.shape[2], call.key.shape[2])
+        bias = call.bias.expand(batch, -1, all_queries, call.key.shape[2])
     with without_autocast(call.query.device):
         keys = call.key.to(dtype)
         for block in parts:
@@ -260,15 +287,13 @@ def tiles(
             if call.softcap is not None:
                 scores.div_(call.softcap).tanh_().mul_(call.softcap)
             if bias is not None:
-                scores += (
-                    bias[block.texts, :, block.queries, block.keys].to(dtype).clamp(min=_LOWEST_BIAS)
-                )
+                block_bias = bias[block.texts, :, block.queries, block.keys].to(dtype)
+                scores += block_bias.clamp(min=_LOWEST_BIAS)
             allowed = block.allowed()
             if allowed is not None:
                 # Adding is ten times as fast as masked_fill, and the numbers added are shared by heads.
-                scores += torch.zeros(allowed.shape, dtype=dtype, device=scores.device).masked_fill_(
-                    ~allowed, _HIDDEN
-                )
+                hidden = torch.zeros(allowed.shape, dtype=dtype, device=scores.device)
+                scores += hidden.masked_fill_(~allowed, _HIDDEN)
             largest_score = scores.amax(-1, keepdim=True)
             torch.softmax(scores, -1, out=weights)
             log_sum = None
@@ -284,7 +309,8 @@ def tiles(
 
 
 def times_values(
-    weights: Float[Tensor, "text n_heads query key"], values: Float[Tensor, "text n_kv_heads key width"]
+    weights: Float[Tensor, "text n_heads query key"],
+    values: Float[Tensor, "text n_kv_heads key width"],
 ) -> Float[Tensor, "text n_heads query width"]:
     """Return a V for grouped heads, in the dtype of both, without repeating values; weights must be contiguous."""
     n_texts, n_heads, n_queries, n_keys = weights.shape
@@ -315,15 +341,12 @@ def attend_in_tiles(
     """
     batch, n_heads, n_queries, _ = call.query.shape
     values = call.value.to(torch.promote_types(call.query.dtype, torch.float32))
-    rows = torch.zeros(
-        batch, n_queries, n_heads, values.shape[3], dtype=values.dtype, device=values.device
-    )
+    rows = values.new_zeros(batch, n_queries, n_heads, values.shape[3])
     output = rows.transpose(1, 2)
     for tile in tiles(call, parts, buffers):
         block = tile.block
-        output[block.texts, :, block.queries] = times_values(
-            tile.weights, values[block.texts, :, block.keys]
-        )
+        block_values = values[block.texts, :, block.keys]
+        output[block.texts, :, block.queries] = times_values(tile.weights, block_values)
         if read is not None:
             read(tile)
     return output.to(call.value.dtype)
@@ -336,20 +359,13 @@ def attend_lean(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_val
     Returns:
         The output as `seam.attend` gives it, in the dtype of the values, without gradient.
     """
+    # torch's fused kernels need no map if they can express the call. They want one width and at least one key.
+    is_fused = call.query.shape[3] == call.value.shape[3] and not call.dropout_p
+    for name in ("bias", "softcap", "sinks", "window"):
+        is_fused &= getattr(call, name) is None
+    is_fused &= min(call.query.numel(), call.key.numel()) > 0
     # A mask that all heads and queries share is no larger than the keys.
-    on_processor = call.query.device.type == "cpu"
-    by_key = call.mask is None or (
-        on_processor and not call.is_causal and call.mask.shape[1:3] == (1, 1)
-    )
-    # torch's fused kernels want one width, and divide by the number of keys; dropout keeps torch from them.
-    is_plain = all(getattr(call, name) is None for name in ("bias", "softcap", "sinks", "window"))
-    same_width = call.query.shape[3] == call.value.shape[3]
-    if (
-        is_plain
-        and by_key
-        and same_width
-        and not call.dropout_p
-        and min(call.query.numel(), call.key.numel())
-    ):
-        return attend(call)
-    return attend_in_tiles(call)
+    if call.mask is not None:
+        is_fused &= call.query.device.type == "cpu" and not call.is_causal
+        is_fused &= call.mask.shape[1:3] == (1, 1)
+    return attend(call) if is_fused else attend_in_tiles(call)
