@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.options import heads_from, numbers_from, option, options, read_span
+from attnscope.options import Heads, heads_from, numbers_from, option, options, read_span
 
 if TYPE_CHECKING:
     from attnscope.models.info import ModelInfo
@@ -30,7 +30,7 @@ class Choice:
         default=None,
         read=numbers_from,
     )
-    pick: tuple[tuple[int, int], ...] | None = option(
+    pick: Heads | None = option(
         "Single heads, such as L3H1,L5H11; a heatmap draws them in one figure.",
         default=None,
         read=heads_from,
@@ -78,8 +78,8 @@ class Chosen:
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    # The (layer, head) that are shown; None = all
-    picked: tuple[tuple[int, int], ...] | None
+    # The heads that are shown; None = all
+    picked: Heads | None
 
     @property
     def n_heads(self) -> int:

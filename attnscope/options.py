@@ -15,6 +15,9 @@ from attnscope.errors import UsageError, require_choice, suggest
 
 C = TypeVar("C", bound=type)
 
+Heads = tuple[tuple[int, int], ...]
+"""Single heads, as (layer, head)."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -252,7 +255,7 @@ def read_number(digits: str, what: str) -> int:
     return int(digits)
 
 
-def heads_from(listed: str) -> tuple[tuple[int, int], ...]:
+def heads_from(listed: str) -> Heads:
     """Return single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
     hint = "single heads are chosen like this: L3H1,L5H11"
     heads: list[tuple[int, int]] = []

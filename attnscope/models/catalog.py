@@ -185,8 +185,7 @@ def resolve(
         if config_only and path.name == "config.json":
             path = path.parent
         if path.is_dir():
-            if not (config_only and (path / "config.json").is_file()):
-                require_model(path, allow_pickle)
+            require_model(path, allow_pickle, config_only)
             return _resolve_folder(spec, path.resolve())
         is_file = path.exists()
     if is_file:
@@ -402,8 +401,7 @@ def _download(
         if not sys.stderr.isatty():
             disable_progress_bars()
         folder = Path(snapshot_download(repo_id, allow_patterns=sorted(files), revision=revision))
-    if not config_only:
-        require_model(folder, allow_pickle)
+    require_model(folder, allow_pickle, config_only)
     return folder
 
 

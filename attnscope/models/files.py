@@ -106,8 +106,8 @@ def holds_gguf(folder: Path) -> bool:
     return any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors"))
 
 
-def require_model(folder: Path, allow_pickle: bool) -> None:
-    """Refuse a folder that lacks a configuration or weights, by an AttnscopeError."""
+def require_model(folder: Path, allow_pickle: bool, config_only: bool = False) -> None:
+    """Refuse a folder that lacks a configuration, or, unless `config_only`, weights, by an AttnscopeError."""
     if holds_gguf(folder):
         return
     if not (folder / "config.json").is_file():
@@ -117,7 +117,8 @@ def require_model(folder: Path, allow_pickle: bool) -> None:
         if configs:
             hint = f"did you mean {configs[0].parent}?"
         raise AttnscopeError(f"{folder} holds no config.json, so it is not a model's folder", hint)
-    weight_files(folder, allow_pickle=allow_pickle)
+    if not config_only:
+        weight_files(folder, allow_pickle=allow_pickle)
 
 
 def choose_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> set[str]:
@@ -165,8 +166,7 @@ def cached_folder(
         reference = home / "refs" / revision
         commit = reference.read_text("ascii").strip() if reference.is_file() else revision
         folder = home / "snapshots" / commit
-        if not (config_only and (folder / "config.json").is_file()):
-            require_model(folder, allow_pickle)
+        require_model(folder, allow_pickle, config_only)
         return folder
     return None
 

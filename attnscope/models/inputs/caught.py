@@ -48,8 +48,11 @@ AttentionMaskInterface.register(_EXPLICIT, eager_mask)
 _ALLOWED_ROUNDINGS = 64
 """How much two ways to compute one attention may differ, in units of rounding of the largest value."""
 
-Handler = Callable[[str, AttentionCall, Callable[[], Tensor]], Tensor]
-"""A function that computes each attention: (path of the module, call, the module's own computation) -> output."""
+Own = Callable[[], Tensor]
+"""A function without arguments that computes an attention as the module itself does."""
+
+Handler = Callable[[str, AttentionCall, Own], Tensor]
+"""A function that computes each attention: (path of the module, call, its own computation) -> output."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +198,7 @@ class CaughtModule:
         """
         expected = [*self.plan]
 
-        def at_attention(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
+        def at_attention(path: str, call: AttentionCall, own: Own) -> Tensor:
             if not expected or expected[0][0] != path:
                 raise self._wrong_attention(path)
             _, place = expected.pop(0)
@@ -233,7 +236,7 @@ class CaughtModule:
         """
         calls: list[SeenCall] = []
 
-        def at_attention(path: str, call: AttentionCall, own: Callable[[], Tensor]) -> Tensor:
+        def at_attention(path: str, call: AttentionCall, own: Own) -> Tensor:
             output, weights = attend_with_weights(call)
             if check:
                 message = (

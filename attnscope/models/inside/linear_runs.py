@@ -24,6 +24,8 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.inside.projections import (
+    Inputs,
+    NamedInputs,
     OutputWatch,
     first_tensor,
     hooks,
@@ -33,6 +35,8 @@ from attnscope.models.inside.projections import (
 )
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
+
+Floats = NDArray[np.float64]
 
 _MOST_NUMBERS = 2**22
 """The most numbers of slopes that are held at once: 16 MiB as float32 for each part of the model."""
@@ -127,9 +131,7 @@ class ScoreRun:
         ):
             model.run(batch, self._observe)
 
-    def vectors(
-        self, tensor: Tensor, head: int, weights: NDArray[np.float64]
-    ) -> dict[Part, NDArray[np.float64]]:
+    def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[Part, Floats]:
         """Return what each part adds to a weighted sum of a head's queries or keys, (d_head,).
 
         Parts that do not reach the queries or keys are left out.
@@ -145,7 +147,7 @@ class ScoreRun:
         n_at_once = max(1, _MOST_NUMBERS // tensor.numel())
         columns = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
         tensors = [leaf.tensor for leaf in self._leaves]
-        vectors: dict[Part, NDArray[np.float64]] = {}
+        vectors: dict[Part, Floats] = {}
         for start in range(0, len(total), n_at_once):
             chunk = columns[start : start + n_at_once]
             gradients = torch.autograd.grad(
@@ -199,20 +201,20 @@ class ScoreRun:
         kind, layer = min(places) if len(layers) == 1 else self._latest
         return self._add_leaf(output, Part(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
 
-    def _cut_embedding(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _cut_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
         """Make the output of an embedding a leaf; the hook after it."""
         ids = inputs[0] if inputs else None
         name = _name_embedding(ids, output, self._batch)
         return self._add_leaf(output, Part(name, "embedding"))
 
-    def _cut_input(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _cut_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
         """Make the hidden states that enter the first layer a leaf, if no embedding did; the hook before its block."""
         hidden = first_tensor(inputs, named)
         if hidden is not None and not hidden.requires_grad:
             part = Part(EMBEDDED, "embedding")
             self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
-    def _freeze_norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def _freeze_norm(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
         """Compute a norm with its length frozen, so that it is linear; the hook after it."""
         norm = self._norms[module]
         bias = norm.bias.to(output)

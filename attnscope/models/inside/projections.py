@@ -16,6 +16,12 @@ from attnscope.models.info import require_seam
 from attnscope.models.model import Batch, Model
 from attnscope.models.turns import take_turn
 
+Inputs = tuple[Any, ...]
+"""The inputs of a module by position, as torch's hooks get them."""
+
+NamedInputs = dict[str, Any]
+"""The inputs of a module by name."""
+
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
 """The outputs of the projections W_Q, W_K and W_V; fields of an `AttentionCall`."""
@@ -54,7 +60,7 @@ class OutputWatch:
         """Look from now on for the map that reads an attention's output, (batch, head, query, d_value)."""
         self._expected = place, output.transpose(1, 2)
 
-    def look(self, module: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
+    def look(self, module: nn.Module, inputs: Inputs, result: Any) -> None:
         """Note a linear map as the output projection if its input is the expected output; the hook after each map."""
         rows = first_tensor(inputs)
         if self._expected is None or rows is None:
@@ -82,9 +88,9 @@ def have_equal_numbers(first: Tensor, second: Tensor) -> bool:
     return first.numel() == second.numel() and torch.equal(first.reshape(-1), second.reshape(-1))
 
 
-def first_tensor(inputs: tuple[Any, ...], named: Mapping[str, Any] = {}) -> Tensor | None:
+def first_tensor(inputs: Inputs, named: NamedInputs | None = None) -> Tensor | None:
     """Return the first input of a module, or its hidden states by name; None if it is no tensor."""
-    tensor = inputs[0] if inputs else named.get("hidden_states")
+    tensor = inputs[0] if inputs else (named or {}).get("hidden_states")
     return tensor if isinstance(tensor, Tensor) else None
 
 
@@ -171,7 +177,7 @@ def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, i
     """
     latest: dict[nn.Module | None, Tensor] = {}
 
-    def note(block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def note(block: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
         latest.pop(block, None)
         hidden = first_tensor(inputs, named)
         if hidden is not None and hidden.ndim == 3:

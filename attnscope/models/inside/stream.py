@@ -20,6 +20,8 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_seam
 from attnscope.models.inside.projections import (
     ROLES,
+    Inputs,
+    NamedInputs,
     OutputWatch,
     Role,
     adapted_maps,
@@ -262,7 +264,7 @@ class _ObservedRun:
         ):
             self.hidden = model.outputs(Batch(ids), self.watch).hidden.detach()
 
-    def _note_step(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _note_step(self, module: nn.Module, inputs: Inputs, output: Any) -> None:
         """Keep the input and the output of a module; the hook after it."""
         first_input = first_tensor(inputs)
         if first_input is None or not isinstance(output, Tensor):
@@ -274,7 +276,7 @@ class _ObservedRun:
         step = _Step(module, first_input, output.detach().clone(), len(self.watch.calls))
         self.steps.append(step)
 
-    def _note_block(self, block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _note_block(self, block: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
         """Keep the hidden states that a block gets; the hook before it."""
         hidden = first_tensor(inputs, named)
         if hidden is not None:
@@ -377,7 +379,7 @@ class _ObservedRun:
         return None, []
 
 
-def _start_path(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _start_path(module: nn.Module, inputs: Inputs, named: NamedInputs) -> Any:
     """Make the input of a linear map the start of a path that can be derived; the hook before it."""
     first_input = first_tensor(inputs)
     if first_input is None or not first_input.is_floating_point():

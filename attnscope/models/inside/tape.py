@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from attnscope.models.model import Batch, Outputs
 
 
+Forward = Callable[..., Any]
+"""The forward of a module, or a function in its place."""
+
 LOGITS_AT_ONCE = 2**25
-"""The most logits (tokens times vocabulary) that a head puts out in one such pass: 128 MiB as float32."""
+"""The most logits (tokens times vocabulary) in one pass that runs several changes of a batch: 128 MiB as float32."""
 
 
 class Rerun:
@@ -162,7 +165,7 @@ class Tape:
         self._batch = batch
         self._n_tokens = n_tokens
 
-        def keep(block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        def keep(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
             self.current = len(self._outputs)
             output = forward(*args, **named)
             self.current = None
@@ -189,7 +192,7 @@ class Tape:
                 return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
             return tensor.clone()
 
-        def answer(block: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        def answer(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
             nonlocal number
             # Blocks are counted in the order of their calls, as `record` kept them.
             number += 1
@@ -221,7 +224,7 @@ class Tape:
 
 
 @contextlib.contextmanager
-def run_instead(modules: Sequence[nn.Module], function: Callable[..., Any]) -> Iterator[None]:
+def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[None]:
     """Call a function in place of modules, wherever this thread runs them within the context.
 
     Meanwhile this thread has its turn with the model.
