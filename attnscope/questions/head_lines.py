@@ -104,10 +104,11 @@ def _how_much_to_say(result: Result) -> Floats:
     if is_described(result):
         nats: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
         return np.where(np.isfinite(nats), nats, 0.0)
-    # Heads that have only roles of sinks or diffuse attention come late, heads without any role last.
+    # Heads that have only roles of sinks or diffuse attention come late, heads without any role last: (head,).
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
     is_telling = ~np.isin(roles["role"], (*SINKS, "diffuse"))
+    # A head may have several such roles; the largest value counts.
     np.fmax.at(values, roles["head"][is_telling], roles["value"][is_telling])
     return values
 

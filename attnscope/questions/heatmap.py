@@ -252,10 +252,7 @@ class Heatmap(MapsResult[AttentionMap]):
     @property
     def averaged(self) -> str:
         """Return what its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
-        for change in self.changes:
-            if change.startswith(MEAN_OF):
-                return change
-        return ""
+        return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
 
     def average(self, over: str) -> Heatmap:
         """Return the same with means of the heads that are shown, in place of heads.
@@ -409,10 +406,8 @@ class Heatmap(MapsResult[AttentionMap]):
                 raise ValueError("its tokens are not the patches of its pictures")
 
 
-def _read_picture(
-    fields: dict[str, Any], pixels: NDArray[Any], cells: NDArray[np.int32] | None
-) -> Picture:
-    """Return the picture that `Picture.describe` was made of, with its arrays."""
+def _read_picture(fields: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
+    """Return the picture that `Picture.describe` was made of, with its arrays; `cells` may be None."""
     known = {key: freeze(value) for key, value in fields.items()}
     picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **known)
     picture.require_whole()
@@ -423,11 +418,11 @@ def _read_picture(
 class Rollout(Heatmap):
     """Hold attention rollout of one model on one text (Abnar & Zuidema 2020), beside each layer's mean attention.
 
-    The two stand in the place of heads. The columns of mean attention are the layer's keys, those of rollout are the
+    The two stand in the place of heads. The columns of mean attention are the layer's keys. Those of rollout are the
     input tokens: how much of each is in each place after the layer.
 
-    With a target it is relevance for that (Chefer et al. 2021), beside the gradient × attention of each layer: of both
-    each row is divided by its sum.
+    With a target it is relevance for that target (Chefer et al. 2021), beside the gradient × attention of each layer;
+    each row of both is divided by its sum.
 
     Attributes:
         residual: The share of the identity in each layer, for the residual connection.
@@ -456,7 +451,7 @@ class Rollout(Heatmap):
 
     @property
     def usual_scale(self) -> Any:
-        """Return the figure's largest; over a picture, each map's."""
+        """Return what is drawn darkest: the figure's largest value; over a picture each map's."""
         return "figure" if self.picture is None else "head"
 
     @property
@@ -482,7 +477,7 @@ class Rollout(Heatmap):
         target: str = "",
         answer_token: int = -1,
     ) -> Rollout:
-        """Return the rollout of all layers of a record, (layer, query, key), beside the mean over heads."""
+        """Return `rolled`, rollout or relevance, beside a `mean` over heads, both (layer, query, key) of a record."""
         names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
         # (layer, 2, query, key): the two stand where heads do.
         attention = replace(

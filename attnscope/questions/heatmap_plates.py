@@ -48,6 +48,7 @@ _ROLLOUT_MEANING = meanings(
 _POOLED_MEANING = (
     "share of attention that the queries of a row give to the keys of a column (logarithmic)"
 )
+# What the colours of pooled maps mean more, by the scale.
 _SCALE = {
     "fixed": "",
     "head": ", ÷ the largest of the same head",
@@ -81,7 +82,7 @@ class Sheet:
         names = []
         for layer, head in self.heads:
             name = (f"L{layer}", attention.head_name(head))
-            # Layers go down; beside a rollout, which is no head and has a row, they go across.
+            # Layers go down and heads across; what stands in the place of heads has a row, and layers go across.
             names.append(name[::-1] if attention.head_names else name)
         return {"names": tuple(names)}
 
@@ -319,15 +320,17 @@ def _strongest_keys(values: Sequence[NDArray[np.float32]], rows: Sequence[int]) 
     """Return the keys with the largest weights in some rows of maps, (query, key), the strongest first."""
     if not rows:
         return []
-    # The weights, (head, row, key), the largest keys of each row, and the largest weight of each key, (key,).
+    # (head, row, key)
     weights = np.stack(values)[:, list(rows)]
-    keys = np.unique(np.argsort(-weights, axis=-1, kind="stable")[..., :_STRONGEST_KEYS])
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    keys = np.unique(order[..., :_STRONGEST_KEYS])
+    # (key,)
     largest = weights.max((0, 1))
     return sorted(keys.tolist(), key=lambda key: -largest[key])
 
 
 def _query_plate(record: Heatmap, attention: AttentionMap, stem: str, query: int, style: Style) -> Plate:
-    """Return what one query attends to in all heads: a row per head."""
+    """Return the figure of what one query attends to in all heads: a row per head."""
     heads = record.chosen(attention)
     token = f"“{attention.queries.labels[query]}” (token {query})"
     subject = f"where {token} came from" if attention.kind == ROLLOUT else f"what {token} attends to"
