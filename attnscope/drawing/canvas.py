@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from attnscope.drawing import layout
 from attnscope.drawing.lettering import Lettering
-from attnscope.drawing.vectors import cells_as_rectangles, embed_fonts
+from attnscope.drawing.vectors import cells_as_rectangles, embed_fonts, vertices_of
 from attnscope.errors import AttnscopeError
 from attnscope.version import VERSION
 
@@ -258,14 +258,14 @@ class Canvas(Drawing):
 
     def lines(
         self,
-        segments: Sequence[Sequence[tuple[float, float]]],
+        segments: Sequence[Any],
         *,
         color: str = LINE,
         width_px: float = 1.0,
         animated: bool = False,
         **options: Any,
     ) -> None:
-        """Draw straight or broken lines, each a sequence of points."""
+        """Draw straight or broken lines, each a sequence of points, (x, y)."""
         from matplotlib.collections import LineCollection
 
         artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
@@ -276,8 +276,8 @@ class Canvas(Drawing):
         self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False
     ) -> None:
         """Draw frames on the edges of boxes."""
-        frames = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h), (x, y)] for x, y, w, h in boxes]
-        self.lines(frames, color=color, width_px=width_px, animated=animated)
+        edges = vertices_of(np.array(boxes, np.float64).reshape(-1, 4))
+        self.lines(list(edges), color=color, width_px=width_px, animated=animated)
 
     def frames(self, boxes: Sequence[Box]) -> None:
         """Draw thin frames just outside of boxes."""
@@ -378,8 +378,8 @@ def wrap_lines(text: str, room: float, lettering: Lettering) -> tuple[str, ...]:
     return layout.wrap(lettering.spell(text), room, lettering.width_px)
 
 
-def colormap(name: str) -> Colormap:
-    """Return a colormap of matplotlib."""
+def colormap(cmap: Colormap | str) -> Colormap:
+    """Return a colormap of matplotlib by its name; a colormap stays."""
     import matplotlib as mpl
 
-    return mpl.colormaps[name]
+    return mpl.colormaps.get_cmap(cmap)

@@ -251,7 +251,9 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
         cell = larger
     # A page that the panels would leave mostly empty is as narrow as they allow.
     around = _room_around(wanted, cell, columns, paper)
-    panel = (wanted.shape[1] * cell, wanted.shape[0] * (wanted.row_px or cell))
+    cell_size = (cell, wanted.row_px or cell)
+    panel = (wanted.shape[1] * cell_size[0], wanted.shape[0] * cell_size[1])
+    # On a screen a panel has whole pixels; 1e-4 makes up for rounding.
     if not paper.fixed:
         panel = (max(1, math.floor(panel[0] + 1e-4)), max(1, math.floor(panel[1] + 1e-4)))
     needed = _needed_width(wanted, columns, panel[0], around)
@@ -271,11 +273,14 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
     top = wanted.top_px + HEADER_PX * (zoom - 1)
     x = MARGIN_PX + wanted.names_px + around.left + spare // 2
     y = top + above
+    # On a screen, panels begin at whole pixels.
     if not paper.fixed:
-        x, y, pitch_x, pitch_y = round(x), round(y), math.ceil(pitch_x), math.ceil(pitch_y)
+        x = round(x)
+        y = round(y)
+        pitch_x = math.ceil(pitch_x)
+        pitch_y = math.ceil(pitch_y)
     corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
     bottom = math.ceil(top + rows * pitch_y + wanted.foot_px)
-    cell_size = (cell, wanted.row_px or cell)
     return Places(width, zoom, columns, cell_size, panel, pitch_x, around, corners, bottom)
 
 
@@ -347,8 +352,9 @@ def columns_for(n_panels: int) -> int:
     def badness(columns: int) -> float:
         """Return how far the shape is from 4:3, plus the share of empty places, plus 0.3 if there are any."""
         rows = math.ceil(n_panels / columns)
-        empty = rows * columns - n_panels
-        return abs(math.log(columns / rows / (4 / 3))) + empty / n_panels + (0.3 if empty else 0.0)
+        n_empty = rows * columns - n_panels
+        from_shape = abs(math.log(columns / rows / (4 / 3)))
+        return from_shape + n_empty / n_panels + (0.3 if n_empty else 0.0)
 
     return min(range(1, n_panels + 1), key=badness)
 
@@ -373,10 +379,12 @@ def nice_ticks(top: float) -> tuple[float, ...]:
     """Return up to six round numbers from 0 to `top`, for a colour bar."""
     if not top > _LEAST_TICK:
         return (0.0,)
-    raw = top / 5
-    unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw * 0.999)
-    return tuple(round(step * i, 12) for i in range(math.floor(top / step * 1.0001) + 1))
+    # The least round step of which at most five fit: a power of ten times 1, 2, 2.5, 5 or 10.
+    least_step = top / 5
+    unit = 10.0 ** math.floor(math.log10(least_step))
+    step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= least_step * 0.999)
+    n_steps = math.floor(top / step * 1.0001)
+    return tuple(round(step * number, 12) for number in range(n_steps + 1))
 
 
 def ticks_between(low: float, high: float) -> tuple[float, ...]:
@@ -395,7 +403,7 @@ def ticks_between(low: float, high: float) -> tuple[float, ...]:
 def tile(
     n: int, columns: int, corner: tuple[float, float], pitch: tuple[float, float]
 ) -> list[tuple[float, float]]:
-    """Return upper left corners, (x, y), of boxes in rows; `pitch` is their distance across and down."""
-    return [
-        (corner[0] + box % columns * pitch[0], corner[1] + box // columns * pitch[1]) for box in range(n)
-    ]
+    """Return the upper left corners of n boxes in rows of `columns`; `pitch` is their distance across and down."""
+    x, y = corner
+    across, down = pitch
+    return [(x + box % columns * across, y + box // columns * down) for box in range(n)]

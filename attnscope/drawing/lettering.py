@@ -197,6 +197,7 @@ def charmap(path: str) -> frozenset[int]:
 def _has_bold(family: str) -> bool:
     from matplotlib import font_manager
 
+    # A weight is a name, or a number: 400 is normal.
     weights = [entry.weight for entry in font_manager.fontManager.ttflist if entry.name == family]
     return any(weight == "bold" or (isinstance(weight, int) and weight >= 600) for weight in weights)
 
@@ -227,6 +228,7 @@ def _width_at_100(paths: tuple[str, ...], text: str) -> float:
     from matplotlib import font_manager
 
     font = font_manager.get_font(list(paths))
+    # At 72 dpi a point is a pixel; widths come in 64ths of a pixel.
     font.set_size(100, 72)
     font.set_text(text, 0.0)
     width: float = font.get_width_height()[0] / 64

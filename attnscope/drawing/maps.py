@@ -130,6 +130,7 @@ class MapsPage(Page):
         paper = lettering.paper
         size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
         widest_name = max(lettering.width_px(name, size) for name in figure.row_names)
+        # The names of rows stand at the left, those of columns above.
         gap_px = 4 if paper.is_narrow else 8
         return layout.Wanted(
             n=len(figure.row_names) * len(figure.column_names),
@@ -206,9 +207,11 @@ class MapsPage(Page):
         """Return the box of a map; a map with fewer tokens than others is smaller."""
         if not self.content.is_labelled:
             return (*self.corners[number], *self.places.panel)
-        n_rows, n_columns = (math.ceil(len(axis) / self.pool) for axis in self._axes(number))
+        rows, columns = self._axes(number)
         cell_px = self.places.cell[0]
-        return (*self.corners[number], n_columns * cell_px, n_rows * cell_px)
+        width = math.ceil(len(columns) / self.pool) * cell_px
+        height = math.ceil(len(rows) / self.pool) * cell_px
+        return (*self.corners[number], width, height)
 
     @property
     def _has_copies(self) -> bool:
@@ -304,6 +307,7 @@ class MapsPage(Page):
         x, y, width, height = self.boxes[number]
         rows, columns = self._axes(number)
         cell_width, cell_height = self.places.cell
+        # Labels are cut to the room at the left of a map; that of maps with labels of their own has a gap of 8.
         _, font = layout.label_font(cell_height, self.paper)
         room = max(self.places.around.left - 8, 1.0) + 0.5
         # Shared labels stand at the left of the first map of a row, and below the last map of a column.
@@ -377,7 +381,8 @@ class MapsPage(Page):
                 size = ((right - left) * token_width, (bottom - top) * token_height)
                 frames.append((x + left * token_width, y + top * token_height, *size))
         if frames:
-            self.outline(frames, MARK, (1.0 if self.content.row_px else 2.0) * self.zoom, animated=True)
+            width_px = 1.0 if self.content.row_px else 2.0
+            self.outline(frames, MARK, width_px * self.zoom, animated=True)
 
     def _per_token(self) -> tuple[float, float]:
         """Return the width and height of a token, or of a patch or a moment, on the maps."""
@@ -405,6 +410,7 @@ class MapsPage(Page):
         if self.number_px:
             notes.append(f"cells without a number: less than {_LEAST_NUMBER}")
         cmap = None if self._photo is not None else self._cmap
+        # A colour bar over a photo is drawn below.
         self.bar = self.end_with_bar(self.places.bottom, cmap, figure.meaning, notes, self.zoom)
         if self._photo is not None:
             # The bar shows the colours over a bright part of the photo, and below over a dark part, (2, 256, 3).
@@ -476,6 +482,7 @@ class MapsPage(Page):
         weights = colours if numbers is None else self._fit(numbers, 0)
         low, high = limits[0]
         for text, weight, value in zip(self._numbers, weights.ravel(), colours.ravel(), strict=False):
+            # How far along the colours the value is.
             share = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
             text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
             text.set_color("white" if self._dark[round(share * 255)] else INK)

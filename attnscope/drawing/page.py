@@ -169,8 +169,9 @@ class Page(Canvas):
         x, y, width, height = box
         low, high = limits
         if cmap is not None:
-            colors = colormap(cmap) if isinstance(cmap, str) else cmap
-            self.image(box, colors, animated=False).set_data(np.linspace(0, 1, 256)[None])
+            # The colours from left to right, one row of 256 cells.
+            image = self.image(box, colormap(cmap), animated=False)
+            image.set_data(np.linspace(0, 1, 256)[None])
             self.frames([box])
         # Numbers below the bar, their middle at the value unless the first and last one must stay inside.
         if ticks is None:
@@ -206,6 +207,7 @@ class Page(Canvas):
         column_px = self.paper.room_px / columns
         least_room = 36 if self.paper.fixed else 60
         squares: list[Box] = []
+        # Go down one column and then the next.
         for number, (name, color, letter) in enumerate(entries):
             left = x + number // rows * column_px
             middle = y + number % rows * pitch
@@ -237,7 +239,7 @@ class Page(Canvas):
     ) -> None:
         """Draw values, (row, column), as coloured cells; where one is NaN, the grey ground shows."""
         self.fill([box], [UNKNOWN])
-        image = self.image(box, colormap(cmap) if isinstance(cmap, str) else cmap, animated=False)
+        image = self.image(box, colormap(cmap), animated=False)
         image.set_zorder(1.5)  # over the ground, under lines
         self.set_cells(image, values.astype(np.float32), limits)
 
@@ -272,6 +274,7 @@ class Page(Canvas):
 
     def numbers(self, numbers: Sequence[Number]) -> None:
         """Write numbers and letters in cells."""
+        # Digits stand on a line half of their height below the middle of the cell.
         for number in numbers:
             self.write(
                 number.x,
@@ -330,6 +333,7 @@ class Page(Canvas):
             tick_y = y + share * height
             self.lines([[(x - 5, tick_y), (x - 1, tick_y)]])
             texts.append(self.write(x - 8, tick_y, text, size, ha="right", color=FAINT))
+        # Write every n-th number below the map, if there is no room for all.
         below = y + height + 5
         longest = max((text for _, text in columns), key=len, default="")
         step = self.label_step(longest, size, width / max(1, len(columns)))
@@ -358,6 +362,7 @@ class Page(Canvas):
         """
         width, height = places.panel
         left, top = places.corners[0]
+        # The first panel of each row.
         for name, (_, y) in zip(rows, places.corners[:: len(columns)], strict=True):
             self.entitle(left - 10, y + height / 2, name, size_px, ha="right")
         size_px = self.paper.letters(min(size_px, width / 2.2))

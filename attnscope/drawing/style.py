@@ -104,6 +104,7 @@ class Style:
     @property
     def paper(self) -> Paper:
         """Return the paper that a figure is laid out on."""
+        # Paper of an exact width has sizes of its own; else the figure is laid out as for a screen.
         if self.width is not None:
             points = self.font_size or PRINT_PT
             label_points = self.font_size or LABEL_PT
@@ -121,6 +122,7 @@ def _inches(width: float | str) -> float:
     """Return a width in inches, from inches, a length with a unit, or the name of a width."""
     if isinstance(width, str) and width in WIDTHS:
         return WIDTHS[width]
+    # A number without a unit is in inches.
     number = width
     unit = "in"
     if isinstance(width, str) and width[-2:] in UNITS:

@@ -283,14 +283,12 @@ def run_blocks(
             share_done = (before or 0.0) * (1 - fraction) + after * fraction
         report(Progress(sums.n_texts + part.n_texts, sums.n_tokens + part.n_tokens, share_done))
 
-    # Measure the blocks, in this process or by workers, each of which loads the models once.
     try:
+        # Measure the blocks in this process, or by workers.
         if workers is None:
             outcomes = _measure_here(measurer(*models), read_blocks(), tell)
         else:
-            loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
-            executor = workers[0].executor_on(models[0].info.device)
-            outcomes = executor.map_blocks(_InWorker(loaders, measurer), read_blocks())
+            outcomes = _measure_by_workers(measurer, models, read_blocks(), workers)
         # Add their parts. Ctrl-C waits until a part is added as a whole.
         with closing(outcomes):
             for outcome in outcomes:
@@ -436,6 +434,18 @@ def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
         "halved_to": measurer.room.tokens,
     }
     return type(part)(**lasting)
+
+
+def _measure_by_workers(
+    measurer: Callable[..., Measurer[P]],
+    models: Sequence[Model],
+    all_blocks: Iterable[Any],
+    workers: Sequence[Workers],
+) -> Generator[Outcome, None, None]:
+    """Measure blocks by workers, each of which loads the models once, and yield their parts in any order."""
+    loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
+    executor = workers[0].executor_on(models[0].info.device)
+    return executor.map_blocks(_InWorker(loaders, measurer), all_blocks)
 
 
 @dataclass(eq=False)

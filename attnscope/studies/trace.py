@@ -107,16 +107,7 @@ def trace(
     others[list(chosen)] = 0
     inputs = replace(layer_run.inputs, H=others)
     lines = stepwise.all_lines(inputs, chosen, None if query is None else traced[0])
-    # The values of each step by its name, (head, …) where heads have a step each. One query gets its axis back.
-    by_step: dict[str, list[Array]] = {}
-    for line, value in zip(lines, stepwise.compute(lines, inputs), strict=True):
-        is_of_keys = line.head is not None and HEAD_STEPS[line.name][0] == "keys"
-        if query is not None and not is_of_keys:
-            value = value[None]
-        by_step.setdefault(line.name, []).append(value)
-    grids: dict[str, Any] = {}
-    for name, values in by_step.items():
-        grids[name] = np.stack(values) if name in HEAD_STEPS else values[0]
+    grids = _grids_of(lines, stepwise.compute(lines, inputs), one_query=query is not None)
     if np.isnan(grids["weights"]).any():
         raise AttnscopeError(
             "a query of this text may attend to nothing", "trace another one with --query"
@@ -153,6 +144,22 @@ def trace(
     run = dict(layer_run.run)
     run["notes"] = [*run["notes"], *around.notes]
     return Trace(run, {}, options, tables, grids)
+
+
+def _grids_of(
+    lines: Sequence[stepwise.Line], values: Sequence[Array], *, one_query: bool
+) -> dict[str, Any]:
+    """Return the values of each step by its name, (head, …) where heads have it each; one query gets its axis back."""
+    by_step: dict[str, list[Array]] = {}
+    for line, value in zip(lines, values, strict=True):
+        is_of_keys = line.head is not None and HEAD_STEPS[line.name][0] == "keys"
+        if one_query and not is_of_keys:
+            value = value[None]
+        by_step.setdefault(line.name, []).append(value)
+    grids: dict[str, Any] = {}
+    for name, parts in by_step.items():
+        grids[name] = np.stack(parts) if name in HEAD_STEPS else parts[0]
+    return grids
 
 
 # The kernel that the steps are compared with ------------------------------------------------------------------------

@@ -290,7 +290,7 @@ class Processes(Executor):
 
 
 class _Process:
-    """A pool of one process: if the pool breaks, it is known which block broke it."""
+    """Hold a process of this machine as a pool of one: if the pool breaks, it is known which block broke it."""
 
     def __init__(self, n_threads: int, pickled: bytes) -> None:
         self._n_threads = n_threads
