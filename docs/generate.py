@@ -402,7 +402,9 @@ def _describe_result(result: "type[Result]", first: dict[tuple[str, str], str]) 
         lines += _entry(
             array.name, ": ".join(filter(None, (axes, array.meaning or array.title))), array.unit
         )
-    about = inspect.cleandoc(result.__doc__ or "").partition("\n\n")[0]
+    # A class says "Hold the effect of …", the page what is in the file: "The effect of …".
+    about = inspect.cleandoc(result.__doc__ or "").partition("\n\n")[0].removeprefix("Hold ")
+    about = about[:1].upper() + about[1:]
     body = "\n".join(lines)
     return [f"## {name}", f"`{result.SCHEMA}`: {about}"] + ([f"```text\n{body}\n```"] if lines else [])
 
