@@ -159,7 +159,14 @@ class _Reader:
             if number in wrong:
                 answer = spell_answer(self._model, number)
                 raise AttnscopeError(f"{answer!r} is both right and wrong")
-        return ReadPair(pair, clean, corrupt, position, right, wrong)
+        return ReadPair(
+            pair,
+            clean,
+            corrupt,
+            position,
+            right,
+            wrong,
+        )
 
     def _require_known(self, ids: list[int]) -> None:
         """Refuse tokens that the model has no embedding for."""

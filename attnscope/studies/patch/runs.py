@@ -166,7 +166,13 @@ class PairRuns:
                 heads = (unit.number,)
                 values = source.values(by, unit.place, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
-                patch = Patch(by, heads, values, texts, tokens)
+                patch = Patch(
+                    by,
+                    heads,
+                    values,
+                    texts,
+                    tokens,
+                )
                 patches.setdefault(unit.place, []).append(patch)
             outputs = self._again(Patched(patches), first, len(numbers))
             differences[numbers] = self._difference(outputs)

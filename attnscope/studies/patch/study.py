@@ -86,11 +86,7 @@ class HeadPath(NamedTuple):
 
 
 class _Study:
-    """Run one study, batch by batch.
-
-    It works on the units that the options choose, each a head or several that are patched together. `tried` are those
-    that are patched: with `attribution` few of them, else all.
-    """
+    """Run one study, batch by batch, on the units of the chosen heads: single heads, or groups patched together."""
 
     def __init__(self, model: Model, pairs: Pairs, options: PatchOptions, report: Report | None) -> None:
         self._model = model
@@ -128,33 +124,17 @@ class _Study:
                 self._units.append(unit)
         if not self._units:
             raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
-        self._tried = list(range(0 if options.attribution else len(self._units)))
+        # The units that are patched, by their number; with `attribution` they are chosen after a first pass.
+        self._tried: list[int] = []
+        if not options.attribution:
+            self._tried = list(range(len(self._units)))
         # The units of all heads, as these read what earlier heads wrote.
         self._readers = {by: units_of(seen.calls, by) for by in READS}
 
     def run(self) -> Patching:
-        """Run all that the options ask for."""
-        # Measure all pairs, with `attribution` the heads with the largest estimates once more.
+        """Return the result, with all that the options ask for."""
         options = self._options
-        numbers = list(range(len(self._read)))
-        measured, complete = self._each_batch("patching", numbers, self._measure)
-        if not measured:
-            raise KeyboardInterrupt
-        measured = self._leave_out_broken(measured)
-        if complete and options.attribution:
-            self._tried = _largest(measured["estimated"], options.attribution)
-            numbers = measured["number"].tolist()
-            exact, complete = self._each_batch("exact", numbers, self._measure_effects)
-            if exact:
-                exact = self._leave_out_broken(exact)
-                is_exact = np.isin(measured["number"], exact["number"])
-                measured = _select(measured, is_exact) | exact
-            else:
-                self._tried = []
-        # Effects are unknown where nothing was tried.
-        untried = np.delete(np.arange(len(self._units)), self._tried)
-        measured["effects"][:, untried] = np.nan
-
+        measured, complete = self._measure_pairs()
         # A pair and its mirror image are one observation: their values are averaged.
         numbers = measured["number"].tolist()
         pairs = [self._read[number] for number in numbers]
@@ -180,10 +160,8 @@ class _Study:
         by_pair = measured["effects"].T[rows]
         arrays: Measured = {"by_pair": by_pair.astype(np.float32)}
         if options.positions:
-            tables["positions"] = Table.of_arrays(
-                Patching.TABLES["positions"],
-                token=pairs[0].clean.labels,
-            )
+            tokens = pairs[0].clean.labels
+            tables["positions"] = Table.of_arrays(Patching.TABLES["positions"], token=tokens)
             by_position = _columns("position_effects", *pair_means(averages["positions"]))
             for name, values in by_position.items():
                 arrays[name] = values[rows]
@@ -194,10 +172,34 @@ class _Study:
             "exact": options.attribution or None,
             "rank_agreement": _rank_agreement(measured),
         }
-        notes = self._notes(len(pairs), total)
-        run = run_of(self._model.info, notes)
+        run = run_of(self._model.info, self._notes(len(pairs), total))
         run["kinds"] = list(self._model.info.kinds)
         return Patching(run, self._corpus(pairs, complete), described, tables, arrays)
+
+    def _measure_pairs(self) -> tuple[Measured, bool]:
+        """Return what was measured of all pairs, and whether it was not interrupted.
+
+        Effects are NaN for units that were not tried: with `attribution` all but those with the largest estimates.
+        """
+        numbers = list(range(len(self._read)))
+        measured, complete = self._each_batch("patching", numbers, self._measure)
+        if not measured:
+            raise KeyboardInterrupt
+        measured = self._leave_out_broken(measured)
+        n_exact = self._options.attribution
+        if complete and n_exact:
+            self._tried = _largest(measured["estimated"], n_exact)
+            numbers = measured["number"].tolist()
+            exact, complete = self._each_batch("exact", numbers, self._measure_effects)
+            if exact:
+                exact = self._leave_out_broken(exact)
+                is_exact = np.isin(measured["number"], exact["number"])
+                measured = _select(measured, is_exact) | exact
+            else:
+                self._tried = []
+        untried = np.delete(np.arange(len(self._units)), self._tried)
+        measured["effects"][:, untried] = np.nan
+        return measured, complete
 
     def _each_batch(
         self,
@@ -205,7 +207,10 @@ class _Study:
         numbers: list[int],
         measure: Callable[[PairRuns], Measured],
     ) -> tuple[Measured, bool]:
-        """Measure pairs batch by batch; return what was measured, and False if it was interrupted."""
+        """Measure pairs batch by batch; return what was measured, and whether all were.
+
+        After an interruption these are the pairs up to there, and {} if there is none.
+        """
         parts: list[Measured] = []
         n_done = 0
         n_tokens = 0
@@ -222,20 +227,17 @@ class _Study:
             except KeyboardInterrupt:
                 complete = False
                 break
+        if not parts:
+            return {}, complete
         # Batches are of pairs of one length: put the pairs back into their order.
         joined: Measured = {}
-        if not parts:
-            return joined, complete
         for name in parts[0]:
             joined[name] = np.concatenate([part[name] for part in parts])
         return _select(joined, np.argsort(joined["number"])), complete
 
     def _measure(self, runs: PairRuns) -> Measured:
         """Return all that is measured of a batch; with `attribution` also the estimates of all units."""
-        measured: Measured = {
-            "clean": runs.clean.numpy(),
-            "corrupt": runs.corrupt.numpy(),
-        }
+        measured: Measured = {"clean": runs.clean.numpy(), "corrupt": runs.corrupt.numpy()}
         if self._options.attribution is not None:
             by_token = runs.attribution(self._options.by)
             estimates = []

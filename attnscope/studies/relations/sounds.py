@@ -381,15 +381,15 @@ def _time_words(
     sizes = sorted({1, n_heads})
     errors_s = np.zeros((len(part.heard), len(sizes) + 1))
     n_words = 0
-    for number, each in enumerate(part.heard):
-        best = ranked[each.halves[axis]]
-        lists = [*(best[:size] for size in sizes), upper]
-        # The path collects what the heads of a list listen to, in their mean. (list, row, frame)
-        levels = np.stack([each.levels[heads].mean(0, dtype=np.float64) for heads in lists])
-        frames = cheapest_paths(-levels)[:, each.rows]
-        starts_s = frames * each.frame_s
-        errors_s[number] = np.abs(starts_s - each.starts_s).mean(1)
-        n_words += len(each.rows)
+    for number, timing in enumerate(part.heard):
+        best = ranked[timing.halves[axis]]
+        lists = [best[:size] for size in sizes]
+        lists.append(upper)
+        # A path collects what the heads of a list listen to, in their mean: (list, row, frame) -> (list, word).
+        levels = np.stack([timing.levels[heads].mean(0, dtype=np.float64) for heads in lists])
+        frames = cheapest_paths(-levels)[:, timing.rows]
+        errors_s[number] = np.abs(frames * timing.frame_s - timing.starts_s).mean(1)
+        n_words += len(timing.rows)
         if report is not None:
             n_timed = number + 1
             report(Progress(n_timed, n_words, n_timed / len(part.heard), "word times"))
