@@ -126,7 +126,7 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     spans: list[tuple[int, int]] = []
     # Classes of characters. Each kind of character is asked about once: texts of megabytes come here.
     alphabet = {*text}
-    spaces = {char for char in alphabet if char.isspace()}
+    spaces = set(filter(str.isspace, alphabet))
     marks = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
     # A mark or a space ends the word before it; a mark is a word too.
     start: int | None = None
@@ -209,7 +209,7 @@ _SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 def _guess_style(pieces: Sequence[str]) -> Style:
     """Return how a tokenizer writes pieces, from some of them."""
-    if any("▁" in piece for piece in pieces):
+    if "▁" in "".join(pieces):
         return "sentencepiece"
     # Ġ and Ċ are a space and a newline in GPT-2's alphabet; at the start of a piece hardly ever the Maltese letters.
     return "bytes" if any(piece.startswith(("Ġ", "Ċ")) for piece in pieces) else "plain"

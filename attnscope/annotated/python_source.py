@@ -126,19 +126,22 @@ class _Names(ast.NodeVisitor):
         self._called: ast.expr | None = None
 
     def generic_visit(self, node: ast.AST) -> None:
-        """Visit what a node consists of, in the order of evaluation; the body of a function or class is a scope."""
+        """Visit the parts of a node in the order of evaluation; the body of a function or class is a scope."""
         outer = self._bound
         for field in _EVALUATED.get(type(node), node._fields):
             value = getattr(node, field, None)
-            if field == "name" and isinstance(value, str) and type(node) in _BINDS:
-                self._bind(value, node, _BINDS[type(node)])
+            relation = _BINDS.get(type(node))
+            if field == "name" and value and relation:
+                self._bind(value, node, relation)
             elif field == "body" and isinstance(node, _SCOPES):
+                # Decorators, defaults and annotations were evaluated outside; parameters count inside alone. A class
+                # has no `args`, and its own parts hold no parameters.
                 self._bound = outer.new_child()
-                # Decorators, defaults and annotations were evaluated outside, and parameters count inside alone.
                 for parameter in ast.iter_child_nodes(getattr(node, "args", node)):
                     if isinstance(parameter, ast.arg):
                         self._bind(parameter.arg, parameter, "name→parameter")
-            for child in value if isinstance(value, list) else [value]:
+            children = value if isinstance(value, list) else [value]
+            for child in children:
                 if isinstance(child, ast.AST):
                     self.visit(child)
         self._bound = outer

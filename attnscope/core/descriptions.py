@@ -288,11 +288,14 @@ class _Search:
 
         `pi` is the mean of E_p[f], (feature,), and `may_follow` says which features may be the next term, (feature,).
         """
-        # Gains of features of 0 and 1: the lower bound of the module's docstring.
+        # Gains of features of 0 and 1, in nats: the lower bound of the module's docstring.
         a = np.clip(self._expected, TINY, 1 - TINY)
         pi = np.clip(pi, TINY, 1 - TINY)
-        gains = np.where(may_follow, least_gain(a, pi), -1.0)
-        steps = np.log(a / pi) - np.log((1 - a) / (1 - pi))
+        log_of_ones = np.log(a / pi)
+        log_of_zeros = np.log((1 - a) / (1 - pi))
+        gains = a * log_of_ones + (1 - a) * log_of_zeros
+        gains[~may_follow] = -1.0
+        steps = log_of_ones - log_of_zeros
         # A value that rises in steps varies less than one that is 0 or 1: how much less, uniform attention tells.
         # Its gain is that of a quadratic, Rao's score.
         graded_steps = (a - pi) / np.maximum(self._variances, TINY)
@@ -321,17 +324,6 @@ class _Search:
     def description(self) -> Description:
         """Return the result of the search."""
         return Description(self.terms, self._weights, tuple(self._gains), self._nats, self._first_weight)
-
-
-def least_gain(a: Floats, pi: Floats) -> Floats:
-    """Return the lower bound on the gain of a feature, a ln(a / π) + (1 - a) ln((1 - a) / (1 - π)), in nats.
-
-    `a` is the mean of E_A[f] and `pi` that of E_p[f], both 0 to 1, arrays of one shape. The result has the same shape.
-    The module's docstring derives the bound.
-    """
-    a = np.clip(a, TINY, 1 - TINY)
-    pi = np.clip(pi, TINY, 1 - TINY)
-    return a * np.log(a / pi) + (1 - a) * np.log((1 - a) / (1 - pi))
 
 
 def minimise(

@@ -1,7 +1,12 @@
-"""Work out what texts and one mask determine of head measures, whatever the weights, for `measures`.
+"""Work out what texts and one mask determine of head measures, whatever the weights; `measures` adds up the rest.
 
-That is the values of keys and pairs, which queries count, and all sums under uniform attention. Views, units, columns
-and the letters of shapes are those of `measures`.
+That is the values of keys and pairs, which queries count, and all sums under uniform attention. A measure adds up
+weights times values of keys, or of pairs of a query and a key, or it is a statistic of rows of weights (`catalogue`).
+
+Sums have two views: 0 = of all keys, 1 = of keys outside sinks. A unit is a text, or one of the equal parts of a long
+one (`catalogue.unit_queries`). A column is a measure's place in sums (`catalogue.Columns`).
+
+Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
 """
 
 import torch
@@ -25,16 +30,19 @@ class MaskedTexts:
         blocks: The tiles that weights will come in, none of which crosses the end of a unit.
         keys: The texts whose tokens are the keys.
         asking: Which queries count.
-        mask_heads: m.
+        mask_heads: m, how many heads the mask tells apart.
         own_text: Whether queries are tokens of the same texts as keys.
         dtype: The precision of weights.
 
     Attributes:
+        device: Where all tensors are.
+        exact: The precision of sums.
+        n_units: How many units each text has.
         worth: The value of keys, (b, k, measure of keys), 0 where it is not known.
         outside_sinks: 1 for keys outside sinks, (b, k).
         pair_map: Which `parts` of a row each measure of pairs adds up, (part, pair).
         count: The counts of measures, (view, unit, m, c); outside sinks they depend on the head, and are 0 here.
-        uniform: Their sums under uniform attention, likewise.
+        uniform: The sums under uniform attention, (view, unit, m, c); likewise 0 outside sinks.
         counts_query: 1 if a query counts, (view, b, m, q, 1).
         beyond: The values of pairs under uniform attention that are subtracted, (view, b, m, q, pair).
         row_factors: The factors of statistics, (1, b, m, q, statistic).
@@ -63,8 +71,10 @@ class MaskedTexts:
         self._dtype = dtype
         self._mask_heads = mask_heads
         self._asking = asking
+        # How many queries a unit has, and how many units a text: divided, and rounded up.
         self._unit = unit_queries(n_queries)
         self.n_units = max(-(-n_queries // self._unit), 1)
+        # `_make_tables` of each block, if they are kept.
         self._tables: dict[Block, tuple[Tensor, Tensor]] = {}
         self._keeps_tables = asking.numel() * keys.real.shape[1] <= KEPT_PAIRS
         self.pair_map = torch.tensor(columns.pair_map, dtype=self.exact, device=self.device)
@@ -109,6 +119,7 @@ class MaskedTexts:
 
     def units(self, block: Block) -> slice:
         """Return the units that a block is part of, one per text."""
+        # The same unit of the next text is n_units further.
         unit_of_text = block.queries.start // self._unit
         first = block.texts.start * self.n_units + unit_of_text
         return slice(first, block.texts.stop * self.n_units, self.n_units)
@@ -216,8 +227,9 @@ class MaskedTexts:
         """Return 1 where a query may attend to a key, in each view, and to how many keys it may."""
         n_texts, n_queries, n_keys = block.shape
         allowed = block.allowed()
-        may = self.zeros(1, 1, 1, 1) + 1 if allowed is None else allowed.to(self.exact)
-        may = may.expand(n_texts, self._mask_heads, n_queries, n_keys)
+        if allowed is None:
+            allowed = torch.ones(1, 1, 1, 1, device=self.device)
+        may = allowed.to(self.exact).expand(n_texts, self._mask_heads, n_queries, n_keys)
         may_outside = may * self.outside_sinks[block.texts, None, None, block.keys]
         seen = torch.stack([may, may_outside])
         return seen, seen.sum(-1)

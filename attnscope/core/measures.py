@@ -1,7 +1,7 @@
-"""Every head measure, added up in one pass over the tiles of an attention, in memory that grows with length alone.
+"""Add up every head measure in one pass over the tiles of an attention, in memory that grows with length alone.
 
-A measure adds up weights times what keys are worth, weights times what pairs of a query and a key are worth, or numbers
-of rows of weights (`catalogue`). Uniform attention, and attention outside sinks, are such sums with other weights.
+A measure adds up weights times values of keys, or of pairs of a query and a key, or statistics of rows of weights
+(`catalogue`). Uniform attention, and attention outside sinks, are such sums with other weights.
 `HeadMeasures` measures every layer of a forward pass: `masked_texts` works out what texts and one mask determine, and
 `_Layer` adds up the tiles of one layer. This module knows no model, no tokenizer and no corpus.
 Measures have their sources in the catalogue; adding them up over tiles is ours.

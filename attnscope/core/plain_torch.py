@@ -18,11 +18,14 @@ def leave_settings_aside() -> Iterator[None]:
     torch = sys.modules.get("torch")
     with ExitStack() as stack:
         if torch is not None:
-            # Autocast is set by kind of device.
+            # Autocast is set by type of device.
+            device_types = ["cpu"]
             accelerator = torch.accelerator.current_accelerator()
-            for kind in ("cpu", *(() if accelerator is None else (accelerator.type,))):
-                if torch.is_autocast_enabled(kind):
-                    stack.enter_context(torch.autocast(kind, enabled=False))
+            if accelerator is not None:
+                device_types.append(accelerator.type)
+            for device_type in device_types:
+                if torch.is_autocast_enabled(device_type):
+                    stack.enter_context(torch.autocast(device_type, enabled=False))
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
             if torch.get_default_device().type != "cpu":

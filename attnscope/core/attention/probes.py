@@ -94,11 +94,11 @@ class OfChosen(Generic[Kept]):
         if self.layers is not None and layer not in self.layers:
             return False
         refuse_second(self.maps, kind, layer)
-        beyond = [head for head in self.heads or () if head >= n_heads]
-        if beyond:
-            raise ValueError(
-                f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {beyond[0]}"
-            )
+        for head in self.heads or ():
+            if head >= n_heads:
+                raise ValueError(
+                    f"{kind} layer {layer} has {n_heads} heads, 0 to {n_heads - 1}; there is no head {head}"
+                )
         return True
 
 
@@ -137,7 +137,8 @@ class Weights(OfChosen[Tensor]):
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
         if self._wants(kind, layer, weights.shape[1]):
             chosen = weights if self.heads is None else weights[:, list(self.heads)]
-            self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
+            by_layer = self.maps.setdefault(kind, {})
+            by_layer[layer] = chosen.detach().to("cpu", torch.float32)
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:

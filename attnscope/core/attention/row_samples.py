@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention import tiles
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attention_weights, select_part
+from attnscope.core.attention.seam import (
+    AttentionCall,
+    Kind,
+    Probe,
+    attention_weights,
+    refuse_second,
+    select_part,
+)
 from attnscope.core.attention.tiles import attend_lean
 
 RowsWanted = tuple[NDArray[np.int64], int]
@@ -120,10 +127,7 @@ class RowSamples:
                 continue
             queries, n_keys = wanted
             rows = self.rows[text].setdefault(kind, SampledRows())
-            if layer in rows.weights:
-                raise RuntimeError(
-                    f"{kind} layer {layer} reached the probe twice; a new batch needs a new probe"
-                )
+            refuse_second({kind: rows.weights}, kind, layer)
             weight_parts = []
             allowed_parts = []
             # A few rows at a time: those of all heads of a long text would be as large as a map.
