@@ -60,7 +60,11 @@ class Choice:
 
 
 def _within(noun: str, numbers: tuple[int, ...] | None, n: int, model_name: str) -> tuple[int, ...]:
-    """Return numbers of layers or heads in order, all n where None; refuse those beyond n, and an empty list."""
+    """Return the chosen numbers of layers or heads, sorted; all n of the model if `numbers` is None.
+
+    Raises:
+        AttnscopeError: No number is given, or one that the model does not have.
+    """
     if numbers is None:
         return tuple(range(n))
     beyond = [number for number in numbers if not 0 <= number < n]
@@ -74,16 +78,16 @@ def _within(noun: str, numbers: tuple[int, ...] | None, n: int, model_name: str)
 
 @dataclass(frozen=True)
 class Chosen:
-    """The heads of a model that are kept: all heads of some numbers in some layers, of which all or some are shown."""
+    """The heads of a model that a user chose: those numbered `heads` in each of `layers`, or single ones of these."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    # The heads that are shown; None = all
+    # The single heads that were picked; None = all are chosen
     picked: Heads | None
 
     @property
     def n_heads(self) -> int:
-        """Return how many heads are shown, if each layer has all of `heads`."""
+        """Return how many heads are chosen, if each layer has all of `heads`."""
         return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
 
 
@@ -201,7 +205,7 @@ class Cut:
 
 
 def _slice(name: str, span: Span | None, n: int) -> slice:
-    """Return the rows or columns of a map in a span, all n where None; refuse those beyond n."""
+    """Return the chosen rows or columns of a map as a slice; all n of them if `span` is None; refuse those beyond n."""
     start, stop = span or (0, n)
     if stop is None:
         stop = n

@@ -231,6 +231,7 @@ class Checkpoint:
                 f"{self._where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
+        # Further tensors of layers would change what the layers compute; others, such as a head's, are left out.
         layers = f"{self._prefix}encoder.layer."
         unused = [name for name in self._files.keys() - {*plan.values()} if name.startswith(layers)]
         if unused:
