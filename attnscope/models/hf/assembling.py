@@ -60,7 +60,9 @@ def wrap(
     name = name or folder_name or hf_model.config.model_type
     base = base_of(hf_model)
     # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
-    backend = getattr(tokenizer, "tokenizer", tokenizer if hasattr(tokenizer, "get_vocab") else None)
+    backend = getattr(tokenizer, "tokenizer", None)
+    if backend is None and hasattr(tokenizer, "get_vocab"):
+        backend = tokenizer
     processor = None if backend is tokenizer else tokenizer
     kind = processor_kind(base)
     if kind != "processor":

@@ -16,7 +16,7 @@ from attnscope.core.attention.probes import Weights
 from attnscope.core.attention.seam import Kind, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.examples import real_tokens
-from attnscope.models.hf.parts import hidden_states
+from attnscope.models.hf.parts import as_list, hidden_states
 from attnscope.models.hf.seam import Seen, use_attention
 from attnscope.models.hf.survey import KINDS, Survey, Unclear, listed_layers
 
@@ -80,7 +80,7 @@ def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
     it is, and refused later as no map.
     """
     n_queries, width = band.shape[2:]
-    if width - 1 not in ([window] if isinstance(window, int) else window):
+    if width - 1 not in as_list(window):
         return band
     # Column j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
     keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
@@ -156,8 +156,9 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
         if not of_kind:
             raise Unclear(f"it gives out no {kind} attention of its own")
         # Which queries and keys are real, (batch, token): the shape must be (batch, head, query, key).
+        # The keys of cross-attention are the encoder's.
         queries = real_tokens(inputs, kind)
-        keys = real_tokens(inputs, "decoder" if kind == "decoder" else "encoder")
+        keys = real_tokens(inputs, "encoder" if kind == "cross" else kind)
         for layer, weights in enumerate(of_kind):
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
             is_map = len(shape) == 4 and shape[0] == n_texts

@@ -15,6 +15,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device
 from attnscope.models.hf.parts import (
     accepts,
+    as_list,
     causal_types,
     input_name,
     pad_id,
@@ -229,8 +230,7 @@ def reaches(config: Any) -> list[int]:
     lengths: set[int] = set()
     for name, value in settings:
         if _REACH.search(str(name)) and not _ELSEWHERE.search(str(name)):
-            values = value if isinstance(value, list | tuple) else [value]
-            lengths |= {number for number in values if isinstance(number, int) and number > 1}
+            lengths |= {number for number in as_list(value) if isinstance(number, int) and number > 1}
     return sorted(lengths)
 
 
@@ -253,20 +253,19 @@ def mixes_lengths(config: Any, mask: Tensor | None) -> bool:
     Rotary positions by longrope have long and short factors, chosen by the longest text of a batch; dynamic ones are
     scaled by its length beyond a limit. The mask is (text, token), 1 or True at real tokens.
     """
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
     if mask is None:
         return False
     shortest = int(mask.sum(1).min())
     longest = mask.shape[1]
-    limit = getattr(text, "max_position_embeddings", 0)
-    # Some models have several rotary settings, by kind of layer.
-    for settings in [rope] if "rope_type" in rope else rope.values():
-        kind = settings.get("rope_type", "") if isinstance(settings, dict) else ""
-        if (
-            kind == "longrope"
-            and shortest <= settings.get("original_max_position_embeddings", limit) < longest
-        ):
+    text_config = config.get_text_config()
+    limit = getattr(text_config, "max_position_embeddings", 0)
+    # Rotary settings: one set, or several by kind of layer.
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    all_settings = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    for settings in all_settings:
+        kind = settings.get("rope_type", "")
+        first_limit = settings.get("original_max_position_embeddings", limit)
+        if kind == "longrope" and shortest <= first_limit < longest:
             return True
         if "dynamic" in kind and longest > max(limit, shortest):
             return True

@@ -218,6 +218,7 @@ class HuggingFaceModel(Model):
             return self.outputs_of_inputs(inputs, probe, logits=False).hidden
 
         def require(queries: int, keys: int) -> None:
+            """Refuse attention of other sizes than the tokens of the picture or sound."""
             if (queries, keys) != (n_tokens, n_tokens):
                 raise AttnscopeError(
                     f"{self.info.name} has attention of {queries} queries on {keys} keys where it is given {n_tokens} "
@@ -229,8 +230,11 @@ class HuggingFaceModel(Model):
             require(call.query.shape[2], call.key.shape[2])
             return probe(call)
 
-        hidden = self.outputs_of_inputs(inputs, watch if self.at_seam else probe, logits=False).hidden
-        if isinstance(probe, Weights) and not self.at_seam:
+        if self.at_seam:
+            return self.outputs_of_inputs(inputs, watch, logits=False).hidden
+        # Weights that the model gives out have their sizes afterwards: (batch, head, query, key)
+        hidden = self.outputs_of_inputs(inputs, probe, logits=False).hidden
+        if isinstance(probe, Weights):
             for by_layer in probe.maps.values():
                 for weights in by_layer.values():
                     require(*weights.shape[2:])
@@ -250,7 +254,10 @@ class HuggingFaceModel(Model):
         last: int | None = None,
         plan: Plan | None = None,
     ) -> Outputs:
-        """Run as `outputs` does; `plan` names the attentions where a part of the model is not computed."""
+        """Run as `outputs` does, on the forward's arguments.
+
+        `plan` names the attentions that are computed, where that is a part of the model; None = all.
+        """
         inputs = self._forward_inputs(inputs)
         survey = self.survey
         plan = survey.plan if plan is None else plan

@@ -109,6 +109,11 @@ def setting(config: Any, *names: str) -> Any:
     return None
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return the values of a setting that may be one or several."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
 def vocab_size(model: PreTrainedModel) -> int:
     """Return the size of a model's vocabulary, in tokens."""
     with contextlib.suppress(NotImplementedError, AttributeError):

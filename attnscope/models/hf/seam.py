@@ -526,7 +526,10 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
                 continue
             holder.update(content)
             for extra in [key for key in holder if key not in content]:
-                (holder.discard if isinstance(holder, set) else holder.pop)(extra)
+                if isinstance(holder, set):
+                    holder.discard(extra)
+                else:
+                    holder.pop(extra)
 
 
 def _holders_in(attributes: dict[str, Any]) -> list[Any]:

@@ -236,7 +236,6 @@ def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple
     Modules name their layer, or all layers attend, or the configuration lists those that do.
     """
     n_layers = _configured_layers(config, kind)
-    consecutive = tuple(range(len(attentions)))
     numbers: tuple[Any, ...] = tuple(
         getattr(attention.module, "layer_idx", None) for attention in attentions
     )
@@ -245,10 +244,10 @@ def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple
         all(isinstance(number, int) for number in numbers)
         and list(numbers) == sorted({*numbers})
         and numbers[0] >= 0
-        and (numbers == consecutive if n_layers is None else numbers[-1] < n_layers)
+        and numbers[-1] < (n_layers or len(attentions))
     )
     if not is_possible and n_layers in (None, len(attentions)):
-        numbers = consecutive
+        numbers = tuple(range(len(attentions)))
     elif not is_possible:
         numbers = listed_layers(config, n_layers)
     if len(numbers) != len(attentions):

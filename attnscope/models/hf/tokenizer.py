@@ -95,7 +95,8 @@ class _TokensOfNumbers(Tokenizer):
         text = ""
         spans: Spans = []
         for piece in self._pieces(ids):
-            text += " " if text else ""
+            if text:
+                text += " "
             spans.append((len(text), len(text) + len(piece)))
             text += piece
         return text, spans

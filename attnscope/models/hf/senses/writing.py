@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope.errors import AttnscopeError
-from attnscope.models.hf.parts import silence, standing_arguments
+from attnscope.models.hf.parts import as_list, silence, standing_arguments
 from attnscope.models.hf.seam import use_attention
 from attnscope.models.model import Batch, SensoryInput
 from attnscope.results.tokens import Tokens
@@ -156,7 +156,7 @@ class HuggingFaceWriter:
         ends: set[Any] = set()
         for config in (self._generation, self._base.config.get_text_config()):
             number = getattr(config, "eos_token_id", None)
-            ends.update(number if isinstance(number, list | tuple) else [number])
+            ends.update(as_list(number))
         return ends - {None}
 
     def start_id(self) -> int:
