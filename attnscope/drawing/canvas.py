@@ -287,6 +287,7 @@ class Canvas(Drawing):
         """Draw the static part, unless it is drawn already."""
         if self._background is not None:
             return
+        # Animated artists are left out of this.
         self.trim()
         self.require_drawable()
         self.agg.draw()

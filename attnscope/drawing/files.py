@@ -67,6 +67,7 @@ def distinct(stems: Iterable[str]) -> list[str]:
     """
     names: dict[str, str] = {}
     for stem in stems:
+        # Count up until the name is new.
         name = stem
         number = 2
         while name.lower() in names:

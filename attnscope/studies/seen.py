@@ -19,6 +19,7 @@ def see(
     model: Model, batch: Batch, layers: Sequence[int] | None = None
 ) -> Mapping[Any, Mapping[int, Any]]:
     """Run a model on a batch without gradients, and return kind → layer → `Attention`; `layers` None = all."""
+    # Without the seam there are no calls to keep.
     probe = Weights(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():
         model.run(batch.to(model.info.device), probe)

@@ -52,7 +52,7 @@ def split(
 
     # Cut into each number of heads. Weights are (head, query, key), outputs (query, d_model).
     d_model = inputs.Q.shape[1]
-    may = None if inputs.may is None else inputs.may[0]
+    may = None if inputs.may is None else inputs.may[0]  # one mask for all heads
     rows: dict[str, list[dict[str, Any]]] = {"heads": [], "counts": [], "drops": []}
     grids: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):

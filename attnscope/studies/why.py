@@ -87,6 +87,7 @@ def why(
     # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
     hidden = np.flatnonzero(~row.may)  # positions of masked keys
+    # The row of the table `score`.
     score = {
         "kind": layer_run.place[0],
         "layer": layer,

@@ -313,6 +313,7 @@ class _Process:
             except BrokenProcessPool as error:  # it has died while it was idle
                 future = Future()
                 future.set_exception(error)
+        # Keep the process: a broken pool forgets it, and its exit status is wanted.
         self._processes = self._processes or list(self._pool._processes.values())
         return future
 
@@ -369,6 +370,7 @@ def _begin_process(pickled: bytes) -> None:
 
 def _end_with_parent() -> None:
     """End this process when the one that started it ends, however that happens."""
+    # Joining the parent waits for its end; then not even cleaning up may hold this process.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -500,6 +502,7 @@ def connect(address: str | None) -> Iterator[Any]:
 
 def _require_reachable(address: str | None) -> None:
     """Refuse an address where nobody answers: Ray would try for minutes, and then end this process."""
+    # Ray finds or starts a cluster for these itself.
     if address is None or address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -180,6 +180,7 @@ def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
         if SHARES in text.files:
             with (out / text.folder / SHARES).open(encoding="utf-8", newline="") as file:
                 header, *shares = csv.reader(file)
+            # All files have the same header: it is written once.
             rows = rows or [("index", "source", "line", *header)]
             rows += [(str(text.index), text.source, str(text.line), *share) for share in shares]
     if rows:
@@ -201,6 +202,7 @@ def _workers(running: SharedWork, source: models.Source, options: BatchOptions) 
         n_cores = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
+        # Bytes of the model's files; a built-in model is small.
         weights = sum(path.stat().st_size for path in source.folder.glob("*.*")) if source.folder else 0
         memory = physical_bytes() or float("inf")
         n_fitting = memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights)
@@ -277,6 +279,7 @@ class _Task:
         entry = _read_entry(self.folder)
         if entry.get("fingerprint") != self.fingerprint:
             return None
+        # A file of another size was cut or replaced. A damaged entry fails in one of these ways.
         try:
             done = self.drawn(entry)
             is_whole = all(
@@ -326,8 +329,10 @@ class _Drawer:
             with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
                 return self._draw(task, staged)
         except Exception as error:
-            said = failure("", error)
-            return _fail(task.text, str(AttnscopeError(said["error"], said["hint"])))
+            # Whatever failed becomes one line and a hint.
+            described = failure("", error)
+            reason = AttnscopeError(described["error"], described["hint"])
+            return _fail(task.text, str(reason))
 
     def _draw(self, task: _Task, folder: Path) -> DrawnText:
         """Write the files of a text into a folder."""

@@ -105,6 +105,7 @@ class LoadOptions:
         """Load a model with these options."""
         from attnscope import models
 
+        # The options are called as the arguments of `models.load`.
         return models.load(spec, **vars(self))
 
     def load_to_look(self, spec: str, prompts: Sequence[Prompt] | None) -> models.Model:
@@ -129,9 +130,11 @@ class LoadOptions:
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
             return False
+        # None = the model is of another family than NumPy's.
         tokenizer = models.open_tokenizer(source)
         if tokenizer is None:
             return False
+        # Count characters before a very long text is tokenised.
         for prompt in prompts:
             if len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS:
                 return False
@@ -265,6 +268,7 @@ class TextsWanted:
         if (self.text is None) == (not self.files):
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
+        # A text on the command line is one text, however many lines it has.
         if self.text not in (None, "-"):
             return [self.text or ""]
         # Files or stdin; two fields hold pairs.

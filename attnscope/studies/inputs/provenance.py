@@ -39,6 +39,7 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
     if info.engine == "numpy":
         known = {name: number for name, number in known.items() if name not in _NOT_OF_NUMPY}
     run |= {"seed": None, "versions": known, "notes": [*info.notes, *notes]}
+    # Only records of adapted models name an adapter.
     if info.adapter:
         run |= {"adapter": info.adapter, "adapter_sha256": info.adapter_sha256}
     return run

@@ -167,6 +167,7 @@ class Reading(SensoryInput):
             return self.tokens, self.tokens
         if kind == "decoder":
             return self.target, self.target
+        # In cross-attention, the decoder's tokens attend to the encoder's.
         return self.target, self.tokens
 
 
@@ -382,6 +383,7 @@ def _hear(model: Model, speech: Speech) -> Reading:
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
     notes = [note] if note else []
+    # The encoder reads the sound, the decoder the transcript.
     inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
     return Reading.of(heard, target.text, *notes, inputs=inputs, target=target)
 
@@ -415,6 +417,7 @@ def encode_within(
     texts = [text]
     if pair is not None:
         texts.append(pair)
+    # A text of many megabytes would take minutes to tokenise as a whole.
     beginnings = [_beginning(each, encode, limit) for each in texts]
     tokens, note = truncate(encode(*beginnings), limit, is_whole=beginnings == texts)
     return beginnings[0], tokens, note
@@ -467,6 +470,7 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
     # Say what is left out.
     size = amount(len(tokens), "token")
+    # Of a beginning, the number of tokens is not that of the text.
     if not is_whole:
         size = f"more than {size}"
     parts = f"the first {room - n_second} of the text"

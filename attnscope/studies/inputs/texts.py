@@ -82,6 +82,7 @@ class UnknownWords:
 
     def merge(self, other: UnknownWords) -> UnknownWords:
         """Return these words, and the other ones after them."""
+        # One word more than a note names says that there are more.
         first = tuple(dict.fromkeys((*self.first, *other.first)))[: _UNKNOWN_SHOWN + 1]
         return UnknownWords(self.n + other.n, first, self.read_as or other.read_as)
 
@@ -161,6 +162,7 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
             "sha256": texts.sha256,
             "problems": problems,
         }
+    # Texts from Python have no files and no lines.
     digest = hashlib.sha256(b"".join(text.digested() for text in texts))
     return {"sources": ["texts"], "split": "", "sha256": digest.hexdigest(), "problems": []}
 
@@ -202,6 +204,7 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
     """Return texts as a batch, padded to one length; `targets` are what the decoder of an encoder-decoder reads."""
     import torch
 
+    # One row per text for each field of `Batch`.
     rows: dict[str, list[NDArray[Any]]] = {
         "ids": [text.ids for text in tokens],
         "mask": [np.ones(len(text), np.bool_) for text in tokens],

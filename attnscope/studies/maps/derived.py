@@ -155,6 +155,7 @@ def _whole_maps(model: Model, given: Given) -> Heatmap:
         reading = Reading({}, tokens, notes=tuple(filter(None, [cut, note])), text=text, target=tokens)
     else:
         reading = read(model, given)
+    # Keep the encoder's maps alone: they come first.
     record = outline(model.info, reading, Choice().within(model.info))
     if has_two_stacks:
         record = replace(record, maps=record.maps[:1])
@@ -246,6 +247,7 @@ def _words(tokens: Tokens) -> list[list[int]]:
         if tokens.special[group].any():
             continue
         (label,) = tokens.merge([group]).labels
+        # A word without letters or digits is punctuation.
         is_mark = not any(map(str.isalnum, label))
         if is_mark and words and words[-1][-1] + 1 == group[0]:
             words[-1] = [*words[-1], *group]

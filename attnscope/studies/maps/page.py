@@ -118,6 +118,7 @@ def write_page(
         first = page_texts[0].record
         mark = hashlib.sha256(content).hexdigest()[:8]
         path = HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"
+    # A file appears whole or not at all; a pipe cannot be replaced.
     if is_stream(path):
         write_stream(path, content)
     else:
@@ -137,6 +138,7 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
         if schema in _WITH_ROLES:
             named.append(_WITH_ROLES[schema].load(path))
             continue
+        # Records of other questions have pages of their own, if any.
         kind = KINDS.get(schema)
         if kind is not None and kind.page and not kind.query:
             raise AttnscopeError(
@@ -172,6 +174,7 @@ def _read_texts(
     n_tokens = 0
     for number, (given, share) in enumerate(chain(first, inputs), 1):
         shown = page_text(model, given, order.choice, page_texts)
+        # Changed maps lose the full-width ones, which are of the model's own weights.
         changed = apply_changes(shown.record, order.changes)
         if changed is not shown.record:
             shown = PageText(changed)

@@ -189,6 +189,7 @@ def run_model(
 
 def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[int, ...] | None]:
     """Return the layers and heads that one probe keeps for some maps; heads None = all, as layers may have fewer."""
+    # Several kinds share one probe, which keeps what any of them needs.
     layers = sorted({layer for m in maps for layer in m.layers})
     if len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads:
         return layers, maps[0].heads
@@ -215,6 +216,7 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
     """Run a model on what it reads, with the probe at the seam."""
     import torch
 
+    # Pictures and sound come as tensors of their own, texts as a batch of ids.
     with torch.inference_mode():
         if reading.inputs and model.run_inputs is not None:
             model.run_inputs(reading.inputs, probe)
