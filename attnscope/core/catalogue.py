@@ -370,7 +370,7 @@ def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...
 
 
 class Columns:
-    """The columns of a catalogue's measures: those of keys first, then of pairs, then of rows.
+    """The columns of a catalogue's measures: first measures of keys, then of pairs, then of rows.
 
     Sums have a leading axis of two views: of all keys, and of those outside sinks.
 
@@ -425,8 +425,8 @@ class Measured:
 
     Attributes:
         sum: (measure, unit, head), in the order of `names`.
-        count: Likewise: a value is sum / count, pooled over texts by adding both first. Undefined where 0.
-        uniform_sum: The same under uniform attention over the keys that the mask allows, with the same count. In
+        count: (measure, unit, head): a value is sum / count, pooled over texts by adding both first. Undefined where 0.
+        uniform_sum: The sums under uniform attention over the keys that the mask allows, with the same count. In
             `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
             that spreads evenly over them has just this, however much it rests.
         names: The sums that there are: `catalogue.measure_names`.

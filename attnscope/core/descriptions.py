@@ -13,7 +13,7 @@ feature, E_A[f], and the row's entropy H. No row of weights is kept.
 
 The loss is convex, and Newton's method finds its minimum (with a small ridge, because a head that is described
 perfectly has none). Z_q and its derivatives need only how many keys of the row have each combination of the chosen
-features' values. Those are counted once for a set of features, and an iteration costs rows times combinations.
+features' values. These are counted once for a set of features, and an iteration costs rows times combinations.
 
 Terms are chosen greedily, by what a candidate could gain at the current fit, with a = mean E_A[f], π = mean E_p[f]:
 
@@ -118,7 +118,7 @@ class Score:
         explained: Share of the nats from uniform that it explains; below 0 if it is worse than uniform; NaN if there
             are none.
         low: Lower end of its interval over texts; NaN where these texts cannot tell.
-        high: Upper end, at most 1; NaN likewise.
+        high: Upper end, at most 1; NaN where these texts cannot tell.
         nats: The mean of KL(A ‖ uniform).
     """
 

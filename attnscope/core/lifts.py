@@ -117,7 +117,8 @@ class ItemSums:
             heads: Their numbers.
             items: The items of the text, each once.
             masses: The weights that the items get, summed over queries, (head, item).
-            even: The same sums of an even share, (head, item); items whose share is 0 are skipped.
+            even: What the items would get by an even share, summed over queries, (head, item); items whose share is 0
+                are skipped.
             counts: How many queries could see them, (item,).
             most: The largest lift that is possible in such a text, (item,).
         """

@@ -42,7 +42,7 @@ class MaskedTexts:
         outside_sinks: 1 for keys outside sinks, (b, k).
         pair_map: Which `parts` of a row each measure of pairs adds up, (part, pair).
         count: The counts of measures, (view, unit, m, c); outside sinks they depend on the head, and are 0 here.
-        uniform: The sums under uniform attention, (view, unit, m, c); likewise 0 outside sinks.
+        uniform: The sums under uniform attention, (view, unit, m, c); 0 outside sinks.
         counts_query: 1 if a query counts, (view, b, m, q, 1).
         beyond: The values of pairs under uniform attention that are subtracted, (view, b, m, q, pair).
         row_factors: The factors of statistics, (1, b, m, q, statistic).

@@ -36,7 +36,7 @@ class LinkFacts:
             tokens, padding. (text, token), int64.
         row_text: The text of each row, ascending. (row,), int64.
         pieces: Row and token of each piece of a row, ordered by row. (piece, 2), int64. Across two texts the tokens are
-            those of the text that looks.
+            tokens of the text that looks.
         link_row: The row of each link. (link,), int64.
         targets: Link and word: which words are right, never the row itself. (n, 2), int64.
         link_cell: Where each link is added. (link,), int64.

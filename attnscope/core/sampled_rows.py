@@ -115,7 +115,7 @@ class Rows:
         query_types: (row,): the type of each query's token.
         columns: For each head the features that it alone has; they are numbered after `features`.
         index: (row,): the numbers of selected rows in the whole sample; empty = these rows are the whole sample.
-        entries: (entry,): the numbers of their entries in the whole sample; empty likewise.
+        entries: (entry,): the numbers of their entries in the whole sample; empty = these rows are the whole sample.
     """
 
     features: Levels

@@ -21,7 +21,7 @@ class Inputs:
 
     Attributes:
         Q: Projected queries, heads side by side, (query, n_heads * d_head); turned already if positions are rotary.
-        K: Projected keys, (key, n_kv_heads * d_head); likewise.
+        K: Projected keys, (key, n_kv_heads * d_head); turned already if positions are rotary.
         V: Projected values, (key, n_kv_heads * d_value).
         n_heads: Query heads.
         n_kv_heads: Key/value heads; query head h reads h // (n_heads // n_kv_heads).

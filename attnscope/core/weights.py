@@ -80,10 +80,10 @@ def singular_directions(
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Return the first n singular directions of left @ right: those written, those read, and their shares of norm².
 
-    Directions have length 1, and shares are from 0 to 1. The QR factors of both reduce the decomposition to one of
-    k x k.
+    Directions have length 1, and shares are from 0 to 1. QR factors of `left` and `right` reduce the decomposition to
+    one of k x k.
     """
-    # Orthonormal bases of both factors, (d, k), then the decomposition of the k x k core.
+    # Orthonormal bases of left and right, (d, k), then the decomposition of the k x k core.
     q_left, r_left = torch.linalg.qr(in_float64(left))
     q_right, r_right = torch.linalg.qr(in_float64(right).mT)
     u, s, vh = torch.linalg.svd(r_left @ r_right.mT)
@@ -137,7 +137,7 @@ def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
     1 if one singular value has it all, 1/rank if all are equal.
     """
     matrices = in_float64(factors)
-    # The smaller one of both Gram matrices: they have the same eigenvalues s², except for zeros.
+    # Of the two Gram matrices the smaller one: both have the eigenvalues s², except for zeros.
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT
     gram = matrices @ matrices.mT

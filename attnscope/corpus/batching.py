@@ -71,7 +71,7 @@ class Chunk:
     """Hold a text, or the part of one that a model takes at once.
 
     Attributes:
-        text: The index of the text in the corpus; the sums of all its chunks are those of one text.
+        text: The index of the text in the corpus; the sums of its chunks are added up to sums of the text.
         number: Its number among the `n_chunks` of the text, from 0.
         n_chunks: How many chunks the text has, at least 1.
         tokens: Its tokens, with the special ones of the text at both ends.

@@ -56,7 +56,7 @@ class Needle:
     Attributes:
         ids: Its token numbers.
         places: The places at which the tokens of the answer are hidden.
-        decoys: The same of another needle, which answers another question.
+        decoys: The places of the answer of another needle, which answers another question.
         depth: The share of the haystack around which the needle was to stand, 0 to 1.
         room: Tokens of the haystack.
     """

@@ -253,7 +253,7 @@ class Corpus:
         named: set[str] = set()
         for number, entry in entries:
             try:
-                # A malformed line comes as the reason why it is none.
+                # Instead of a malformed entry comes the reason why it is malformed.
                 if isinstance(entry, str):
                     raise ValueError(entry)
                 content, unread = read_entry(entry, self.field, self.pair_field, self.chat)

@@ -35,7 +35,7 @@ def keep_calls(layers: Sequence[int] | None = None) -> OfChosen[AttentionCall]:
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
-    """Return the attention of one head whose queries and keys are those of several heads laid side by side.
+    """Return the attention of one head that has the queries and keys of several heads, laid side by side.
 
         scores = scale / √n · Σ_h q_h · k_h  for n heads: with scale = 1 / √d_head, divided by the root of n · d_head
 

@@ -50,8 +50,10 @@ class MultiHeadAttention(nn.Module):
         kind: Kind of attention, which probes see.
 
     Attributes:
-        q_proj: From queries to heads; nothing with identity. Likewise k_proj and v_proj.
-        out_proj: From joined heads to output; nothing with identity.
+        q_proj: From queries to heads; with `identity` it does nothing.
+        k_proj: From keys to heads; likewise.
+        v_proj: From values to heads; likewise.
+        out_proj: From joined heads to output; with `identity` it does nothing.
 
     Raises:
         ValueError: embed_dim is no multiple of num_heads, or a number makes no sense.

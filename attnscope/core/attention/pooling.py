@@ -49,7 +49,7 @@ class PooledAttention:
             as keys.
         entropy_nats: Entropy of each query's weights, float32 or better; 0 if it may attend to nothing.
         link_places: Query and key of the largest far weights, largest first; -1 where no more are above 0.
-        link_weights: Those weights.
+        link_weights: The weights of these links; 0 where there is no link.
     """
 
     cells: Float[Tensor, "batch n_heads row column"]

@@ -105,7 +105,7 @@ class OfChosen(Generic[Kept]):
 class Weights(OfChosen[Tensor]):
     """Keep the attention weights of chosen layers and heads; gradients flow through the output.
 
-    `layers`, `heads` and `kinds` are those of `OfChosen`.
+    It takes the arguments `layers`, `heads` and `kinds` of `OfChosen`.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
@@ -117,7 +117,7 @@ class Weights(OfChosen[Tensor]):
         self._attend = attend
 
     def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        # Maps are what costs: of chosen heads only theirs are computed; those of all heads also give the output.
+        # Maps are what costs: only those of chosen heads are computed. The map of all heads also gives the output.
         output, weights = attend_with_weights(call) if self.heads is None else super()._see(call)
         return output, weights.detach().to("cpu", torch.float32)
 
@@ -153,7 +153,7 @@ def key_sums(
 ) -> Float[Tensor, "batch n_heads query function"]:
     """Return the sums over keys of weights times functions of the key, float64, on the CPU; no map is kept.
 
-    `functions` are the values of keys, (key, function); those of further keys are 0.
+    `functions` are the values of keys, (key, function); further keys have 0.
     """
     values = torch.zeros(call.key.shape[2], functions.shape[1])
     values[: len(functions)] = torch.from_numpy(functions)

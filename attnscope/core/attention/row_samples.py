@@ -92,7 +92,7 @@ class RowSamples:
         probe: The probe beside it.
 
     Attributes:
-        rows: Of each text of the batch: kind -> its rows.
+        rows: For each text of the batch: kind of attention -> its rows.
     """
 
     def __init__(self, wanted: Sequence[RowsWanted | None], probe: Probe = attend_lean) -> None:

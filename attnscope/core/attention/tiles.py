@@ -93,7 +93,7 @@ class Tile:
         block: Where it lies.
         scores: The input of softmax: scaled, capped, biased; about -1e30 where hidden.
         weights: Contiguous; as `attention_weights` defines them.
-        largest_score: Of each query.
+        largest_score: The largest score of each query.
         log_sum: Logarithm of the softmax's denominator with its sinks; None = there are no sinks.
     """
 
