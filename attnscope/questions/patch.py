@@ -18,8 +18,8 @@ from attnscope.results.table import HEADS, Array, Column, Floats, count, number,
 LOGITS = "logits"
 """The receiver of a path that leads to the answer through no other head."""
 
-MOST_PATHS = 24
-"""Paths that are drawn."""
+_MOST_PATHS = 24
+"""Paths in the graph."""
 
 ATTRIBUTION = number(
     "attribution",
@@ -77,14 +77,15 @@ class PatchOptions:
 
 
 _LARGEST_Q = 0.05
-"""A head with a larger false discovery rate may carry nothing."""
+"""Above this false discovery rate, an effect may be chance."""
 
 
 class Patching(Result):
     """The change of a logit difference, right - wrong, when heads take values from another run.
 
     The table `whole` has the logit difference of the "clean" and the "corrupt" run, and the "total" effect, clean -
-    corrupt. `heads` has the effect of each head, positive towards right answers, and `by_pair` the same on each pair.
+    corrupt. `heads` has the effect of each head, positive towards right answers, as a mean over pairs; the array
+    `by_pair` has it on each pair.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.patch/2"
@@ -146,39 +147,49 @@ class Patching(Result):
         return values
 
     def strongest(self) -> list[int]:
-        """Return the heads by the size of their effect, else of their estimate; of those patched together the first."""
+        """Return the rows of heads by the size of their effect, the largest first; then unpatched ones by estimate.
+
+        Of heads that are patched together, only the first row is there.
+        """
         heads = self.table("heads")
         sizes = np.abs(heads["effect"])
-        is_measured = np.isfinite(sizes)
-        estimates = np.abs(heads["attribution"]) if "attribution" in heads else sizes
-        order = np.lexsort((-np.where(is_measured, sizes, estimates), ~is_measured))
-        _, firsts = np.unique(heads["patched_with"], return_index=True)
-        return [row for row in order.tolist() if row in firsts]
+        is_patched = np.isfinite(sizes)
+        if "attribution" in heads:
+            sizes = np.where(is_patched, sizes, np.abs(heads["attribution"]))
+        # Sort by the last key first: patched heads, then sizes.
+        order = np.lexsort((-sizes, ~is_patched))
+        _, first_rows = np.unique(heads["patched_with"], return_index=True)
+        strongest: list[int] = order[np.isin(order, first_rows)].tolist()
+        return strongest
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and effects without a total."""
+        """Refuse a damaged result, also one without a total effect."""
         super().require_whole()
         if not {"clean", "corrupt", "total"} <= {*self.table("whole")["quantity"].tolist()}:
             raise ValueError("it has no total effect")
 
     def report(self, **shown: Any) -> Report:
-        """Return the heads that carry the behaviour first, then how they do it."""
+        """Return the heads that carry the behaviour first, then the paths between them."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
-        # Which values were put into which run.
+        # Values of the source run were put into the other run.
         is_noise = self.options.get("direction") == "noise"
         source, other = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
         by = printable(self.options.get("by", "z"))
         effect = f"effect: what its {by} of the {source} run changes in the {other} run; {difference}"
-        answer = [*_answer(self), effect]
         subtitle = f"{difference}; total effect {_total(self)}"
         return report_on(
-            self, answer, _blocks(self), _guide(self), subtitle=subtitle, notes=list(_notes(self))
+            self,
+            [*_answer(self), effect],
+            _blocks(self),
+            _guide(self),
+            subtitle=subtitle,
+            notes=list(_notes(self)),
         )
 
 
 def head_columns(by: str, direction: str) -> list[Column]:
-    """Return the columns of heads, which say what was patched."""
+    """Return the columns of heads; the meaning of `effect` names the values that were patched, and the runs."""
     runs = f"where the corrupt run gets the {by} of the clean run: patched - corrupt"
     if direction == "noise":
         runs = f"where the clean run gets the {by} of the corrupt run: clean - patched"
@@ -188,7 +199,7 @@ def head_columns(by: str, direction: str) -> list[Column]:
     return list(columns.values())
 
 
-# What is shown
+# The answer and the blocks
 
 
 def _total(patching: Patching) -> str:
@@ -199,37 +210,36 @@ def _total(patching: Patching) -> str:
 
 def _answer(patching: Patching) -> list[str]:
     """Say which head carries how much of the total effect."""
-    # Effects are shares of the total effect, right - wrong in logits.
     total, low, high = patching.total()
     heads = patching.table("heads")
-    first = patching.strongest()[0]
-    effect = heads["effect"][first]
-    verb = "carries most" if effect * total >= 0 else "works most against the others"
-    name = printable(heads["patched_with"][first])
+    strongest = patching.strongest()[0]
+    effect = heads["effect"][strongest]
+    name = printable(heads["patched_with"][strongest])
     # An interval across 0: there is no behaviour to carry.
     if low <= 0 <= high:
         return [
             f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
-    between = f"the {_total(patching)} logits from corrupt to clean"
-    q = heads["effect_q"][first]
+    verb = "carries most" if effect * total >= 0 else "works most against the others"
+    total_words = f"the {_total(patching)} logits from corrupt to clean"
+    q = heads["effect_q"][strongest]
     doubt = f"; it may be chance (q {small_number(q)})" if q > _LARGEST_Q else ""
-    return [f"{name} {verb}: {small_number(effect)} of {between}{doubt}"]
+    return [f"{name} {verb}: {small_number(effect)} of {total_words}{doubt}"]
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:
-    # The heads with the largest effects, then the paths between them.
-    heads, order = patching.table("heads"), patching.strongest()
+    """Yield the heads by their effects, the paths between them, effects by position, and maps of all heads."""
+    heads = patching.table("heads")
+    order = patching.strongest()
     names = heads["patched_with"].tolist()
-    known = [
-        name for name in ("share", "attribution") if name in heads and np.isfinite(heads[name]).any()
-    ]
-    yield Ranking(
-        what="head", names=names, table=heads, columns=["effect", "effect_q", *known], order=order
-    )
+    columns = ["effect", "effect_q"]
+    for name in ("share", "attribution"):
+        if name in heads and np.isfinite(heads[name]).any():
+            columns.append(name)
+    yield Ranking(what="head", names=names, table=heads, columns=columns, order=order)
     yield from _paths(patching)
-    # Effects by position: (head, position).
+    # (head, position).
     if "position_effects" in patching.grids:
         title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
@@ -240,7 +250,6 @@ def _blocks(patching: Patching) -> Iterator[Block]:
             rows=[names[row] for row in order],
             columns=patching.table("positions")["token"].tolist(),
         )
-    # Every head, by patching and by its estimate from gradients.
     yield HeadMap(
         heading="effect of every head",
         printed="with --all",
@@ -253,51 +262,56 @@ def _blocks(patching: Patching) -> Iterator[Block]:
 
 
 def _paths(patching: Patching) -> Iterator[Block]:
-    """Show paths between heads, those with the largest effects first, and as a graph those that are not 0."""
+    """Yield paths between heads, the largest effects first; and as a graph those whose interval is beyond 0."""
     paths = patching.table("paths")
     if not len(paths):
         return
+    links = []
+    names = []
+    for path in paths.as_dicts():
+        link = Link(path["sender"], path["receiver"], path["by"], abs(path["effect"]))
+        links.append(link)
+        channel = f" ({link.receiver_input})" if link.receiver_input else ""
+        names.append(f"{link.sender} → {link.receiver}{channel}")
     effects, low, high = paths.interval("effect").T
     order = largest_first(np.abs(effects))
-    senders, receivers, means = (paths[name].tolist() for name in ("sender", "receiver", "by"))
-    names = [f"{sender} → {receiver}" for sender, receiver in zip(senders, receivers, strict=True)]
-    names = [f"{name} ({by})" if by else name for name, by in zip(names, means, strict=True)]
-    known = ["share"] if np.isfinite(paths["share"]).any() else []
-    columns = ["effect", "q", *known]
+    columns = ["effect", "q"]
+    if np.isfinite(paths["share"]).any():
+        columns.append("share")
     yield Ranking(what="path", names=names, table=paths, columns=columns, order=order)
 
     # The graph: the logits are above all layers.
-    clear = [row for row in order if low[row] > 0 or high[row] < 0][:MOST_PATHS]
-    if not clear:
+    is_clear = (low > 0) | (high < 0)
+    drawn = [links[row] for row in order if is_clear[row]][:_MOST_PATHS]
+    if not drawn:
         return
-    heads = patching.table("heads")
-    layers = dict(zip(heads["patched_with"].tolist(), heads["layer"].tolist(), strict=True))
-    nodes = [*(senders[row] for row in clear), *(receivers[row] for row in clear)]
-    top = max(layers.values()) + 1
+    layers = {LOGITS: int(patching.table("heads")["layer"].max()) + 1}
+    for link in drawn:
+        for node in (link.sender, link.receiver):
+            if node != LOGITS:
+                layers[node] = _layer_of(node)
     yield Graph(
         figure="paths",
         title="paths on which heads act on the answer",
-        layers={node: top if node == LOGITS else _layer_of(node) for node in nodes},
-        links=[
-            Link(senders[row], receivers[row], means[row], float(abs(effects[row]))) for row in clear
-        ],
+        layers=layers,
+        links=drawn,
         notes=[
-            f"the {amount(len(clear), 'path')} with the largest effects whose 95% interval does not hold 0; wider = a "
+            f"the {amount(len(drawn), 'path')} with the largest effects whose 95% interval does not hold 0; wider = a "
             "larger effect, of either sign; grey: to the logits without any other head"
         ],
     )
 
 
 def _layer_of(node: str) -> int:
-    """Return the layer of a node such as L3H1 or L3H0+L3H1."""
+    """Return the layer of a node such as L3H1, or L3H0+L3H1 for heads that are patched together."""
     return int(node.partition("H")[0].removeprefix("L"))
 
 
-# What is said
+# Sentences
 
 
 def _guide(patching: Patching) -> list[str]:
-    """Say how to read it."""
+    """Say how to read effects."""
     by = printable(patching.options.get("by", "z"))
     effect = f"effect: logits that come back when the corrupt run gets the head's {by} of the clean run"
     if patching.options.get("direction") == "noise":
@@ -306,7 +320,7 @@ def _guide(patching: Patching) -> list[str]:
 
 
 def _notes(patching: Patching) -> Iterator[str]:
-    """Say what few need to know."""
+    """Yield notes on heads that share an effect, on attribution patching, and on a single pair."""
     options = patching.options
     names = patching.table("heads")["patched_with"].tolist()
     if len({*names}) < len(names):

@@ -1,4 +1,4 @@
-"""Attention on long texts: maps pooled to a grid, what each key receives, each query's entropy, and far links."""
+"""Declare the result about a long text: maps pooled to a grid, the mass of keys, the entropy of queries, far links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from attnscope.results.tokens import Tokens
 
 
 class Link(NamedTuple):
-    """A weight between two tokens that are far apart: places of query and key, and the weight."""
+    """A weight between two tokens that are far apart, by the places of the query and of the key."""
 
     query: int
     key: int
@@ -25,17 +25,17 @@ class PooledMap(HeadMaps):
     """The attention of one kind of one model on one long text, pooled; see `HeadMaps` for its other fields.
 
     Attributes:
-        cells: The pooled map, (layer, head, row, column), float32, 0 to 1; see
-            `PooledHeatmap`. NaN, as in the other arrays, where a layer has no such head.
+        cells: The pooled map, (layer, head, row, column), float32, 0 to 1; see `PooledHeatmap`. NaN, as in the other
+            arrays, where a layer has no such head.
         received: Mass that each key receives from all queries, (layer, head, key), float32; 1 on average where there
             are as many queries as keys.
         entropy_nats: Entropy of each query's weights, (layer, head, query), float32.
         link_places: Query and key of the largest far weights, (layer, head, link, 2), int32, largest first; -1 where
             there are no more.
-        link_weights: Those weights, (layer, head, link), float32.
-        query_cell: Queries that share a row of cells (the last row may have fewer).
-        key_cell: Keys that share a column of cells (likewise).
-        far_tokens: A link is far where query and key are more than this many tokens apart; -1 = all are.
+        link_weights: The largest far weights, (layer, head, link), float32.
+        query_cell: Queries that share a row of cells; the last row may have fewer.
+        key_cell: Keys that share a column of cells; the last column may have fewer.
+        far_tokens: A weight is far if query and key are more than this many tokens apart; -1 = every weight is.
     """
 
     ARRAYS: ClassVar[tuple[str, ...]] = (
@@ -57,7 +57,7 @@ class PooledMap(HeadMaps):
 
     @property
     def far(self) -> str:
-        """Return which links are meant, after "strongest links"."""
+        """Return the words after "strongest links" that say how far they reach; empty if all are meant."""
         return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
     def links(self, layer: int, head: int) -> list[Link]:
@@ -67,17 +67,15 @@ class PooledMap(HeadMaps):
         return [Link(query, key, weight) for (query, key), weight in links if query >= 0]
 
     def require_whole(self) -> None:
-        """Refuse cells that are no shares, keys that receive more than there is, and links of other tokens."""
-        # NaN stands for heads that a layer lacks. Rounding, in 16 bits too, stays far below the upper bounds.
-        n_rows = -(-len(self.queries) // self.query_cell)
-        n_columns = -(-len(self.keys) // self.key_cell)
-        if self.cells.shape[2:] != (n_rows, n_columns) or not self.cells.size:
+        """Refuse cells that do not fit the tokens, keys that receive too much, and links between other tokens."""
+        n_tokens = np.array([len(self.queries), len(self.keys)])
+        n_cells = np.ceil(n_tokens / [self.query_cell, self.key_cell])
+        if self.cells.shape[2:] != tuple(n_cells) or not self.cells.size:
             raise ValueError(f"the shape of its cells, {self.cells.shape}, does not fit its tokens")
+        # Every query gives 1; rounding, in 16 bits too, stays far below 10%.
         if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
             raise ValueError("its keys receive more than there is")
-        if np.any(self.link_places < -1) or np.any(
-            self.link_places >= np.array([len(self.queries), len(self.keys)])
-        ):
+        if np.any((self.link_places < -1) | (self.link_places >= n_tokens)):
             raise ValueError("its links are between tokens that it does not have")
 
 
@@ -123,7 +121,8 @@ class PooledHeatmap(MapsResult[PooledMap]):
         Array("link_weights", "the weight of a far link", axes=("heads", "links")),
     )
     MAPS: ClassVar[Any] = PooledMap
-    COMPRESSED: ClassVar[bool] = True  # half of a causal map is zeros
+    # Half of a causal map is zeros.
+    COMPRESSED: ClassVar[bool] = True
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
         """Return the strongest far links of one head, largest weight first."""
@@ -131,15 +130,17 @@ class PooledHeatmap(MapsResult[PooledMap]):
 
     def described_links(self) -> list[dict[str, Any]]:
         """Return each far link with its head, places, tokens and the text around them, as plain JSON values."""
-        return [
-            {"kind": m.kind, "layer": layer, "head": head, **_describe(m, link)}
-            for m in self.maps
-            for layer, head in self.chosen(m)
-            for link in m.links(layer, head)
-        ]
+        described = []
+        for attention in self.maps:
+            for layer, head in self.chosen(attention):
+                place = {"kind": attention.kind, "layer": layer, "head": head}
+                described += [
+                    place | _describe(attention, link) for link in attention.links(layer, head)
+                ]
+        return described
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return a row for each far link, the names of columns first."""
+        """Yield the names of columns, then a row for each far link."""
         yield LINK
         for link in self.described_links():
             yield [link[name] for name in LINK]
@@ -149,7 +150,7 @@ class PooledHeatmap(MapsResult[PooledMap]):
         return super().to_json(links=self.described_links(), **more)
 
     def require_whole(self) -> None:
-        """Refuse what all maps refuse, and damaged cells."""
+        """Refuse a damaged result, also one whose maps are damaged."""
         super().require_whole()
         for attention in self.maps:
             attention.require_whole()
@@ -157,20 +158,24 @@ class PooledHeatmap(MapsResult[PooledMap]):
 
 def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:
     """Return a far link with its tokens and the text around them."""
-    sides = {"query": (attention.queries, link.query), "key": (attention.keys, link.key)}
-    tokens = {f"{side}_token": tokens.labels[place] for side, (tokens, place) in sides.items()}
-    texts = {f"{side}_text": around(tokens, place) for side, (tokens, place) in sides.items()}
-    return {**link._asdict(), **tokens, **texts}
+    queries, keys = attention.queries, attention.keys
+    return {
+        **link._asdict(),
+        "query_token": queries.labels[link.query],
+        "key_token": keys.labels[link.key],
+        "query_text": around(queries, link.query),
+        "key_text": around(keys, link.key),
+    }
 
 
 def around(tokens: Tokens, place: int, characters: int = 30) -> str:
-    """Return the text around a token, which stands between ⟦ and ⟧; its label where its place is not known."""
+    """Return the text around a token, which stands between ⟦ and ⟧; its label alone if its characters are not known."""
     start, stop = map(int, tokens.offsets[place])
     if start < 0:
         return f"⟦{tokens.labels[place]}⟧"
     text = tokens.text if int(tokens.segments[place]) == 0 or tokens.pair is None else tokens.pair
     # White space before a token stands outside its brackets.
-    token = text[start:stop]
-    start += len(token) - len(token.lstrip())
+    token = text[start:stop].lstrip()
+    start = stop - len(token)
     before, after = text[max(0, start - characters) : start], text[stop : stop + characters]
-    return " ".join(f"{before}⟦{text[start:stop] or tokens.labels[place]}⟧{after}".split())
+    return " ".join(f"{before}⟦{token or tokens.labels[place]}⟧{after}".split())

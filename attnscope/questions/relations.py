@@ -13,16 +13,16 @@ from attnscope.report.numbers import UNDEFINED, fixed, largest_first, number
 from attnscope.report.wording import RECORDINGS, corpus_line, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
-from attnscope.results.table import number as numbers
+from attnscope.results.table import number as number_column
 
 LEAST_MASS = 0.1
-"""With less of its attention on the targets, in the mean, a head expresses a relation weakly: it looks elsewhere."""
+"""With a smaller mean weight on the targets, a head expresses a relation weakly: it looks elsewhere, too."""
 
 MOST_RELATIONS = 20
 """Rows of the map."""
 
 BEST, UPPER = "best", "upper half"
-"""How the heads that time words are chosen."""
+"""The heads that time words: the best ones, or all of the upper half of the layers, which is Whisper's default."""
 
 ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
 MASS = share("mass", "mean weight on the targets", short="mean weight")
@@ -32,8 +32,9 @@ N_SCORED = count("n_scored", "links of the half that is scored", short="n", rang
 _BY_HEAD = ("relations", "heads")
 
 
-def _labels(listed: str) -> tuple[str, ...]:
-    labels = tuple(part.strip() for part in listed.split(",") if part.strip())
+def _read_labels(value: str) -> tuple[str, ...]:
+    """Return the labels of relations in the value of `--only`, which has commas between."""
+    labels = tuple(filter(None, map(str.strip, value.split(","))))
     if not labels:
         raise UsageError("no relation is named", "such as --only nsubj,obj")
     return labels
@@ -65,7 +66,7 @@ class RelationsOptions:
     only: tuple[str, ...] | None = option(
         "Only these relations, by label or whole name, such as nsubj,obj.  [default: all]",
         default=None,
-        read=_labels,
+        read=_read_labels,
     )
     chunk: int | None = chunk_option()
     stride: int | None = stride_option()
@@ -74,9 +75,8 @@ class RelationsOptions:
 class Relations(Result):
     """The accuracy of each head for each relation, the most frequent relations first.
 
-    Of every two texts that hold a relation, one goes to each of two halves, at random. One half chooses the head; the
-    other half scores it, and the best simple rule is chosen there, in the rule's favour. The table `heads` and the
-    arrays list all heads.
+    The texts that hold a relation are dealt to two halves at random. One half chooses the best head, the other half
+    scores all heads. The simple rule is the best one on the half that scores, which favours the rule.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.relations/3"
@@ -113,11 +113,13 @@ class Relations(Result):
         "word_times": (
             text("by", f"how the heads are chosen: {BEST} or {UPPER}"),
             count("n_heads", "how many heads", range=(0, None)),
-            numbers(
+            number_column(
                 "median", "median error over recordings", "s", range=(0, None), short="median error"
             ),
-            numbers("mean", "mean error over recordings", "s", range=(0, None), short="mean error"),
-            numbers(
+            number_column(
+                "mean", "mean error over recordings", "s", range=(0, None), short="mean error"
+            ),
+            number_column(
                 "change", "median difference to the error of the upper half", "s", short="to upper half"
             ),
         ),
@@ -162,25 +164,30 @@ class Relations(Result):
     def verdicts(self) -> list[str]:
         """Return for each relation whether its best head expresses it.
 
-        "yes"; "weakly", with little weight; "others", as only other heads do; "no"; or "none", as there is no verdict.
+        "yes"; "weakly": with little weight; "others": only other heads do; "no"; "none": too few examples to tell.
         """
-        best_does = self.at_best("found") == 1
-        cases = [
-            self.table("relations")["no_verdict"] != "",
-            best_does & (self.at_best("mass") < LEAST_MASS),
-            best_does,
-            self["found"].any(1),
-        ]
-        verdicts: list[str] = np.select(cases, ["none", "weakly", "yes", "others"], "no").tolist()
+        best_expresses = self.at_best("found") == 1
+        cases = {
+            "none": self.table("relations")["no_verdict"] != "",
+            "weakly": best_expresses & (self.at_best("mass") < LEAST_MASS),
+            "yes": best_expresses,
+            "others": self["found"].any(1),
+        }
+        # The first case that is true counts.
+        verdicts: list[str] = np.select([*cases.values()], [*cases], "no").tolist()
         return verdicts
 
     @property
     def ranked(self) -> list[int]:
-        """Return first the relations that a head expresses, by how far it is above the baseline; then the rest."""
+        """Return the rows of relations by their verdict, from "yes" to "none".
+
+        Relations of one verdict stand in the order of how far the low end of their best accuracy is above the baseline.
+        """
         group = {"yes": 0, "weakly": 0, "others": 1, "no": 2, "none": 3}
         groups = [group[verdict] for verdict in self.verdicts]
         above = self.at_best("accuracy_low") - self.table("relations")["baseline"]
-        order: list[int] = np.lexsort((-np.nan_to_num(above, nan=-np.inf), groups)).tolist()
+        # The last key sorts first; NaN comes last.
+        order: list[int] = np.lexsort((-above, groups)).tolist()
         return order
 
     @property
@@ -190,10 +197,10 @@ class Relations(Result):
 
     @property
     def alignment_heads(self) -> list[list[int]] | None:
-        """Return [layer, head] of each head that follows the words; None if the texts are no recordings.
+        """Return [layer, head] of each head that follows the words, but not weakly; None if texts are no recordings.
 
-        Heads that express the relation weakly are left out. The form is that of Whisper's generation_config.json, from
-        which transformers, CTranslate2 and faster-whisper read the heads that time words.
+        Whisper's generation_config.json has them in this form, and transformers, CTranslate2 and faster-whisper time
+        words by the heads that it names.
 
         Source: transformers 5, models/whisper/generation_whisper.py.
         """
@@ -203,12 +210,14 @@ class Relations(Result):
         return [list(place) for place in self.table("heads").select(follows).places]
 
     def describe(self) -> dict[str, Any]:
-        """Return all but values, with the list of heads that time words."""
-        heads = self.alignment_heads
-        return super().describe() | ({} if heads is None else {"alignment_heads": heads})
+        """Return everything but the values of columns and arrays, with the heads that time words."""
+        described = super().describe()
+        if self.alignment_heads is not None:
+            described["alignment_heads"] = self.alignment_heads
+        return described
 
     def report(self, **shown: Any) -> Report:
-        """Return the heads that express relations first; of recordings those to time words by."""
+        """Return the heads that express relations; of recordings, first the heads that time words."""
         answer = [_count_line(self), *_rule_line(self)]
         blocks = [_ranking(self)]
         if self.is_of_recordings and len(self.table("relations")):
@@ -220,16 +229,18 @@ class Relations(Result):
         )
 
 
-# What is shown
+# Blocks
 
 
 def best_heads(result: Relations) -> list[str]:
-    """Return the name of the best head of each relation."""
+    """Return the name of the best head of each relation; `–` where there is none."""
+    # Index -1, which stands for no head, is the last name.
     names = [*result.table("heads").head_names(), UNDEFINED]
     return [names[head] for head in result.table("relations")["best"].tolist()]
 
 
 def _ranking(result: Relations) -> Block:
+    """Rank relations, each with its best head and its verdict."""
     relations = result.table("relations")
     table = Table.of_arrays(
         (ACCURACY, BASELINE, N_SCORED, MASS),
@@ -260,28 +271,35 @@ def _ranking(result: Relations) -> Block:
 
 
 def expressed_by(result: Relations) -> list[str]:
-    """Return for each relation its verdict, and which other heads express it."""
+    """Return for each relation its verdict in words, with up to two other heads that express it."""
     names = result.table("heads").head_names()
     best = result.table("relations")["best"]
-    # Accuracy and found are (relation, head).
+    # Heads that express a relation, (relation, head), without its best head.
+    expresses = result["found"].copy()
+    expresses[np.flatnonzero(best >= 0), best[best >= 0]] = False
     accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
-    told = []
+    texts = []
     for row, verdict in enumerate(result.verdicts):
-        order = largest_first(accuracy[row])
-        others = [names[head] for head in order if result["found"][row, head] and head != best[row]]
-        few = ", ".join(others[:2]) + (", …" if len(others) > 2 else "")
-        # The verdict in words, with up to two other heads.
-        sentences = {"none": "too few", "others": f"by {few}"}
-        if others:
-            sentences |= {"yes": f"yes; also {few}", "weakly": f"weakly; also {few}"}
-        told.append(sentences.get(verdict, verdict))
-    return told
+        order = largest_first(np.where(expresses[row], accuracy[row], np.nan))
+        others = [names[head] for head in order[:2]]
+        if len(order) > 2:
+            others.append("…")
+        listed = ", ".join(others)
+        if verdict == "none":
+            texts.append("too few")
+        elif verdict == "others":
+            texts.append(f"by {listed}")
+        elif verdict != "no" and others:
+            texts.append(f"{verdict}; also {listed}")
+        else:
+            texts.append(verdict)
+    return texts
 
 
 def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
-    # Accuracy above the baseline is (relation, head); the relations with the best heads come first.
     rows = result.ranked[:MOST_RELATIONS]
+    # (relation, head).
     above = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
     notes = [
@@ -305,40 +323,36 @@ def _map(result: Relations) -> Block:
 
 
 def _answer_on_words(result: Relations) -> list[str]:
-    """Say which head follows the words, and how well those that do time them."""
-    # No verdict, or a head other than the one that was chosen.
+    """Say which head follows the words, and how exactly the heads that follow them time words."""
+    # Recordings have one relation: from a word to its sound.
+    relation = result.table("relations").as_dicts()[0]
     verdict = result.verdicts[0]
-    if verdict not in ("yes", "others"):
-        why = result.table("relations")["no_verdict"][0]
-        return [f"No head follows the words surely enough to time them by{f': {why}' if why else ''}"]
     head = best_heads(result)[0]
     if verdict == "others":
-        # The accuracy of the chosen head, beside the best simple rule.
-        return [
-            f"{head} was chosen, but {expressed_by(result)[0].removeprefix('by ')} follows the words surely"
-        ]
+        others = expressed_by(result)[0].removeprefix("by ")
+        return [f"{head} was chosen, but {others} follows the words surely"]
+    if verdict != "yes":
+        why = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
+        return [f"No head follows the words surely enough to time them by{why}"]
+    # Its accuracy, beside that of the best simple rule.
     low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
-    rule, baseline = (result.table("relations")[name][0] for name in ("rule", "baseline"))
-    right = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
-    answer = [f"{head} follows the words: {right}; by {printable(rule)} {number(baseline)}"]
-    # How exactly it times words, beside Whisper's default.
+    accuracy = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
+    by_rule = f"by {printable(relation['rule'])} {number(relation['baseline'])}"
+    answer = [f"{head} follows the words: {accuracy}; {by_rule}"]
+    # The errors of all heads that follow the words, beside those of the upper half.
     times = result.table("word_times")
-    n_heads = len(result.alignment_heads or ())
-    errors = {
-        by: fixed(error, 3)
-        for by, error in zip(times["by"].tolist(), times["median"].tolist(), strict=True)
-    }
-    if errors:
-        row = int(np.flatnonzero((times["by"] == BEST) & (times["n_heads"] == n_heads))[0])
-        which = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
-        answer.append(
-            f"{which} words within {fixed(times['median'][row], 3)} s; the upper half within {errors[UPPER]} s"
-        )
+    if len(times):
+        n_heads = len(result.alignment_heads or ())
+        by, median = times["by"], times["median"]
+        error = fixed(median[(by == BEST) & (times["n_heads"] == n_heads)][0], 3)
+        upper_error = fixed(median[by == UPPER][0], 3)
+        who = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
+        answer.append(f"{who} words within {error} s; the upper half within {upper_error} s")
     return answer
 
 
 def _heads_to_paste(result: Relations) -> Iterator[Block]:
-    """Write the heads that follow the words in the forms in which they are used."""
+    """Yield the heads that follow the words as a line of a configuration and as a command."""
     heads = result.alignment_heads
     if not heads:
         return
@@ -354,7 +368,7 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
     )
 
 
-# What is said
+# Sentences
 
 
 def _count_line(result: Relations) -> str:
@@ -370,7 +384,7 @@ def _count_line(result: Relations) -> str:
 
 
 def _rule_line(result: Relations) -> list[str]:
-    """Say when a head expresses a relation; nothing where nothing was measured."""
+    """Say when a head expresses a relation; nothing if no relation was measured."""
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)
@@ -392,7 +406,7 @@ def _guide(result: Relations) -> list[str]:
 
 
 def _notes(result: Relations) -> list[str]:
-    """Say what few need to know."""
+    """Explain columns and verdicts that few need to know."""
     notes = ["n: links of the half that is scored; mass: mean weight on the targets"]
     reasons = sorted({*result.table("relations")["no_verdict"].tolist()} - {""})
     if reasons:

@@ -1,12 +1,14 @@
-"""How much of its attention does each head give from one part of a text to another? NumPy only."""
+"""Declare the result about two parts of a text: how much attention each head gives from one to the other.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+It is computed here, too, from a saved heatmap, with NumPy only.
+"""
+
 from typing import Any, ClassVar
 
 import numpy as np
 
-from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.errors import AttnscopeError
+from attnscope.questions.heatmap import Heatmap
 from attnscope.report.blocks import HeadMap, Report, rank_heads
 from attnscope.report.numbers import largest_first, weight
 from attnscope.report.wording import change_notes, printable, report_on, run_notes
@@ -18,26 +20,20 @@ _SHARE = share(
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Shares(Result):
-    """The attention that each head gives from one part of a text to another.
-
-    Attributes:
-        tables: `heads`, a row for each head.
-    """
+    """The attention that each head gives from one part of a text to another."""
 
     SCHEMA: ClassVar[str] = "attnscope.shares/1"
     TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE)}
 
     def report(self) -> Report:
-        """Return the answer, the blocks and the notes."""
-        heads, options = (
-            self.table("heads"),
-            {name: printable(value) for name, value in self.options.items()},
-        )
+        """Return the heads that give most first, then a map of all heads."""
+        heads = self.table("heads")
+        source, target = printable(self.options["from"]), printable(self.options["to"])
+        text = f"“{printable(self.options['text'])}”"
         order = largest_first(heads["share"])
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
-        title = f"from “{options['from']}” to “{options['to']}”"
+        title = f"from “{source}” to “{target}”"
         ranking = rank_heads(self, ["share"], order, most=8)
         every = HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
         return report_on(
@@ -45,35 +41,39 @@ class Shares(Result):
             [f"{title}: {most}"],
             [ranking, every],
             ["share: attention weights summed over keys (--to), averaged over queries (--from)"],
-            source=f"“{options['text']}”",
-            subtitle=f"“{options['text']}”",
+            source=text,
+            subtitle=text,
             notes=[*self.options["changes"], *run_notes(self.run)],
         )
 
 
 def find_shares(record: Heatmap, source: str, target: str) -> Shares:
-    """Return what each head gives from the queries that `source` names to the keys that `target` names.
+    """Return the attention that each head gives from some tokens to others.
 
     Kinds of attention that lack one of these parts are left out.
+
+    Args:
+        record: The attention of all heads.
+        source: The tokens that attend, as `Tokens.find_part` takes them.
+        target: The tokens that are attended to, likewise.
 
     Raises:
         AttnscopeError: No kind has both.
     """
-    rows: list[tuple[str, int, int, float]] = []  # as the columns of its table
-    # One row per head, of every kind of attention that has both parts.
+    # As the columns of the table: kind, layer, head, share.
+    rows: list[tuple[str, int, int, float]] = []
     for attention in record.maps:
-        queries, keys = attention.queries.find_part(source), attention.keys.find_part(target)
-        if queries and keys:
-            rows += [
-                (attention.kind, *pair, _share(attention, pair, queries, keys))
-                for pair in record.chosen(attention)
-            ]
-    # Refuse, and name the first part that no kind has.
+        queries = attention.queries.find_part(source)
+        keys = attention.keys.find_part(target)
+        if not (queries and keys):
+            continue
+        for layer, head in record.chosen(attention):
+            # Summed over keys, averaged over queries.
+            block = attention.of(layer, head)[np.ix_(queries, keys)]
+            row_sums = block.sum(1, dtype=np.float64)
+            rows.append((attention.kind, layer, head, float(row_sums.mean())))
     if not rows:
-        sides = [(source, [m.queries for m in record.maps]), (target, [m.keys for m in record.maps])]
-        lacking = [side for side in sides if not any(tokens.find_part(side[0]) for tokens in side[1])]
-        named, (first, *others) = (lacking or sides)[0]
-        raise first.refuse(named, *others)
+        raise _missing_part(record, source, target)
     table = Table.of_rows(Shares.TABLES["heads"], rows)
     options = {
         "from": source,
@@ -85,9 +85,11 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
     return Shares(record.run, corpus, options, {"heads": table})
 
 
-def _share(
-    attention: AttentionMap, pair: tuple[int, int], queries: Sequence[int], keys: Sequence[int]
-) -> float:
-    """Return a head's weights from some queries to some keys: summed over keys, averaged over queries."""
-    block = attention.of(*pair)[np.ix_(queries, keys)]
-    return float(block.sum(1, dtype=np.float64).mean())
+def _missing_part(record: Heatmap, source: str, target: str) -> AttnscopeError:
+    """Return the error that no kind of attention has the source, or else the target."""
+    first, *others = [attention.queries for attention in record.maps]
+    if any(tokens.find_part(source) for tokens in (first, *others)):
+        keys, *other_keys = [attention.keys for attention in record.maps]
+        if not any(tokens.find_part(target) for tokens in (keys, *other_keys)):
+            return keys.refuse(target, *other_keys)
+    return first.refuse(source, *others)

@@ -1,5 +1,6 @@
-"""Declare the result about splitting queries, keys and values into more or fewer heads: columns and report."""
+"""Declare the result of splitting queries, keys and values into more or fewer heads: its columns and its report."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -9,7 +10,7 @@ from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
-from attnscope.report.numbers import fixed, largest_first, percent
+from attnscope.report.numbers import UNDEFINED, fixed, largest_first, percent
 from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
@@ -17,16 +18,16 @@ from attnscope.results.table import Array, Column, Floats, Table, count, number,
 
 MOST_KEYS = 12
 MOST_HEADS = 8
-"""With more keys or heads than these, only the largest weights of each head are printed, not all."""
+"""With more keys or more heads, only the largest weights of each head are printed."""
 
-MOST_LISTED = 12
+_MOST_LISTED = 12
 """Heads whose largest weights are printed."""
 
-MOST_AT_ODDS = 4
-"""Heads whose favourite keys the answer tells."""
+_MOST_AT_ODDS = 4
+"""Heads whose favourite keys the answer names."""
 
-MOST_DRAWN = 12
-"""Heads that are drawn of one split, such as that into 16 heads."""
+_MOST_DRAWN = 12
+"""Heads that are drawn of each split."""
 
 N_HEADS = count("n_heads", "how many heads there are", label="heads")
 
@@ -63,8 +64,8 @@ class SplitOptions:
 class Split(Result):
     """The same queries, keys and values with different numbers of heads.
 
-    The table `counts` has a row per number of heads, `heads` one per head of each of them. Its `options` have the text,
-    `d_model`, and what was done to the heads.
+    The table `counts` has a row per number of heads, `heads` one per head of each of these splits, and `drops` one per
+    head whose output was set to zero. `options` has the text and `d_model`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.split/2"
@@ -114,9 +115,8 @@ class Split(Result):
         Raises:
             AttnscopeError: The record does not have it.
         """
-        counts = self.table("counts")["n_heads"]
-        if n_heads not in counts:
-            listed = ", ".join(map(str, counts.tolist()))
+        if n_heads not in self.counts:
+            listed = ", ".join(map(str, self.counts))
             raise AttnscopeError(
                 f"there is no split into {amount(n_heads, 'head')} in this record", f"it has {listed}"
             )
@@ -129,24 +129,28 @@ class Split(Result):
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
         """Return the labels of queries and of keys."""
-        queries, keys = (
-            [printable(token, 40) for token in self.table(name)["token"]] for name in ("queries", "keys")
-        )
+        queries = [printable(token, 40) for token in self.table("queries")["token"]]
+        keys = [printable(token, 40) for token in self.table("keys")["token"]]
         return queries, keys
 
+    @property
+    def counts(self) -> list[int]:
+        """Return the numbers of heads."""
+        counts: list[int] = self.table("counts")["n_heads"].tolist()
+        return counts
+
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and heads that do not fit their numbers."""
+        """Refuse a damaged result, also one that lacks heads of a split."""
         super().require_whole()
-        counts = self.table("counts")["n_heads"].tolist()
         heads = self.table("heads")["n_heads"].tolist()
-        if not counts or heads != [n for n in counts for _ in range(n)]:
+        if not self.counts or heads != np.repeat(self.counts, self.counts).tolist():
             raise ValueError("its heads are not those of its numbers of heads")
 
     def report(self, **shown: Any) -> Report:
-        """Return what a single head has to give up, how the numbers of heads compare, and all weights."""
+        """Return the query on which the heads disagree most, a comparison of the splits, and all weights."""
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
-        counts = ", ".join(map(str, self.table("counts")["n_heads"].tolist()))
+        counts = ", ".join(map(str, self.counts))
         measures = "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of "
         measures += "the heads, nats, 0 = alike"
         if len(self.table("drops")):
@@ -157,64 +161,58 @@ class Split(Result):
             _compromise(self),
             "disagreement: distance between the rows of the heads, nats (0 = the same, ln n at most)",
         ]
-        return report_on(
-            self,
-            answer,
-            _blocks(self),
-            [rank, measures],
-            subtitle=f"“{printable(' '.join(str(self.options.get('text', '')).split()), 200)}”",
-        )
+        subtitle = f"“{printable(self.options.get('text', ''))}”"
+        return report_on(self, answer, _blocks(self), [rank, measures], subtitle=subtitle)
 
 
 def _compromise(split: Split) -> str:
-    """Say about which query the heads disagree most, and what a single head makes of it."""
+    """Say on which query the heads of the first split disagree most, and how a single head attends there."""
     queries, keys = split.tokens
-    # Heads can disagree only where there are several.
-    several = [n for n in split.table("counts")["n_heads"].tolist() if n > 1]
+    several = [count for count in split.counts if count > 1]
     if not several:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    # The query with the largest divergence between heads; below 1e-12 it is rounding.
-    chosen = split.of(several[0])
-    query = int(chosen["disagreement_nats"][0].argmax())
-    if not chosen["disagreement_nats"][0, query] > 1e-12:
-        return f"the {several[0]} heads agree about every query"
-    # The favourite keys of each head, ties included; `wanted` has those of all heads, each once and in order.
-    wishes = []
-    wanted: dict[int, None] = {}
-    for head, row in enumerate(chosen["weights"][:MOST_AT_ODDS, query]):
+    n = several[0]
+    chosen = split.of(n)
+    # Divergence between the rows of the heads, (query,); below 1e-12 it is rounding.
+    disagreement = chosen["disagreement_nats"][0]
+    query = int(disagreement.argmax())
+    if not disagreement[query] > 1e-12:
+        return f"the {n} heads agree about every query"
+    # The keys to which each head attends most, ties included. A dictionary holds each key once, in order.
+    phrases = []
+    all_favourites: dict[int, None] = {}
+    for head, row in enumerate(chosen["weights"][:_MOST_AT_ODDS, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
-            wishes.append(f"head {head} gives all keys the same")
+            phrases.append(f"head {head} gives all keys the same")
             continue
-        wanted |= dict.fromkeys(favourites)
+        all_favourites |= dict.fromkeys(favourites)
         names = " and ".join(keys[key] for key in favourites)
         each = " each" if len(favourites) > 1 else ""
-        wishes.append(f"head {head} gives {names} {row[favourites[0]]:.4f}{each}")
-    more = "; …" if several[0] > MOST_AT_ODDS else ""
-    said = f"of {several[0]} heads the rows of {queries[query]} differ most: " + "; ".join(wishes) + more
-    # One head has to divide its attention between those favourites.
-    if 1 in split.table("counts")["n_heads"]:
+        phrases.append(f"head {head} gives {names} {row[favourites[0]]:.4f}{each}")
+    if n > _MOST_AT_ODDS:
+        phrases.append("…")
+    answer = f"of {n} heads the rows of {queries[query]} differ most: {'; '.join(phrases)}"
+    # A single head has to divide its attention between these keys.
+    if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
-        shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in wanted)
-        said += f". One head alone has one row for all, and gives {shares}"
-    return said
+        shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in all_favourites)
+        answer += f". One head alone has one row for all, and gives {shares}"
+    return answer
 
 
 def _blocks(split: Split) -> Iterator[Block]:
-    # Numbers of heads side by side, then the weights of each.
+    """Yield a comparison of the splits, a figure of all heads, and the weights and outputs of each split."""
     yield _comparison(split)
     yield Special(printed="never", figure="split", view=_panels(split))
     queries, keys = split.tokens
-    for n in split.table("counts")["n_heads"].tolist():
+    for n in split.counts:
         chosen = split.of(n)
         heads = chosen.table("heads")
-        d_head = int(chosen.table("counts")["d_head"][0])
-        name = f"{amount(n, 'head')}, d_head {d_head}"
-        # Large matrices are listed by their largest weights.
+        name = f"{amount(n, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
         if len(keys) > MOST_KEYS or n > MOST_HEADS:
-            yield Note(
-                heading=f"{name}: the largest weights", lines=list(_largest(chosen, queries, keys))
-            )
+            lines = list(_largest(chosen, queries, keys))
+            yield Note(heading=f"{name}: the largest weights", lines=lines)
             continue
         # Weights of each head, (query, key), and their mean.
         for head, weights in enumerate(chosen["weights"]):
@@ -222,82 +220,80 @@ def _blocks(split: Split) -> Iterator[Block]:
         if n > 1:
             heading = f"{name}: mean of the heads, no head's own"
             yield _grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
-        # The output, (query, d_model).
-        outputs = [str(column) for column in range(chosen["output"].shape[-1])]
-        yield _grid(f"{name}: output", chosen["output"][0], queries, outputs, printed="with --all")
+        # (query, d_model).
+        output = chosen["output"][0]
+        dimensions = list(map(str, range(output.shape[1])))
+        yield _grid(f"{name}: output", output, queries, dimensions, printed="with --all")
 
 
 def _grid(
     heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always"
 ) -> Grid:
+    """Return a matrix of which the terminal shows all rows."""
     return Grid(
         heading=heading, printed=printed, values=values, rows=rows, columns=columns, most=len(rows)
     )
 
 
 def _comparison(split: Split) -> Ranking:
-    """Compare the numbers of heads."""
-    counts = split.table("counts")
-    # One cell per number of heads in each column.
-    cells: dict[str, list[str]] = {
-        name: [] for name in ("d_head", "rank", "entropy", "uniform rows", "disagreement")
-    }
+    """Compare the numbers of heads, a row for each."""
+    columns: dict[str, list[str]] = defaultdict(list)
     without = []
-    for n in counts["n_heads"].tolist():
+    for n in split.counts:
         chosen = split.of(n)
         heads = chosen.table("heads")
-        cells["d_head"].append(str(chosen.table("counts")["d_head"][0]))
-        cells["rank"].append(range_of(heads["rank"].tolist()))
-        cells["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
-        cells["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
-        cells["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
-        # How far the output moves without each head.
-        drops = chosen.table("drops")
-        changes = zip(drops["head"].tolist(), drops["l2"].tolist(), drops["share"].tolist(), strict=True)
-        without.append(
-            ", ".join(f"H{head}: {l2:.4f} ({percent(part)})" for head, l2, part in changes) or "–"
-        )
-    columns = [Words(title, texts, right=True) for title, texts in cells.items()]
+        columns["d_head"].append(str(chosen.table("counts")["d_head"][0]))
+        columns["rank"].append(range_of(heads["rank"].tolist()))
+        columns["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
+        columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
+        columns["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
+        # The change of the output without each head that was dropped.
+        changes = []
+        for drop in chosen.table("drops").as_dicts():
+            changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({percent(drop['share'])})")
+        without.append(", ".join(changes) or UNDEFINED)
+    words = [Words(title, texts, right=True) for title, texts in columns.items()]
     if len(split.table("drops")):
-        columns.append(Words("without", without, wraps=True))
-    names = [str(n) for n in counts["n_heads"].tolist()]
-    return Ranking(what="heads", names=names, table=counts, columns=columns)
+        words.append(Words("without", without, wraps=True))
+    names = list(map(str, split.counts))
+    return Ranking(what="heads", names=names, table=split.table("counts"), columns=words)
 
 
 def _span(heads: Table, head: int) -> str:
-    """Name the columns of a head."""
-    first, last = (int(heads[name][head]) for name in ("first_column", "last_column"))
+    """Return the columns of Q, K and V that a head has, such as "columns 0 to 3"."""
+    first, last = heads["first_column"][head], heads["last_column"][head]
     return f"column {first}" if first == last else f"columns {first} to {last}"
 
 
 def range_of(values: Sequence[int]) -> str:
     """Return the range of some numbers, such as 2–4, or 3 if all are the same."""
-    least, most = min(values), max(values)
-    return str(least) if least == most else f"{least}–{most}"
+    smallest, largest = min(values), max(values)
+    return str(smallest) if smallest == largest else f"{smallest}–{largest}"
 
 
 def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
-    """Yield the three largest weights of each head, one line per head."""
-    for head, weights in enumerate(chosen["weights"][:MOST_LISTED]):
-        links = [divmod(place, len(keys)) for place in largest_first(weights, 3)]  # (query, key)
-        yield f"head {head}: " + ", ".join(
-            f"{queries[q]} → {keys[k]} {weights[q, k]:.4f}" for q, k in links
-        )
-    n_more = len(chosen["weights"]) - MOST_LISTED
+    """Yield a line for each head of one split, with its three largest weights."""
+    for head, weights in enumerate(chosen["weights"][:_MOST_LISTED]):
+        links = []
+        for index in largest_first(weights, 3):
+            query, key = divmod(index, len(keys))
+            links.append(f"{queries[query]} → {keys[key]} {weights[query, key]:.4f}")
+        yield f"head {head}: {', '.join(links)}"
+    n_more = len(chosen["weights"]) - _MOST_LISTED
     if n_more > 0:
         yield f"and {amount(n_more, 'more head')} (--json has all)"
 
 
 def _panels(split: Split) -> Panels:
-    """Return the heads of each number of heads as maps, (query, key), then their mean; and what is known of them."""
+    """Return the heads of each split as maps, (query, key), then their mean; with a note on each split."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
     notes = [AXES]
-    for n in split.table("counts")["n_heads"].tolist():
+    for n in split.counts:
         chosen = split.of(n)
         heads = chosen.table("heads")
         name = amount(n, "head")
-        for head, weights in enumerate(chosen["weights"][:MOST_DRAWN]):
+        for head, weights in enumerate(chosen["weights"][:_MOST_DRAWN]):
             panels.append(Panel(f"{name}: H{head}, {_span(heads, head)}", weights, queries, keys))
         if n > 1:
             panels.append(

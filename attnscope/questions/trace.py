@@ -21,6 +21,7 @@ MOST_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
 
 _SCORES = ("traced", "keys")
+"""The axes of scores and weights."""
 
 HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
     "query": ("traced", "columns"),
@@ -37,13 +38,13 @@ HEAD_STEPS: Mapping[str, tuple[str, ...]] = {
     "weighted_values": ("keys", "value_columns"),
     "head_output": ("traced", "value_columns"),
 }
-"""The steps of a head, and what the axes of their values are."""
+"""The steps of a head in order, and the axes of their values; "traced" are the queries that are followed."""
 
 JOINT_STEPS: Mapping[str, tuple[str, ...]] = {
     "joined": ("traced", "joined"),
     "output": ("traced", "outputs"),
 }
-"""The steps after the heads."""
+"""The steps after all heads, and the axes of their values."""
 
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "Q": ("queries", "columns of Q"),
@@ -58,10 +59,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "b_O": ("outputs",),
     "H": ("n_heads", "queries", "value_columns"),
 }
-"""What the lines start from, by the names that they use, and what the axes are."""
+"""The inputs that the lines of NumPy start from, by their variables, and the axes of their values."""
 
-_AXES = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
-"""What an axis has; other axes have columns."""
+_AXIS_NOUNS = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
+"""Nouns for the entries of an axis, as `amount` takes them; entries of other axes are columns."""
 
 
 @options
@@ -96,7 +97,7 @@ class TraceOptions:
 
 
 def _arrays() -> Iterator[Array]:
-    """Yield what the arrays of a trace are: steps of heads, steps after them, and inputs."""
+    """Yield the declarations of the arrays: steps of heads, steps after them, and inputs."""
     for name, axes in HEAD_STEPS.items():
         yield Array(name, "the value after this step", axes=("heads", *axes))
     for name, axes in JOINT_STEPS.items():
@@ -109,8 +110,8 @@ def _arrays() -> Iterator[Array]:
 class Trace(Result):
     """One attention, step by step.
 
-    Running all lines of the table `steps` in order, on copies of the inputs, gives every value again. Its `options`
-    have the text, the kind and number of the layer, how many heads it has, and the distance from the kernel (`check`).
+    Running all lines of the table `steps` in order, on copies of the inputs, gives every value again. `options` has the
+    text, the kind and number of the layer, how many heads it has, and `check`: the differences from the model's kernel.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.trace/2"
@@ -133,21 +134,19 @@ class Trace(Result):
 
     @property
     def query(self) -> int | None:
-        """Return the place of the one query that is traced; None = all of them."""
+        """Return the place of the one query that is traced; None = all queries are."""
         return int(self.table("traced")["query"][0]) if self.options["one_query"] else None
 
     @property
     def tokens(self) -> dict[str, list[str]]:
-        """Return the labels of what axes may be: "query" and "key"."""
-        tables = {"query": "queries", "key": "keys"}
-        return {
-            axis: [printable(token, 40) for token in self.table(name)["token"]]
-            for axis, name in tables.items()
-        }
+        """Return the labels along the axes "query" and "key"."""
+        queries = [printable(token, 40) for token in self.table("queries")["token"]]
+        keys = [printable(token, 40) for token in self.table("keys")["token"]]
+        return {"query": queries, "key": keys}
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """Return the steps in order: what the table says of each, and its value."""
+        """Return the steps in order: the row of each as a dictionary, its axes as a list, and its "value"."""
         steps = self.table("steps").as_dicts()
         for step in steps:
             step["axes"] = step["axes"].split()
@@ -155,14 +154,14 @@ class Trace(Result):
         return steps
 
     def _value(self, step: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Return the value of a step; of one query without its axis."""
+        """Return the value of a step, of its head alone; if one query is traced, without the axis of queries."""
         value: NDArray[np.float64] = self.grids[step["name"]]
         if step["head"] >= 0:
             value = value[self.table("heads")["head"].tolist().index(step["head"])]
         return value[0] if value.ndim > len(step["axes"]) else value
 
     def of(self, name: str, head: int | None = None) -> NDArray[np.float64]:
-        """Return the value of a step by its name; of the first head that has it, or of `head`."""
+        """Return the value of a step by its name, of a head; None = the first head that has it."""
         for step in self.steps:
             if step["name"] == name and (head is None or step["head"] == head):
                 value: NDArray[np.float64] = step["value"]
@@ -171,7 +170,7 @@ class Trace(Result):
         raise AttnscopeError(f"there is no step {name!r}", f"the steps are: {known}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `Result` does; of inputs with more than 4096 numbers the shape alone."""
+        """Return its JSON object, with the shape alone of inputs that have more than 4096 numbers."""
         document = super().as_json()
         for name, values in self.grids.items():
             if name.startswith("input_") and values.size > MOST_IN_JSON:
@@ -179,28 +178,27 @@ class Trace(Result):
         return document
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and steps that have no value with their axes."""
+        """Refuse a damaged result, also one whose steps have no value with their axes."""
         super().require_whole()
-        # Axes of queries and keys have the sizes of their tables.
-        sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
-        # Each step has a value, and a head or -1 for all heads.
-        for name, head in zip(
-            self.table("steps")["name"].tolist(), self.table("steps")["head"].tolist(), strict=True
-        ):
-            if name not in self.grids or (head >= 0 and head not in self.table("heads")["head"]):
-                raise ValueError(f"it has no value of the step {name[:40]!r}")
+        # A step without a head, -1, is of all heads.
+        heads = [-1, *self.table("heads")["head"].tolist()]
+        for step in self.table("steps").as_dicts():
+            if step["name"] not in self.grids or max(-1, step["head"]) not in heads:
+                raise ValueError(f"it has no value of the step {step['name'][:40]!r}")
+        sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
         for step in self.steps:
             shape = step["value"].shape
             if len(shape) != len(step["axes"]):
                 raise ValueError("a step's value does not have its axes")
-            if any(sizes.get(axis, n) != n for axis, n in zip(step["axes"], shape, strict=True)):
-                raise ValueError("a step's value does not fit its tokens")
+            for axis, size in zip(step["axes"], shape, strict=True):
+                if sizes.get(axis, size) != size:
+                    raise ValueError("a step's value does not fit its tokens")
 
     def to_py(self) -> str:
         """Return a Python script that computes everything again from the `.npz` beside it."""
-        # Inputs become variables of the script.
+        # It loads each input_Q as a variable Q, and so on.
         head = (
             f"# {self.options['kind']} attention, layer {self.options['layer']}. Reads trace.npz beside this file.",
             "from pathlib import Path",
@@ -211,7 +209,7 @@ class Trace(Result):
             '    globals().update({name[6:]: given[name] for name in given.files if name.startswith("input_")})',
             "np.set_printoptions(precision=4, suppress=True)",
         )
-        # Each step as a comment, its line of NumPy and its result.
+        # Each step: a comment, its line of NumPy, and a line that prints its result.
         body = []
         for step in self.steps:
             variable = step["variable"]
@@ -225,45 +223,45 @@ class Trace(Result):
         return report_on(self, answer, _blocks(self), [_check_line(self)])
 
 
-# What is said
+# The answer and the blocks
 
 
 def heading_of(trace: Trace) -> str:
-    """Say which heads are traced, and for which query."""
+    """Return the model, the layer, its heads and the traced query in a line."""
     about = trace.options
-    is_example = trace.run.get("model") == "worked example"
-    where = (
-        "worked example"
-        if is_example
-        else f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
-    )
-    grouped = (
-        "" if about["n_kv_heads"] == about["n_heads"] else f" on {about['n_kv_heads']} key/value heads"
-    )
+    layer = "worked example"
+    if trace.run.get("model") != layer:
+        layer = f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
+    heads = amount(about["n_heads"], "head")
+    if about["n_kv_heads"] != about["n_heads"]:
+        heads += f" on {about['n_kv_heads']} key/value heads"
     query = "all queries"
     if trace.query is not None:
         query = f"query {trace.tokens['query'][trace.query]!r} (token {trace.query})"
-    return f"{where}: {amount(about['n_heads'], 'head')}{grouped}; {query}"
+    return f"{layer}: {heads}; {query}"
 
 
 def _answer(trace: Trace) -> str:
-    """Say where each head puts most of its attention."""
+    """Say where each head puts most of its attention, for the first three heads."""
     queries, keys = trace.tokens["query"], trace.tokens["key"]
-    said = []
-    # Weights, (head, traced query, key); ties count as one.
-    for head, weights in zip(trace.table("heads")["head"].tolist(), trace["weights"], strict=True):
-        row, _ = np.unravel_index(int(np.nanargmax(weights)), weights.shape)
+    heads = trace.table("heads")["head"].tolist()
+    phrases = []
+    # Weights of a head, (traced query, key): the query with the largest weight, and all keys that get as much.
+    for head, weights in zip(heads[:3], trace["weights"], strict=False):
+        row = int(np.nanargmax(weights)) // len(keys)
         largest = weights[row].max()
         favourites = np.flatnonzero(weights[row] >= largest * (1 - 1e-9)).tolist()
         names = " and ".join(keys[key] for key in favourites)
         each = " each" if len(favourites) > 1 else ""
-        query = queries[int(trace.table("traced")["query"][row])]
-        said.append(f"head {head}: {query} → {names} {largest:.4f}{each}")
-    more = f"; and {amount(len(said) - 3, 'more head')}" if len(said) > 3 else ""
-    return "largest weights, query → key: " + "; ".join(said[:3]) + more
+        query = queries[trace.table("traced")["query"][row]]
+        phrases.append(f"head {head}: {query} → {names} {largest:.4f}{each}")
+    if len(heads) > 3:
+        phrases.append(f"and {amount(len(heads) - 3, 'more head')}")
+    return f"largest weights, query → key: {'; '.join(phrases)}"
 
 
 def _blocks(trace: Trace) -> Iterator[Block]:
+    """Yield the weights of the one query that is traced, if there is one, then every step."""
     heads = trace.table("heads")["head"].tolist()
     if trace.query is not None:
         yield Grid(
@@ -277,49 +275,53 @@ def _blocks(trace: Trace) -> Iterator[Block]:
 
 
 def _check_line(trace: Trace) -> str:
-    """Say how far the steps are from what the model's own kernel computed."""
+    """Say how far the steps are from the results of the model's own kernel."""
     check = trace.options["check"]
+    phrases = {
+        "weights": "weights differ by at most",
+        "outputs": "outputs differ by at most",
+        "projected": "after W_O by",
+    }
     parts = []
-    for name, what in (
-        ("weights", "weights differ"),
-        ("outputs", "outputs differ"),
-        ("projected", "after W_O"),
-    ):
+    for name, phrase in phrases.items():
         if isinstance(check.get(name), float):
-            parts.append(f"{what} by {'' if name == 'projected' else 'at most '}{check[name]:.1e}")
+            parts.append(f"{phrase} {check[name]:.1e}")
     return f"against {printable(check.get('kernel', ''), 200)}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Every step with its shape, its formula, its line of NumPy and its numbers, in the terminal."""
+    """A view of all steps in the terminal: the shape, formula, line of NumPy and numbers of each."""
 
     trace: Trace
 
     def show(self, console: Any, *, every: bool) -> Sequence[RenderableType]:
         """Return the lines of all steps, with a heading where another head begins."""
         parts: list[RenderableType] = []
+        tokens = self.trace.tokens
         head = None
         for number, step in enumerate(self.trace.steps, start=1):
             if step["head"] != head:
                 head = step["head"]
                 parts.append(draw_section(self.trace, head))
             parts += draw_title(step, number)
-            parts.append(draw_numbers(step, self.trace.tokens, console))
+            parts.append(draw_numbers(step, tokens, console))
         return parts
 
 
 def draw_section(trace: Trace, head: int) -> Text:
-    """Return the heading above the steps of a head, or above those of all heads."""
-    title = f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
-    return Text(f"\n{'All heads together' if head < 0 else title}", style="bold underline")
+    """Return the heading above the steps of a head, or, for -1, above the steps of all heads together."""
+    title = "All heads together"
+    if head >= 0:
+        title = f"Head {head} (of heads 0 to {trace.options['n_heads'] - 1})"
+    return Text(f"\n{title}", style="bold underline")
 
 
 def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
     """Return the lines above the numbers of a step: its title and shape, its formula, and its line of NumPy."""
     sizes = []
     for axis, size in zip(step["axes"], step["value"].shape, strict=True):
-        sizes.append(amount(size, *_AXES.get(axis, ("column",))))
+        sizes.append(amount(size, *_AXIS_NOUNS.get(axis, ("column",))))
     return [
         Text.assemble(
             (f"\n{number:>2}  {safe(step['title'])}", "bold"), (f"  ({', '.join(sizes)})", "dim")
@@ -332,7 +334,7 @@ def draw_title(step: Mapping[str, Any], number: int) -> list[Text]:
 def draw_numbers(
     step: Mapping[str, Any], tokens: Mapping[str, Sequence[str]], console: Any
 ) -> RenderableType:
-    """Return the numbers of a step, with four decimals."""
+    """Return the numbers of a step with four decimals; `tokens` are the labels along axes."""
     value, axes = step["value"], step["axes"]
     names = tokens.get(axes[0]) if value.ndim == 2 else None
     is_bold = step["name"] == "weights"

@@ -8,16 +8,17 @@ import numpy as np
 from attnscope.errors import amount, require_choice
 from attnscope.report.blocks import Block, Ranking, Report, Trends, Words
 from attnscope.report.wording import label, printable, report_on
-from attnscope.results.result import Result
+from attnscope.results.result import Result, is_interrupted
 from attnscope.results.table import HEADS, Array, Column, Table, count, number, text
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
-"""What the array `has_role` holds."""
+"""The values of the array `has_role`."""
 
 MOST_STEPS = 1 << 53
-"""No training has more; JSON and axes hold each number up to it."""
+"""The largest step: JSON and axes of figures hold every whole number up to it."""
 
 _PREDICTED = {"causal": "each next token", "masked": "masked tokens", "target": "the decoder's target"}
+"""The predicted tokens, by `options["loss"]`."""
 
 _MOST_HEADS = 6
 """Heads that are named for each role."""
@@ -29,8 +30,8 @@ _FIGURE = "training"
 class Training(Result):
     """Measures and roles of all heads over the checkpoints of one training.
 
-    `run` is that of the last checkpoint; its `skipped` lists those that could not be measured, with the reason.
-    `options["loss"]` is what was predicted.
+    `run` is that of the last checkpoint; `run["skipped"]` lists the checkpoints that could not be measured, with the
+    reason. `options["loss"]` says which tokens were predicted: causal, masked or target.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.training/2"
@@ -71,7 +72,7 @@ class Training(Result):
         return tuple(self.table("checkpoints")["step"].tolist())
 
     def since(self, role: str) -> dict[str, int]:
-        """Return since which step each head has a role that it has at the last step, by the head's name.
+        """Return for each head that has a role at the last step since which step it does, by the head's name.
 
         Raises:
             AttnscopeError: There is no such role.
@@ -81,17 +82,20 @@ class Training(Result):
             # A role that was looked for and never seen has no heads.
             require_choice("role", role, [*self.options.get("roles", {}), *names])
             return {}
-        has = self["has_role"][names.index(role)] > NO_ROLE  # (checkpoint, head)
-        # Backwards from the last checkpoint to the first that lacks it; one more row ends the search.
-        lacked = np.concatenate([~has[::-1], np.ones((1, has.shape[1]), bool)])
-        first = len(has) - lacked.argmax(0)
-        starts = zip(self.head_names, first.tolist(), strict=True)
-        return {name: self.steps[start] for name, start in starts if start < len(has)}
+        # (checkpoint, head).
+        has_role = self["has_role"][names.index(role)] > NO_ROLE
+        # The number of checkpoints at the end, without a gap, at which each head has the role, (head,).
+        n_last = np.logical_and.accumulate(has_role[::-1]).sum(0)
+        since = {}
+        for name, n_checkpoints in zip(self.head_names, n_last.tolist(), strict=True):
+            if n_checkpoints:
+                since[name] = self.steps[-n_checkpoints]
+        return since
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and steps that do not ascend."""
+        """Refuse a damaged result, also one whose steps do not ascend."""
         super().require_whole()
-        if any(after <= before for before, after in zip(self.steps, self.steps[1:], strict=False)):
+        if (np.diff(self.table("checkpoints")["step"]) <= 0).any():
             raise ValueError("its steps do not ascend")
 
     def report(self, **shown: Any) -> Report:
@@ -102,43 +106,42 @@ class Training(Result):
         if first == last:
             line = f"1 checkpoint, step {first:,}"
             question = f"heads with a role at {line}; name several to see since when"
-        roles = _since_lines(self)
+        roles = _heads_of_roles(self)
         blocks = [*_trends(self)]
         if roles:
-            names, heads = zip(*roles, strict=True)
-            holders = Words("heads that have it at the last step", heads, wraps=True)
+            heads = Words("heads that have it at the last step", [*roles.values()], wraps=True)
             ranking = Ranking(
                 heading="roles",
                 printed="with --all",
                 what="role",
-                names=names,
+                names=[*roles],
                 table=Table({}, {}),
-                columns=[holders],
+                columns=[heads],
             )
             blocks.append(ranking)
-        measures = self.table("measures")
-        meanings = {
-            label(name): f" ({meaning})"
-            for name, meaning in zip(measures["name"], measures["meaning"], strict=True)
-        }
-        answer = [
-            f"{role}{meanings.get(role, '')}: {heads}" for role, heads in roles if heads != _NO_HEAD
-        ][:3]
-        answer = [question, *(answer or ["No head has a role at the last step"])]
+        meanings = {}
+        for measure in self.table("measures").as_dicts():
+            meanings[label(measure["name"])] = f" ({measure['meaning']})"
+        # The first three roles that any head has.
+        answer = []
+        for role, listed in roles.items():
+            if listed != _NO_HEAD:
+                answer.append(f"{role}{meanings.get(role, '')}: {listed}")
+        answer = [question, *(answer[:3] or ["No head has a role at the last step"])]
         return report_on(
             self, answer, blocks, _guide(self), subtitle=line, problems=list(_problems(self))
         )
 
 
-# What is shown
+# The answer and the blocks
 
 
-def _since_lines(training: Training) -> list[tuple[str, str]]:
-    """Return each role, and the heads that have it at the last step with the step since which they do."""
-    lines = []
+def _heads_of_roles(training: Training) -> dict[str, str]:
+    """Return by role the heads that have it at the last step, each with the step since which it does."""
+    lines = {}
     for role in training.table("roles")["name"].tolist():
         since = training.since(role)
-        # The heads that came first; those of one step stay in the order of the model.
+        # The heads that came first; sorting keeps heads of one step in the order of the model.
         names = sorted(since, key=since.__getitem__)
         listed = []
         for name in names[:_MOST_HEADS]:
@@ -146,14 +149,14 @@ def _since_lines(training: Training) -> list[tuple[str, str]]:
             listed.append(name if is_first else f"{name} since step {since[name]:,}")
         if len(names) > _MOST_HEADS:
             listed.append(f"and {len(names) - _MOST_HEADS} more")
-        lines.append((label(role), ", ".join(listed) or _NO_HEAD))
+        lines[label(role)] = ", ".join(listed) or _NO_HEAD
     return lines
 
 
 def _trends(training: Training) -> Iterator[Block]:
-    """Follow the loss, and each measure."""
-    # The loss, where it was measured: (step, line, 3) with one line.
+    """Follow the loss, if it was measured, and each measure."""
     steps, names = training.steps, training.head_names
+    # (step, 3), as one line.
     loss = training.table("checkpoints").interval("loss")
     if np.isfinite(loss[:, 0]).any():
         yield Trends(
@@ -164,24 +167,25 @@ def _trends(training: Training) -> Iterator[Block]:
             names=["all texts"],
             points=loss[:, None],
         )
-    # One figure per measure, a line per head; points are (step, head, 3).
-    _, *measures = training.table("measures").rows()  # without the names of its columns
+    # One plot per measure, a line per head: points are (step, head, 3), uniform is (head,).
+    measures = training.table("measures").as_dicts()
     for measure, points, uniform in zip(
         measures, training.interval("value"), training["uniform"], strict=True
     ):
-        name, meaning, unit, least, most = measure
+        name, unit = measure["name"], measure["unit"]
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
             title += f", {printable(unit, 40)}"
-        # Shares have fixed limits, so that figures compare; 0.5 gives weak measures more room.
-        top = 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5
-        limits = (0.0, top) if (least, most) == (0, 1) else None
-        # Uniform attention is drawn as a level only where it is the same for all heads and steps.
+        # Measures from 0 to 1 have fixed limits, so that figures compare; 0.5 gives weak measures more room.
+        limits = None
+        if (measure["least"], measure["most"]) == (0, 1):
+            limits = (0.0, 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5)
+        # Uniform attention is drawn as a level only if it gives all heads the same.
         known = uniform[np.isfinite(uniform)]
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
-            heading=f"{label(name)}: {meaning} ({unit_words})",
+            heading=f"{label(name)}: {measure['meaning']} ({unit_words})",
             figure=_FIGURE,
             y=title,
             what="heads",
@@ -193,11 +197,11 @@ def _trends(training: Training) -> Iterator[Block]:
         )
 
 
-# What is said
+# Sentences
 
 
 def _guide(training: Training) -> Iterator[str]:
-    """Say how to read it."""
+    """Say what intervals are over, and which tokens were predicted."""
     if np.isfinite(training.grids.get("value_low", np.nan)).any():
         yield "intervals: 95% over texts, of each checkpoint for itself"
     if predicted := _PREDICTED.get(str(training.options.get("loss"))):
@@ -205,12 +209,12 @@ def _guide(training: Training) -> Iterator[str]:
 
 
 def _problems(training: Training) -> Iterator[str]:
-    """Say what was left out."""
+    """Say which roles are uncertain, and what was left out."""
     if (training["has_role"] == TENTATIVE).any():
         yield "some roles rest on few texts, and are tentative"
     if unknown := training.corpus.get("unknown_words"):
         yield printable(unknown)
     if skipped := training.run.get("skipped"):
         yield f"{amount(len(skipped), 'checkpoint')} left out"
-    if not training.corpus.get("complete", True):
+    if is_interrupted(training.corpus):
         yield "interrupted: later checkpoints were not measured"

@@ -16,25 +16,25 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
 
 READS = {"Q": "query", "K": "key", "V": "value"}
-"""By what a head reads another: its queries, keys or values."""
+"""The inputs by which a head can read another head, by their letters in composition."""
 
 COMPOSITIONS = tuple(READS)
 
 SHARES = ("previous", "same", "next", "first")
-"""The tokens whose attention by position alone is known."""
+"""The columns of attention by position alone: the tokens that are attended to."""
 
 _MOST = 8
-"""Heads and pairs that are listed; pairs in the graph, for each of queries, keys and values."""
+"""Heads of a list; pairs of a list or a graph, for each of queries, keys and values."""
 
 _ROUNDING = 1e-6
-"""Shares that differ by less are the same."""
+"""Shares that differ by less are equal."""
 
 _COPYING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolute values"
 _MATCHING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
 
 
 def _score(name: str, meaning: str) -> tuple[Column, ...]:
-    """Return a score of eigenvalues, -1 to 1, and that of random heads with the same singular values."""
+    """Declare a score of eigenvalues, -1 to 1, and its mean, least and largest value over random heads."""
     return (
         number(name, meaning, range=(-1, 1)),
         number(
@@ -46,10 +46,10 @@ def _score(name: str, meaning: str) -> tuple[Column, ...]:
 
 
 N_DRAWS = 39
-"""Random heads that scores are compared with; one more lies outside all of them in 5% of cases."""
+"""Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
 
 SCORE_PARTS = ("", "_random", "_least", "_most")
-"""How the columns of a score end: its value, and the mean, the least and the largest of random heads."""
+"""The endings of the four columns of `_score`."""
 
 
 @options
@@ -68,9 +68,10 @@ class WeightsOptions:
 class HeadWeights(Result):
     """The scores of all heads of a model from their weights alone, without any text.
 
-    `options` has the `kind` of attention, what tokens stand for what is written (`ends`), how `places` are known to the
-    model, over how many places shares are means (`n_places`), the `dimension` of the stream that heads can read, and
-    `n_draws`, the random heads that scores are compared with. `picked` are the heads that are shown one by one.
+    `options` has the `kind` of attention; `ends`: the tokens that name what heads write (logits or static embeddings);
+    `places`: how the model knows positions; `n_places`: over how many positions shares are means; `dimension`: that of
+    the residual stream that heads can read; `n_draws`: the random heads that scores are compared with; and `picked`:
+    the rows of heads that are shown one by one.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.weights/2"
@@ -117,14 +118,14 @@ class HeadWeights(Result):
 
     @property
     def expected(self) -> Floats:
-        """Return the mean share for random directions, (Q K V, sender, receiver); see `expected_share`."""
+        """Return the composition of random directions, (Q K V, sender, receiver); see `expected_share`."""
         return expected_share(
             self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
         )
 
     @property
     def excess(self) -> Floats:
-        """Return shares above the expectation for random directions, (Q K V, sender, receiver)."""
+        """Return composition less that of random directions, (Q K V, sender, receiver)."""
         excess: Floats = self["composition"] - self.expected
         return excess
 
@@ -134,15 +135,14 @@ class HeadWeights(Result):
         return [divmod(place, len(excess)) for place in largest_first(excess, most)]
 
     def is_outside(self, name: str) -> NDArray[np.bool_]:
-        """Return whether a score, "copying" or "matching", is beyond those of all random heads, (head,)."""
+        """Return which heads have a score, "copying" or "matching", beyond all random heads, (head,)."""
         heads = self.table("heads")
-        outside: NDArray[np.bool_] = (heads[name] < heads[f"{name}_least"]) | (
-            heads[name] > heads[f"{name}_most"]
-        )
-        return outside
+        is_below = heads[name] < heads[f"{name}_least"]
+        is_outside: NDArray[np.bool_] = is_below | (heads[name] > heads[f"{name}_most"])
+        return is_outside
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the same result, which tells what it knows of some heads, (layer, head).
+        """Return the same result, whose report is on some heads, (layer, head), one by one.
 
         Raises:
             UsageError: There is no such head.
@@ -153,30 +153,35 @@ class HeadWeights(Result):
         return replace(self, options={**self.options, "picked": rows})
 
     def report(self, **shown: Any) -> Report:
-        """Return which heads feed which and what heads copy; of picked heads all that is known."""
+        """Return which heads feed which and what heads copy; or everything about picked heads."""
         picked = self.options.get("picked") or []
-        likeness = _likeness(self)
-        named = ", ".join(self.head_names[row] for row in picked)
-        blocks = (
-            [block for row in picked for block in _of_head(self, row)] if picked else [*_of_all(self)]
-        )
-        answer = [f"what the weights of {named} say"] if picked else _answer(self)
-        guide = filter(None, [*_guide(self), likeness])
+        if picked:
+            names = ", ".join(self.head_names[row] for row in picked)
+            answer = [f"what the weights of {names} say"]
+            blocks: list[Block] = []
+            for row in picked:
+                blocks += _of_head(self, row)
+        else:
+            answer = list(_answer(self))
+            blocks = list(_of_all(self))
+        guide = filter(None, [*_guide(self), _proxy_line(self)])
         return report_on(self, answer, blocks, guide, subtitle="what the weights of its heads say")
 
 
 def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats:
-    """Return the mean share for random directions: to second order (1 - variation / 8) / sqrt(d)."""
-    expected: Floats = (1 - np.minimum(variation_of(senders, receivers, dimension), 4) / 8) / np.sqrt(
-        dimension
-    )
+    """Return the mean composition of random directions, (Q K V, sender, receiver); see `variation_of` for arguments.
+
+    Of a random X with mean m, the mean of sqrt(X) is sqrt(m) (1 - variation / 8), to second order.
+    """
+    variation = np.minimum(variation_of(senders, receivers, dimension), 4)
+    expected: Floats = (1 - variation / 8) / np.sqrt(dimension)
     return expected
 
 
 def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
-    """Return the variance of the squared share over its squared mean, for random directions, (Q K V, sender, receiver).
+    """Return the variance of squared composition by its squared mean, for random directions, as `expected_share` does.
 
-    The squared share is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
+    Squared composition is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
     variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
 
     Args:
@@ -191,37 +196,37 @@ def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
     return variation
 
 
-# What is shown of all heads
+# All heads
 
 
 def _answer(weights: HeadWeights) -> Iterator[str]:
     """Say which pair composes most, and which head copies most."""
+    names = weights.head_names
+    # (Q K V, sender, receiver).
     excess = weights.excess
-    # The largest excess over chance, (Q K V, sender, receiver).
     if np.isfinite(excess).any():
-        by, sender, receiver = np.unravel_index(np.nanargmax(excess), excess.shape)
-        place = int(by), int(sender), int(receiver)
-        names = weights.head_names
-        part, chance = small_number(weights["composition"][place]), small_number(weights.expected[place])
-        read = f"{names[place[2]]}'s {READS[COMPOSITIONS[place[0]]]}"
+        index = np.unravel_index(np.nanargmax(excess), excess.shape)
+        by, sender, receiver = map(int, index)
+        part = small_number(weights["composition"][index])
+        chance = small_number(weights.expected[index])
+        read = f"{names[receiver]}'s {READS[COMPOSITIONS[by]]}"
         numbers = f"composition {part} from 0 to 1, of random weights {chance}"
-        if excess[place] > 0:
-            yield f"{read} reads what {names[place[1]]} writes most: {numbers}"
+        if excess[index] > 0:
+            yield f"{read} reads what {names[sender]} writes most: {numbers}"
         else:
-            most = f"{read} of {names[place[1]]}: {numbers}"
+            most = f"{read} of {names[sender]}: {numbers}"
             yield f"No head reads what another writes more than by chance. The most is {most}"
     copying = weights.table("heads")["copying"]
-    if np.isfinite(copying).any() and not _likeness(weights):
+    if np.isfinite(copying).any() and not _proxy_line(weights):
         head = int(np.nanargmax(copying))
-        yield f"{weights.head_names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
+        yield f"{names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
 
 
 def _of_all(weights: HeadWeights) -> Iterator[Block]:
-    # Which heads read which, and what each copies.
+    """Yield which heads read which, which heads copy, which look to the previous token by position, and figures."""
     yield _pairs(weights)
-    if not _likeness(weights):
+    if not _proxy_line(weights):
         yield from _copying(weights)
-    # The heads that positions alone would send to the previous token.
     heads = weights.table("heads")
     above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
     if len(above):
@@ -234,24 +239,26 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 def _pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
     names = weights.head_names
-    pairs = [
-        (row, *pair) for row, by in enumerate(COMPOSITIONS) for pair in weights.strongest(by, _MOST)
-    ]
-    places = np.array(pairs, np.int64).reshape(-1, 3).T
-    parts, chances = weights["composition"][tuple(places)], weights.expected[tuple(places)]
-    order = largest_first(parts - chances)
-    about = (number("composition", range=(0, 1)), number("chance", range=(0, 1), label="by chance"))
+    expected = weights.expected
+    pairs = []
+    inputs = []
+    rows = []
+    for index, by in enumerate(COMPOSITIONS):
+        for sender, receiver in weights.strongest(by, _MOST):
+            pairs.append(f"{names[sender]} → {names[receiver]}")
+            inputs.append(READS[by])
+            at_pair = (index, sender, receiver)
+            rows.append((weights["composition"][at_pair], expected[at_pair]))
+    columns = (number("composition", range=(0, 1)), number("chance", range=(0, 1), label="by chance"))
+    table = Table.of_rows(columns, rows)
+    order = largest_first(table["composition"] - table["chance"])
     return Ranking(
         heading="which heads read which: writer → reader",
         what="pair",
-        names=[f"{names[sender]} → {names[receiver]}" for _, sender, receiver in pairs],
-        table=Table.of_arrays(about, composition=parts, chance=chances),
-        columns=[
-            Words("through its", [READS[COMPOSITIONS[row]] for row, *_ in pairs]),
-            "composition",
-            "chance",
-        ],
-        order=[row for row in order if parts[row] > 0],
+        names=pairs,
+        table=table,
+        columns=[Words("through its", inputs), "composition", "chance"],
+        order=[row for row in order if table["composition"][row] > 0],
     )
 
 
@@ -262,58 +269,59 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     # Heads without a path to the vocabulary have no score.
     if not np.isfinite(copying).any():
         return
-    # What the first singular directions read and write.
     reads, writes = _first_tokens(weights)
     columns = [
-        Words("copying", [_starred(weights, "copying", row) for row in range(len(heads))], right=True),
+        Words("copying", _starred(weights, "copying"), right=True),
         Words("reads", reads, wraps=True),
         Words("writes", writes, wraps=True),
     ]
     order = largest_first(copying)
-    # Scores beyond all random heads, beside how many chance would give.
+    # Of N_DRAWS + 1 random heads, one is the least and one the largest.
     n_outside = int(weights.is_outside("copying").sum())
-    by_chance = 2 / (N_DRAWS + 1) * len(heads)
-    counted = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {by_chance:.0f}"
+    n_by_chance = 2 / (N_DRAWS + 1) * len(heads)
+    note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
     # Both ends of the same order.
-    for title, rows in (
-        ("copy what they attend to", [row for row in order if copying[row] >= 0]),
-        ("take away what they attend to", [row for row in order[::-1] if copying[row] < 0]),
-    ):
-        if rows:
-            notes = [counted] if title.startswith("copy") else []
-            yield rank_heads(
-                weights, columns, rows[:_MOST], heading=f"heads that {title} most", notes=notes
-            )
+    copiers = [row for row in order if copying[row] >= 0][:_MOST]
+    removers = [row for row in reversed(order) if copying[row] < 0][:_MOST]
+    if copiers:
+        heading = "heads that copy what they attend to most"
+        yield rank_heads(weights, columns, copiers, heading=heading, notes=[note])
+    if removers:
+        heading = "heads that take away what they attend to most"
+        yield rank_heads(weights, columns, removers, heading=heading)
 
 
 def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
-    """Return what each head reads and writes by its first singular direction."""
-    directions = weights.table("directions")
-    reads, writes = ([""] * len(weights.table("heads")) for _ in range(2))
-    for row in range(len(directions)):
-        head = int(directions["head"][row])
-        if directions["of"][row] == "writes" and not reads[head]:
-            reads[head], writes[head] = str(directions["source"][row]), str(directions["target"][row])
+    """Return the tokens that each head reads, and those that it writes, by its first singular direction."""
+    n_heads = len(weights.table("heads"))
+    reads = [""] * n_heads
+    writes = [""] * n_heads
+    for direction in weights.table("directions").as_dicts():
+        head = direction["head"]
+        if direction["of"] == "writes" and not reads[head]:
+            reads[head] = direction["source"]
+            writes[head] = direction["target"]
     return reads, writes
 
 
-def _starred(weights: HeadWeights, name: str, row: int) -> str:
-    """Return a score, with a star where it is beyond all random heads."""
-    return fixed(weights.table("heads")[name][row], 2) + ("*" if weights.is_outside(name)[row] else "")
+def _starred(weights: HeadWeights, name: str) -> list[str]:
+    """Return the score of each head as text, with a star if it is beyond all random heads."""
+    texts = []
+    for score, is_outside in zip(weights.table("heads")[name], weights.is_outside(name), strict=True):
+        texts.append(fixed(score, 2) + ("*" if is_outside else ""))
+    return texts
 
 
 def _figures(weights: HeadWeights) -> Iterator[Block]:
-    """Draw maps of scores, and the strongest pairs as a graph."""
+    """Draw a map of each score that any head has, and the strongest pairs as a graph."""
     heads, names = weights.table("heads"), weights.head_names
-    # A map per score that any head has.
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    # The strongest pairs by Q, K and V as links from sender to receiver.
     links = []
-    for row, by in enumerate(COMPOSITIONS):
+    for index, by in enumerate(COMPOSITIONS):
         for sender, receiver in weights.strongest(by, _MOST):
-            part = float(weights["composition"][row, sender, receiver])
+            part = float(weights["composition"][index, sender, receiver])
             if part > 0:
                 links.append(Link(names[sender], names[receiver], READS[by], part))
     if links:
@@ -330,67 +338,66 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
         )
 
 
-# What is shown of one head
+# One head
 
 
 def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
-    """Show all that is known of one head."""
-    heads, names = weights.table("heads"), weights.head_names
+    """Yield the scores of one head, its singular directions, and the heads that it reads or that read it."""
+    heads = weights.table("heads")
     # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
-        mean, low, high = (
-            fixed(heads[f"{name}_{part}"][row], 2) for part in ("random", "least", "most")
-        )
-        lines.append(f"{name} {_starred(weights, name, row)}  random {mean} [{low}, {high}]")
-    # Where the head would look if tokens had no content.
-    places = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
+        _, mean, low, high = (fixed(heads[name + part][row], 2) for part in SCORE_PARTS)
+        lines.append(f"{name} {_starred(weights, name)[row]}  random {mean} [{low}, {high}]")
+    # The tokens to which the head would attend if tokens had no content.
+    shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
     nats = float(heads["same_nats"][row])
     side = "above" if nats >= 0 else "below"
     lines.append(
-        f"by position alone: {places}; the same token scores {fixed(abs(nats), 2)} nats {side} others"
+        f"by position alone: {shares}; the same token scores {fixed(abs(nats), 2)} nats {side} others"
     )
-    yield Note(heading=names[row], lines=lines)
-
-    directions = weights.table("directions")
-    # What its weights read and write, then what its queries seek in keys.
-    for of, ends in (("writes", ("reads", "writes")), ("seeks", ("queries", "keys"))):
-        order = np.flatnonzero((directions["head"] == row) & (directions["of"] == of)).tolist()
-        shares = [
-            percent(value, 1) if np.isfinite(value) else "" for value in directions["share"].tolist()
-        ]
-        if order:
-            yield Ranking(
-                heading=f"singular directions, {' → '.join(ends)}",
-                what="share",
-                names=shares,
-                table=directions,
-                columns=[
-                    Words(ends[0], directions["source"].tolist(), wraps=True),
-                    Words(ends[1], directions["target"].tolist(), wraps=True),
-                ],
-                order=order,
-                most=len(order),
-            )
+    yield Note(heading=weights.head_names[row], lines=lines)
+    yield from _directions(weights, row, "writes", "reads", "writes")
+    yield from _directions(weights, row, "seeks", "queries", "keys")
     yield from _links_of(weights, row)
 
 
+def _directions(weights: HeadWeights, row: int, of: str, source: str, target: str) -> Iterator[Block]:
+    """Yield the singular directions of a head, if it has any; `source` and `target` are headers of their two ends."""
+    directions = weights.table("directions")
+    mine = directions.select((directions["head"] == row) & (directions["of"] == of))
+    if not len(mine):
+        return
+    shares = [percent(share, 1) if np.isfinite(share) else "" for share in mine["share"].tolist()]
+    yield Ranking(
+        heading=f"singular directions, {source} → {target}",
+        what="share",
+        names=shares,
+        table=mine,
+        columns=[
+            Words(source, mine["source"].tolist(), wraps=True),
+            Words(target, mine["target"].tolist(), wraps=True),
+        ],
+    )
+
+
 def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
-    """Show which heads a head reads, and which read it."""
+    """Yield the heads that a head reads most, and those that read it most."""
     names = weights.head_names
     titles: list[str] = []
     columns: dict[str, list[str]] = {by: [] for by in COMPOSITIONS}
-    # The same head as receiver, then as sender; composition is (Q K V, sender, receiver).
-    for title, place in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
-        excess, composition = weights.excess[place], weights["composition"][place]  # (Q K V, other head)
+    # Of (Q K V, sender, receiver), the head as receiver, then as sender: (Q K V, other head).
+    for title, part in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
+        excess = weights.excess[part]
+        composition = weights["composition"][part]
         if not np.isfinite(excess).any():
             continue
         titles.append(title)
-        for by, mine, parts in zip(COMPOSITIONS, excess, composition, strict=True):
-            strongest = largest_first(mine, 3)
-            columns[by].append(
-                "  ".join(f"{names[other]} {fixed(parts[other], 2)}" for other in strongest)
-            )
+        for index, by in enumerate(COMPOSITIONS):
+            others = []
+            for other in largest_first(excess[index], 3):
+                others.append(f"{names[other]} {fixed(composition[index, other], 2)}")
+            columns[by].append("  ".join(others))
     if titles:
         yield Ranking(
             heading="composition, most above chance",
@@ -398,15 +405,14 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
             names=titles,
             table=Table({}, {}),
             columns=[Words(f"by {READS[by]}", texts, wraps=True) for by, texts in columns.items()],
-            order=range(len(titles)),
         )
 
 
-# What is said
+# Sentences
 
 
-def _likeness(weights: HeadWeights) -> str:
-    """Say how far tokens stand for what is written; nothing where they are logits."""
+def _proxy_line(weights: HeadWeights) -> str:
+    """Say why tokens are only a proxy for what heads write; empty if tokens are the logits of a decoder."""
     if weights.options.get("ends") == "static embeddings":
         return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
     if weights.options.get("kind") == "encoder":
@@ -415,12 +421,12 @@ def _likeness(weights: HeadWeights) -> str:
 
 
 def _guide(weights: HeadWeights) -> Iterator[str]:
-    """Say how to read it."""
+    """Say how to read composition and copying."""
     yield (
         "composition: |X Y| / (|X| |Y|), 0 to 1, X what one head writes, Y what another reads; by chance: its mean for "
         "random directions with the same singular values"
     )
-    if not _likeness(weights) or weights.options.get("picked"):
+    if not _proxy_line(weights) or weights.options.get("picked"):
         yield (
             "copying: 1 = what is attended to is written, −1 = it is taken away; * = beyond all of "
             f"{N_DRAWS} random heads with the same singular values"

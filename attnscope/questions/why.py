@@ -1,6 +1,10 @@
-"""Why does a head attend there? Which parts of the model its query reads, and which its key. Loads no torch."""
+"""Declare the result about one attention score: what each part of the model adds to it. Columns and report.
+
+`studies.why` computes it. Loads no torch.
+"""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,15 +16,15 @@ from attnscope.report.numbers import fixed, largest_first, number, signed, small
 from attnscope.report.wording import printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Floats, Table, count, text
-from attnscope.results.table import number as numbers
+from attnscope.results.table import number as number_column
 
 MOST_PARTS = 12
-"""How many parts of each side the figure shows one by one."""
+"""Parts of the query, and of the key, that the figure shows one by one."""
 
 
 @options
 class WhyOptions:
-    """The score to take apart: its head, query and key."""
+    """The options that name the score: its head, query and key."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -39,8 +43,8 @@ class WhyOptions:
 class Why(Result):
     """An attention score before softmax, as a sum over pairs of parts of the model.
 
-    Softmax sees only how a score differs from the others of its query. So from every number but `score` and `mean` its
-    mean over the keys that the query may attend to is subtracted.
+    Softmax depends only on how a score differs from the others of its query. So every number but `score` and `mean` is
+    less its mean over the keys that the query may attend to.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.why/2"
@@ -50,8 +54,12 @@ class Why(Result):
             text("kind", "head, MLP, embedding or bias"),
             count("layer", "its layer; -1 = it belongs to none"),
             count("head", "its number among the heads of its layer; -1 = it is none"),
-            numbers("query_nats", "what it adds to the score at the query", "nats", label="query reads"),
-            numbers("key_nats", "what it adds to the score at the key", "nats", label="key offers"),
+            number_column(
+                "query_nats", "what it adds to the score at the query", "nats", label="query reads"
+            ),
+            number_column(
+                "key_nats", "what it adds to the score at the key", "nats", label="key offers"
+            ),
         ),
         "score": (
             text("kind", "kind of attention: encoder, decoder or cross"),
@@ -61,15 +69,17 @@ class Why(Result):
             count("key", "which key, from 0", range=(0, None)),
             text("query_token", "the token of the query"),
             text("key_token", "the token of the key"),
-            numbers("weight", "the attention weight between them", "share", range=(0, 1)),
-            numbers("score", "scale * q · k + bias, before a cap", "nats"),
-            numbers("mean", "the mean score of the keys that the query may attend to", "nats"),
+            number_column("weight", "the attention weight between them", "share", range=(0, 1)),
+            number_column("score", "scale * q · k + bias, before a cap", "nats"),
+            number_column("mean", "the mean score of the keys that the query may attend to", "nats"),
             count("n_keys", "how many keys the query may attend to", range=(1, None)),
             count("masked_before", "keys before the query that a mask hides from it", range=(0, None)),
             count("masked_after", "keys from the query on that a mask hides", range=(0, None)),
-            numbers("softcap", "the cap that the score goes through afterwards; NaN = none"),
-            numbers("bias", "what a bias by position adds (T5, ALiBi); NaN = there is none", "nats"),
-            numbers(
+            number_column("softcap", "the cap that the score goes through afterwards; NaN = none"),
+            number_column(
+                "bias", "what a bias by position adds (T5, ALiBi); NaN = there is none", "nats"
+            ),
+            number_column(
                 "rounding", "how far the sum may be off by the rounding of the model's precision", "nats"
             ),
         ),
@@ -85,12 +95,12 @@ class Why(Result):
 
     @property
     def score(self) -> dict[str, Any]:
-        """Return what is known of the score, by column of its table."""
-        return {name: values[0].item() for name, values in self.table("score").values.items()}
+        """Return the one row of the table `score`, by column."""
+        return self.table("score").as_dicts()[0]
 
     @property
     def name(self) -> str:
-        """Return what the head is called."""
+        """Return the name of the head, such as L3H1."""
         return f"L{self.score['layer']}H{self.score['head']}"
 
     @property
@@ -101,17 +111,17 @@ class Why(Result):
 
     @property
     def excess(self) -> float:
-        """Return the score above the mean of its query, nats: what the pairs and the bias sum to."""
+        """Return the score less the mean of its query, nats: the sum of all pairs and of the bias."""
         score = self.score
         return float(score["score"] - score["mean"])
 
     @property
     def off(self) -> float:
-        """By how many nats the sum of all terms differs from the score."""
+        """Return by how many nats the sum of all pairs and the bias differs from `excess`."""
         return float(abs(self["pairs"].sum() + self.bias - self.excess))
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and parts whose sum is not the score."""
+        """Refuse a damaged result, also one whose parts do not sum to the score."""
         super().require_whole()
         if len(self.table("score")) != 1:
             raise ValueError("it does not have one score")
@@ -137,16 +147,21 @@ def _token(why: Why, side: str) -> str:
 
 
 def _answer(why: Why) -> list[str]:
-    """Return what was asked, and the score with what it is compared with."""
+    """Return the question, and the score beside the mean of its query."""
     score = why.score
-    hidden = {"later": score["masked_after"], "earlier": score["masked_before"]}
-    masked = " and ".join(f"{n} {side}" for side, n in hidden.items() if n)
-    mask = f"; a mask hides {masked} {'key' if sum(hidden.values()) == 1 else 'keys'}" if masked else ""
-    # The score beside the mean over the keys that it may attend to.
+    # Keys that a mask hides do not count for the mean.
+    n_later, n_earlier = score["masked_after"], score["masked_before"]
+    hidden = []
+    if n_later:
+        hidden.append(f"{n_later} later")
+    if n_earlier:
+        hidden.append(f"{n_earlier} earlier")
+    mask = ""
+    if hidden:
+        mask = f"; a mask hides {' and '.join(hidden)} {'key' if n_later + n_earlier == 1 else 'keys'}"
     side = "above" if why.excess >= 0 else "below"
-    keys = amount(score["n_keys"], "key")
-    compared_with = f"the mean of the {keys} that the query may attend to{mask}"
-    difference = f"{fixed(abs(why.excess), 3)} nats {side} {compared_with}"
+    mean = f"the mean of the {amount(score['n_keys'], 'key')} that the query may attend to{mask}"
+    difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
         f"weight {weight(score['weight'])}: its score of {fixed(score['score'], 3)} is {difference}",
@@ -154,21 +169,20 @@ def _answer(why: Why) -> list[str]:
 
 
 def _strongest_parts(why: Why) -> str:
-    """Return a sentence on the part that adds most at each side."""
+    """Return a sentence on the part that adds most to the query, and the one that adds most to the key."""
     parts = why.table("parts")
-    told = []
+    phrases = []
     for side in ("query", "key"):
         values = parts[f"{side}_nats"]
-        most = int(np.abs(values).argmax())
-        name = printable(parts["part"][most])
-        told.append(f"by the parts of the {side}, most is {name} ({signed(values[most])} nats)")
-    return f"the same difference split in two ways: {'; '.join(told)}"
+        strongest = int(np.abs(values).argmax())
+        name = printable(parts["part"][strongest])
+        phrases.append(f"by the parts of the {side}, most is {name} ({signed(values[strongest])} nats)")
+    return f"the same difference split in two ways: {'; '.join(phrases)}"
 
 
 def _parts(why: Why) -> Ranking:
-    """Return the parts, those first that add most at either side."""
+    """Rank the parts by what they add to the query or to the key, whichever is more."""
     parts = why.table("parts")
-    # The larger side of each part counts.
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     return Ranking(
         what="part (nats)",
@@ -182,13 +196,13 @@ def _parts(why: Why) -> Ranking:
 
 
 def _pairs(why: Why) -> Ranking:
-    """Return the pairs of parts that add most."""
+    """Rank the 100 pairs of parts that add most, of either sign."""
     names = why.table("parts")["part"].tolist()
-    # Pairs are (part of the query, part of the key); the largest sums, of either sign.
+    # (part of the query, part of the key).
     values = why["pairs"]
     rows, columns = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
     pair_names = [f"{names[row]} → {names[column]}" for row, column in zip(rows, columns, strict=True)]
-    column = numbers(
+    column = number_column(
         "nats", "what a part at the query times a part at the key adds", "nats", label="adds"
     )
     table = Table.of_arrays((column,), nats=values[rows, columns])
@@ -204,43 +218,45 @@ def _pairs(why: Why) -> Ranking:
 
 
 def _matrix(why: Why) -> Grid:
-    """Return the strongest parts of the query against those of the key, with others together and sums at the margins.
-
-    The parts stand in the order of the model.
-    """
+    """Return the strongest parts of the query against those of the key, then all other parts together, then sums."""
     parts = why.table("parts")
-    names = parts["part"].tolist()
-    # The largest parts of each side, back in the order of the model.
-    rows, columns = (
-        sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS)) for side in ("query", "key")
-    )
-    # All others fold into one row and one column; sums at the margins stay exact.
+    # Rows of the query, then columns of the key: with others and sums at the end of each.
+    rows, row_names = _strongest(parts, "query")
+    columns, column_names = _strongest(parts, "key")
     values = _fold(_fold(why["pairs"], rows).T, columns).T
-    values = np.vstack([values, values.sum(0)])
-    values = np.hstack([values, values.sum(1, keepdims=True)])
-    others = ["others"] if len(names) > MOST_PARTS else []
     return Grid(
         figure=f"why-{why.name}",
         title=_answer(why)[0],
         printed="never",
         values=values,
-        rows=[*(names[row] for row in rows), *others, "sum"],
-        columns=[*(names[column] for column in columns), *others, "sum"],
+        rows=row_names,
+        columns=column_names,
         notes=["rows: what the query reads; columns: what the key offers; nats"],
     )
 
 
-def _fold(values: Floats, shown: Any) -> Floats:
-    """Return the rows that are shown, and below them the sum of the others, if there are any."""
-    others = np.setdiff1d(np.arange(len(values)), shown)
-    return np.vstack([values[shown], values[others].sum(0)]) if len(others) else values[shown]
+def _strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
+    """Return the strongest parts of a side, "query" or "key", in their order, and names for the rows of `_fold`."""
+    strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS))
+    names = parts["part"][strongest].tolist()
+    others = ["others"] if len(parts) > MOST_PARTS else []
+    return strongest, [*names, *others, "sum"]
+
+
+def _fold(values: Floats, shown: Sequence[int]) -> Floats:
+    """Return the rows that are shown, then the sum of all others if there are any, then the sum of all."""
+    others = np.delete(values, shown, 0)
+    folded = values[shown]
+    if len(others):
+        folded = np.vstack([folded, others.sum(0)])
+    return np.vstack([folded, folded.sum(0)])
 
 
 def _guide(why: Why) -> list[str]:
-    """Return what must be known to read the numbers."""
-    with_bias = (
-        "" if math.isnan(why.score["bias"]) else f" and the bias by position ({signed(why.bias)})"
-    )
+    """Say how to read the numbers, and how exact their sum is."""
+    with_bias = ""
+    if not math.isnan(why.score["bias"]):
+        with_bias = f" and the bias by position ({signed(why.bias)})"
     guide = [
         f"the parts of each side{with_bias} sum to the {number(abs(why.excess))} nats, as all pairs do; each part is "
         "less its mean over keys; norms are frozen; tokens: the embeddings",
