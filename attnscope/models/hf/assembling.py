@@ -118,11 +118,9 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
         # A vision tower: before a decoder (TrOCR), or beside a text tower (CLIP).
         seeing = replace(raw, model=eyes, tokenizer=wordless(name, eyes))
         if words is None:
-            how = (
-                "its decoder is not shown"
-                if reader is None
-                else "with a text beside --image its decoder is shown"
-            )
+            how = "its decoder is not shown"
+            if reader is not None:
+                how = "with a text beside --image its decoder is shown"
             note = f"This is its encoder, which sees pictures; {how}."
             return _build(replace(seeing, notes=(*raw.notes, note)), check, open_viewer=open_viewer)
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"

@@ -177,8 +177,10 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
         case "pixel_values" if hasattr(config, "num_patches"):
             return _GRID[0] * _GRID[1], getattr(config, "num_channels", 3) * config.patch_size**2
         case "pixel_values" | "pixel_values_videos":
-            inner = config if hasattr(config, "image_size") else getattr(config, "vision_config", config)
-            size = getattr(inner, "image_size", None) or 32
+            inner = config
+            if not hasattr(config, "image_size"):
+                inner = getattr(config, "vision_config", config)
+            size = setting(inner, "image_size") or 32
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
             picture = (getattr(inner, "num_channels", 3), height, width)
             n_frames = getattr(inner, "num_frames", None)  # of a video

@@ -158,7 +158,9 @@ def run_with_logits(
     # The head gets a slice of the hidden states. Torch multiplies a slice text by text; a copy goes four times as fast.
     with hooks(heads, lambda _, args, kwargs: ((args[0].contiguous(), *args[1:]), kwargs), before=True):
         output = perform(base, arguments, plan, probe, light_from, through=run)
-    hidden = hidden_states(base_outputs[-1]) if base_outputs else None
+    hidden = None
+    if base_outputs:
+        hidden = hidden_states(base_outputs[-1])
     logits = getattr(output, "logits", None)
     if hidden is not None and isinstance(logits, Tensor):
         if logits.ndim == 2:

@@ -355,7 +355,9 @@ class HuggingFaceModel(Model):
         n_attentions: Counter[nn.Module] = Counter()
         for module, places in self.survey.plan.items():
             own = [place for place in places if place[0] != "cross"]
-            for block in blocks_of(self.base, [module]) if own else ():
+            if not own:
+                continue
+            for block in blocks_of(self.base, [module]):
                 n_attentions[block] += 1
                 blocks |= dict.fromkeys(own, block)
         return {place: block for place, block in blocks.items() if n_attentions[block] == 1}

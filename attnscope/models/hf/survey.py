@@ -152,7 +152,9 @@ def kinds_of(
     Raises:
         Unclear: Weights fit none of the sequences.
     """
-    n_tokens = inputs["input_ids"].shape[1] if "input_ids" in inputs else None
+    n_tokens = None  # of a text
+    if "input_ids" in inputs:
+        n_tokens = inputs["input_ids"].shape[1]
     # What attends to what -> kind: numbers of (queries, keys).
     kinds: dict[tuple[int, int], Kind] = {}
     if config.is_encoder_decoder:
@@ -296,7 +298,9 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
         return n_heads, n_kv_heads if len(pairs) == 1 else n_heads
     # Weights that a model gives out have all heads of queries; only its configuration knows the others.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
-    inner = config if config.is_encoder_decoder else config.get_text_config()
+    inner = config
+    if not config.is_encoder_decoder:
+        inner = config.get_text_config()
     n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         n_kv_heads = 1  # Falcon

@@ -120,11 +120,13 @@ class CrossAttentionReader(VisionLanguageReader):
         axes: dict[str, AttentionAxes] = {}
         for kind, layers in self.model.survey.layers.items():
             tokens = queries[kind]
-            first = first_word if tokens is words else 0
+            first_query = 0
+            if tokens is words:
+                first_query = first_word
             if kind == "cross":
-                axes[kind] = AttentionAxes(tokens, keys, layers, first, filling)
+                axes[kind] = AttentionAxes(tokens, keys, layers, first_query, filling)
             else:
-                axes[kind] = AttentionAxes(tokens, tokens, layers, first)
+                axes[kind] = AttentionAxes(tokens, tokens, layers, first_query)
         return words, axes
 
 

@@ -244,9 +244,12 @@ def patch_size(base: PreTrainedModel, name: str) -> tuple[int, int]:
         raise AttnscopeError(
             f"{name} does not cut pictures into patches of one size", "vision transformers are supported"
         )
-    # Each stage after the first merges two by two patches.
-    times = 2 ** (len(base.config.depths) - 1) if merges_patches(base) else 1
-    return int(sides[0]) * times, int(sides[1]) * times
+    height, width = sides
+    if merges_patches(base):
+        # Each stage after the first merges two by two patches.
+        times = 2 ** (len(base.config.depths) - 1)
+        return height * times, width * times
+    return height, width
 
 
 def merges_patches(base: PreTrainedModel) -> bool:

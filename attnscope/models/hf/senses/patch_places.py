@@ -113,9 +113,10 @@ def one_grid(
 
 def _llava(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
-    # With "full" the CLS token of the tower stays among the picture tokens.
-    keeps_all = config.vision_feature_select_strategy == "full"
-    n_before = len(tokens_before(prompt.base.vision_tower)) if keeps_all else 0
+    n_before = 0
+    if config.vision_feature_select_strategy == "full":
+        # The CLS token of the tower stays among the picture tokens.
+        n_before = len(tokens_before(prompt.base.vision_tower))
     patch = config.vision_config.patch_size
     return one_grid(prompt, (patch, patch), n_before)
 
@@ -192,7 +193,10 @@ def _internvl(prompt: PhotoPrompt) -> Cut:
         across, down = code.get_optimal_tiled_canvas(
             photo_size, size, images.min_patches, images.max_patches
         )
-        shapes.append((0, 0) if down * across == 1 else (down, across))
+        # A single tile holds all of the photo: there are none with more detail.
+        if down * across == 1:
+            down = across = 0
+        shapes.append((down, across))
     cell = round(config.vision_config.patch_size[0] / config.downsample_ratio)
     return _tiles(prompt.pixels, cell, shapes)
 

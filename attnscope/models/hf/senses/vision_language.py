@@ -125,7 +125,9 @@ class VisionLanguageReader(Sense):
         """Return the processor's tensors for photos and a prompt, by argument of the forward."""
         # Templates write the token that begins a text themselves.
         start = getattr(self._processor.tokenizer, "bos_token", None)
-        options = {"add_special_tokens": False} if start and prompt.startswith(start) else {}
+        options = {}
+        if start and prompt.startswith(start):
+            options["add_special_tokens"] = False
         inputs = self._processor(text=[prompt], images=[list(images)], return_tensors="pt", **options)
         return dict(inputs)
 
