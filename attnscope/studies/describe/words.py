@@ -2,7 +2,7 @@
 
 Terms overlap, and each holds beside the others. A summary says how much more attention each kind of key gets, and each
 distance, than all the other terms would give it. Terms that were fitted to one head are named by tokens, by a known
-class, and by strong pairs. `core.descriptions` fits the terms, and `study` writes the whole line.
+class, and by strong pairs. `core.descriptions` fits the terms, and `studies.describe.study` writes the whole line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,69 +20,82 @@ from attnscope.studies.describe.rows import Group
 # Names of terms
 
 TOKENS = 6
-"""Tokens that a term is named by, at most."""
+"""How many tokens a term is named by, at most."""
 
-HIGH, MOST_NAMED = 0.5, 0.35
-"""The tokens that a term names have this value of its column at least, and are at most this share of all keys (or
-queries)."""
+HIGH = 0.5
+MOST_NAMED = 0.35
+"""The tokens that a term names have at least the value HIGH of its column, which goes from 0 to 1; and they are at most
+the share MOST_NAMED of all keys, or of all queries."""
 
 COVERED = 0.6
-"""Kinds of tokens name queries if they are this share of them."""
+"""Queries are named by kinds of tokens if these kinds cover at least this share of them."""
 
-PAIRS, FEWEST_TEXTS = 2, 2
-"""Strong pairs that are named, and the texts in which a pair must occur."""
+PAIRS = 2
+FEWEST_TEXTS = 2
+"""How many strong pairs of tokens a line names, at most; and in how many texts such a pair must occur, at least."""
 
 LEAST_PAIR = 0.03
-"""Attention of a row, beyond what terms give a pair, from which on the pair is named: its mean, shrunk."""
+"""The least attention of a row, beyond what terms give a pair, for which the pair is named: its mean, shrunk."""
 
-_SHRUNK_BY, _STRONG = 2, 2**13
-"""Occurrences without attention that are added to those of a pair; and how many of the strongest entries are looked
-at."""
+_SHRUNK_BY = 2
+"""How many occurrences without attention are added to those of a pair, which shrinks its mean."""
+
+_STRONG = 2**13
+"""In how many of the strongest entries pairs are sought."""
 
 ENGLISH = 0.25
-"""Share of words that are of a closed English class, from which on the texts are English."""
+"""The share of words in closed English classes from which on the texts are English."""
 
 # Thresholds of a line
 
-MORE, LESS = 1.3, 0.5
-"""Kinds of keys are named that get this many times what the other terms would give them; and those that get so few."""
-
+MORE = 1.3
 LEAST_MORE = 1.15
-"""Of the strongest kind of a line's strongest group this much suffices."""
+"""A kind of key is named if it gets at least MORE times what the other terms would give it; for the strongest kind of
+the group that a line begins with, LEAST_MORE times are enough."""
 
-MOST_GROUPS, MOST_PHRASES = 3, 2
-"""How many groups of terms a line names; and how many kinds of keys or relations a group."""
+LESS = 0.5
+"""A kind of key is avoided if it gets at most this many times what the other terms would give it."""
+
+MOST_GROUPS = 3
+MOST_PHRASES = 2
+"""How many groups of terms a line names, at most; and how many kinds of keys, or relations, of a group."""
 
 LEAST_SHARE = 0.02
-"""Of attention, or of what the other terms would give: below it a kind or a distance is not named."""
+"""A kind or a distance is named if it gets at least this share of attention, or would get it by the other terms."""
 
 NEAR = 1.2
 """Distances are named that get this many times what the other terms would give them; the nearer half of a window is
 said to come first if it gets this many times what the other half does."""
 
 MOSTLY = 1.5
-"""One distance of several is named if it gets this many times what the next gets; so is the query itself, of what the
-other terms would give it."""
+"""One distance of several is named if it gets this many times what the next one gets; so is the query itself, if it
+gets this many times what the other terms would give it."""
 
 AS_MUCH = 1.4
-"""Groups of terms whose nats differ by less than this factor count alike."""
+"""Groups of terms whose nats differ by less than this factor are said to count equally."""
 
 WEAK = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
-"""Groups are left out that have less than this share of the strongest's nats."""
+"""Groups that have less than this share of the nats of the strongest group are left out."""
 
 CLEAR = 0.7
-"""Share of attention at the distances that are named, from which on nothing is said of the others."""
+"""If the distances that are named get this share of attention, nothing is said of the other distances."""
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation"}
+
 _REACHES = (0, 1, 2, 4, 8)
+"""How far away, in tokens, the keys of each bucket of distances are at most; the bucket after the last has no end."""
+
+_LAST = len(_REACHES)
+"""The number of the bucket without an end. Buckets before the query have negative numbers."""
+
 _SIDES = {-1: "before", 1: "after"}
 _BESIDE = {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}
 _BEYOND = {"before": "tokens before it", "after": "tokens after it", "away": "other tokens"}
 
 
 def least_named(values: Floats) -> float:
-    """Return from which value of a column on a token belongs to its term; the highest always does."""
+    """Return the least value of a column for which a token belongs to its term; the highest value always does."""
     levels, counts = np.unique(values, return_counts=True)
     shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
     highest = float(values.max(initial=0.0))
@@ -91,51 +104,57 @@ def least_named(values: Floats) -> float:
 
 
 class Kinds:
-    """Kinds of keys, of which each key has one.
+    """Hold kinds of keys, of which each key has one.
 
-    Words are told apart by English classes where a quarter of them belong to a closed one, else by frequency.
+    Words are told apart by English classes where a quarter of them belong to a closed class, else by frequency.
 
     Attributes:
         words: The name of each kind.
-        of_entry: (entry,): the number of each key's kind.
+        of_entry: The number of each key's kind, (entry,).
         wholes: The name of several kinds together -> their numbers.
         signs: The names of kinds that need no examples.
     """
 
     def __init__(self, group: Group, rows: Rows) -> None:
         numbers = {feature.name: number for number, feature in enumerate(group.features)}
-        is_closed = rows.features[[numbers[name] for name in CLOSED_CLASSES]].any(0)
+
+        def flags(names: Sequence[str]) -> Flags:
+            """Return whether keys are of some kinds, (kind, entry)."""
+            return rows.features[[numbers[name] for name in names]] > 0
+
         order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
-        if is_closed.sum() >= ENGLISH * rows.features[numbers["word"]].sum():
+        is_closed = flags(tuple(CLOSED_CLASSES)).any(0)
+        if is_closed.sum() >= ENGLISH * flags(["word"]).sum():
+            # Negations are in other closed classes too, and come first.
             closed = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
             order[-3:] = [*closed, "name", *OPEN_CLASSES]
-        # A key is of the first kind in the order that it has, (kind, entry).
-        is_kind = rows.features[[numbers[name] for name in order]] > 0
-        self.of_entry = np.pad(is_kind, ((0, 1), (0, 0)), constant_values=True).argmax(0)
+        # A key is of the first kind in this order that it has; a last row stands for those of none.
+        self.of_entry = np.pad(flags(order), ((0, 1), (0, 0)), constant_values=True).argmax(0)
         # Names of kinds, and of wholes such as function words.
-        words = [
-            _SHORT.get(name, group.features[numbers[name]].words.removeprefix("English "))
-            for name in order
-        ]
+        words = []
+        for name in order:
+            words.append(_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")))
         self.words = (*words, "other tokens")
         self.signs = {*words[: len(_SIGNS) - 1], "punctuation"}
-        parts: dict[str, Sequence[str]] = {
-            "punctuation": _SIGNS,
-            "function words": tuple(CLOSED_CLASSES),
-        }
-        self.wholes = {
-            whole: {order.index(name) for name in names if name in order}
-            for whole, names in parts.items()
-        }
+        function_words = {order.index(name) for name in CLOSED_CLASSES if name in order}
+        self.wholes = {"punctuation": {*range(len(_SIGNS))}, "function words": function_words}
 
     def merge(self, chosen: Sequence[int], matter: Flags) -> list[tuple[str, list[int]]]:
-        """Return chosen kinds by name: members have the name of their whole, if all of it that matters is chosen."""
+        """Return the names of chosen kinds, each with the numbers of the kinds that it stands for.
+
+        If all kinds of a whole that matter are chosen, they have the name of the whole.
+
+        Args:
+            chosen: The numbers of the kinds, in the order of the names.
+            matter: Which kinds matter, (kind,).
+        """
         by_words: dict[str, list[int]] = {}
+        mattering = {*np.flatnonzero(matter).tolist()}
         for number in chosen:
             words = self.words[number]
             for whole, members in self.wholes.items():
-                mattering = {member for member in members if matter[member]}
-                if number in members and len(mattering) > 1 and mattering <= set(chosen):
+                needed = members & mattering
+                if number in members and len(needed) > 1 and needed <= {*chosen}:
                     words = whole
             by_words.setdefault(words, []).append(number)
         return list(by_words.items())
@@ -146,14 +165,14 @@ class Kinds:
 
 
 class HeadWords:
-    """The names of a head's terms, and its line, from the fitted rows of its group.
+    """Name the terms of a head, and write its line, from the fitted rows of its group.
 
     Attributes:
         rows: The fitted rows, whose queries are ordinary.
         head: The number of the head in them.
         kinds: The kinds of keys.
-        offsets: (entry,): how far each key is behind its query, in tokens.
-        on: (entry,): the head's attention, each row scaled to its weight; all sum to 1.
+        offsets: The place of each key less that of its query, in tokens, (entry,).
+        on: The head's attention, each row scaled to its weight, (entry,); all entries sum to 1.
     """
 
     def __init__(self, group: Group, rows: Rows, kinds: Kinds, head: int) -> None:
@@ -172,7 +191,7 @@ class HeadWords:
         return self.rows.weighted(np.exp(scores - scores.max(initial=0.0)), self.head)
 
     def nats(self, scores: Floats) -> float:
-        """Return KL(p ‖ uniform) of the attention p that some scores alone give, mean over rows, in nats."""
+        """Return KL(p ‖ uniform) of the attention p that some scores, (entry,), alone give, mean over rows, in nats."""
         # ln p = score - ln Z, and ln u = -ln n.
         below_top = scores - scores.max(initial=0.0)
         log_ratio = np.log(self.rows.lengths / self.rows.sums(np.exp(below_top)))
@@ -185,7 +204,7 @@ class HeadWords:
         return self.rows.column_of(term, self.head)
 
     def name(self, term: int) -> str:
-        """Return a feature's name; of a head's own "keys", or either end of each pair."""
+        """Return the name of a term in files: its feature's, or of a column of the head's own "keys", "pair1+" …."""
         if self.column(term) is None:
             return self._features[term].name
         pair, is_lower = divmod(term - len(self._features) + 1, 2)
@@ -205,32 +224,41 @@ class HeadWords:
             words = f"from {self.of_queries(column)[0]} to"
         labels = self.labels(self.rows.key_types, weights, TOKENS)
         # A bare comma in a list separated by commas cannot be read.
-        quoted = [label if any(map(str.isalnum, label)) else f"“{label}”" for label in labels]
+        quoted = [label if _is_written(label) else f"“{label}”" for label in labels]
         return f"{words} {', '.join(quoted)}"
 
     def of_queries(self, column: Column) -> tuple[str, Floats]:
-        """Return the name of the queries of high value in a column, and how much each row is one, (row,), 0 to 1."""
-        # Rows of the queries that the column names, and their types by weight.
+        """Return the name of the queries of high value in a column, and their values, (row,), 0 to 1."""
+        # Rows of the queries that the column names, and their labels by weight.
         of_rows = _values_of_rows(self.rows, column)
         of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
         weights = self.rows.weights[self.head] * of_rows
         labels = self.labels(self.rows.query_types, weights, TOKENS)
-        written = [label for label in labels if any(map(str.isalnum, label))]
-        # By kinds, if these are most of them; a query's own entry tells its kind.
+        # Name them by kinds, if two kinds are most of them. The entry of a query itself tells its kind.
         itself = self.offsets == 0
         shares = self.kinds.totals(self.rows.spread(weights) * itself) / max(weights.sum(), 1e-30)
-        common = [number for number in np.argsort(-shares).tolist() if shares[number] >= 0.1]
-        named = self.kinds.merge(common, shares >= 0.05)[:2]
-        if sum(shares[members].sum() for _, members in named) < COVERED:
-            some = dict.fromkeys(label if label in written else "punctuation" for label in labels)
-            return ", ".join(list(some)[:4]), of_rows
-        words = ", ".join(words for words, _ in named)
+        order = np.argsort(-shares)
+        common = order[shares[order] >= 0.1].tolist()
+        kinds = self.kinds.merge(common, shares >= 0.05)[:2]
+        words = ", ".join(name for name, _ in kinds)
+        covered = sum(shares[members].sum() for _, members in kinds)
+        # Else by tokens.
+        written = [*filter(_is_written, labels)]
+        if covered < COVERED:
+            named = [label if label in written else "punctuation" for label in labels]
+            return ", ".join([*dict.fromkeys(named)][:4]), of_rows
         if written and words not in self.kinds.signs:
             words += f" ({', '.join(written[:2])})"
         return words, of_rows
 
     def labels(self, types: NDArray[np.integer], weights: Floats, most: int) -> list[str]:
-        """Return the labels of types, those with the largest sum of weights above 0 first; none of them twice."""
+        """Return labels of types of token, those with the largest sums of weights first, none of them twice.
+
+        Args:
+            types: The type of each key or query.
+            weights: The weight of each, at least 0; types whose weights sum to 0 are left out.
+            most: How many labels are returned, at most.
+        """
         labels = []
         sums = np.bincount(types, weights)
         for number in np.argsort(-sums, kind="stable")[: 2 * most]:
@@ -248,13 +276,17 @@ class HeadWords:
         """
         if not terms:
             return ""
-        # Scores of each term, (term, entry), and how much the terms about one thing say alone.
+        # Scores of each term, (term, entry).
         by_term = np.stack([self.rows.by_entry(term, self.head) for term in description.terms])
         by_term *= description.weights[:, None]
         total = by_term.sum(0)
-        abouts = np.array([self._about(term) for term in description.terms])
-        scores = {about: by_term[abouts == about].sum(0) for about in dict.fromkeys(abouts.tolist())}
-        strengths = {about: self.nats(of_group) for about, of_group in scores.items()}
+        # Terms about one thing are a group: its scores, (entry,), and how much it says alone, in nats.
+        abouts = np.array([*map(self._about, description.terms)])
+        scores = {}
+        strengths = {}
+        for about in dict.fromkeys(abouts.tolist()):
+            scores[about] = by_term[abouts == about].sum(0)
+            strengths[about] = self.nats(scores[about])
         # A phrase for each of the strongest groups, beside what all the others give; the strongest first.
         text = ""
         said: list[str] = []
@@ -268,21 +300,20 @@ class HeadWords:
             elif about == "distance":
                 phrase = self.by_distance(others)
             elif about == "pair":
-                pairs = (
-                    self._pair(description.terms[place], total - by_term[place]) for place in places
-                )
+                pairs = [self._pair(description.terms[i], total - by_term[i]) for i in places]
                 phrase = next(filter(None, pairs), "")
             else:
-                relations = filter(None, (_relation(terms[place]) for place in places))
-                phrase = ", ".join(list(relations)[:MOST_PHRASES])
-            if phrase:
-                if said:
-                    text += (
-                        "; equally " if strengths[said[-1]] < AS_MUCH * strengths[about] else "; then "
-                    )
-                text += phrase
-                said.append(about)
-        if not text:  # no kind and no distance stands out
+                relations = [_relation(terms[i]) for i in places]
+                phrase = ", ".join([*filter(None, relations)][:MOST_PHRASES])
+            if not phrase:
+                continue
+            if said:
+                is_equal = strengths[said[-1]] < AS_MUCH * strengths[about]
+                text += "; equally " if is_equal else "; then "
+            text += phrase
+            said.append(about)
+        # No kind and no distance stands out.
+        if not text:
             text = _relation(terms[0]) or str(terms[0]["words"])
         # Pairs go beyond the terms that hold for all queries alike.
         if "pair" not in said and len(said) < MOST_GROUPS:
@@ -292,13 +323,14 @@ class HeadWords:
         return text
 
     def _about(self, term: int) -> str:
+        """Return the group of a term: "kind", "distance", "relation" or "pair"."""
         column = self.column(term)
         if column is None:
             return self._features[term].about
         return "kind" if column.queries is None else "pair"
 
     def _pair(self, term: int, others: Floats) -> str:
-        """Say what queries of some types attend to more: beside all terms but the one that is about them."""
+        """Say what the queries of a term about pairs attend to more than the scores of the others, (entry,), say."""
         column = self.column(term)
         assert column is not None
         queries, of_rows = self.of_queries(column)
@@ -306,13 +338,14 @@ class HeadWords:
         return f"from {queries}: {keys}" if keys else ""
 
     def pairs(self, others: Floats) -> list[str]:
-        """Return the pairs of tokens that get the most attention beyond what some terms, (entry,), give them."""
+        """Return the pairs of tokens that get the most attention beyond what the scores of terms, (entry,), give."""
         # Attention beyond the terms, as a multiple of the mean row, and the code of the pair of types, (entry,).
         rows = self.rows
         more = (self.on - self.expected(others)) * len(rows.texts)
         codes = rows.spread(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
+        # A strong pair has strong entries.
         strong = np.arange(len(more))
-        if len(more) > _STRONG:  # a strong pair has strong entries
+        if len(more) > _STRONG:
             strong = np.flatnonzero(more >= np.partition(more, -_STRONG)[-_STRONG])
         order = strong[np.argsort(-more[strong], kind="stable")][:_STRONG]
         distinct, pair_of = np.unique(codes[order], return_inverse=True)
@@ -327,12 +360,14 @@ class HeadWords:
         return pairs[:PAIRS]
 
     def by_kind(self, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
-        """Name kinds of keys by how much more attention they get than the other terms, (entry,), would give them.
+        """Name kinds of keys by how much more attention they get than other terms would give them.
 
-        `of_rows`, (row,), is how much each row counts beside its weight; None = all alike. The strongest kind must get
-        `least` times what the other terms would give it.
+        Args:
+            others: The scores of the other terms, (entry,).
+            of_rows: How much each row counts beside its weight, (row,); None = all alike.
+            least: The strongest kind must get this many times what the other terms would give it.
         """
-        # Attention of each kind, and what the other terms would give it, (kind,).
+        # Attention, and what the other terms would give, by entry and by kind.
         kinds = self.kinds
         got = self.on
         even = self.expected(others)
@@ -347,80 +382,95 @@ class HeadWords:
         is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
         is_less = matter & (lifts <= LESS)
 
-        # Name the kinds that tell most, and of these the largest lifts first.
-        telling = np.argsort(-shares * np.log(lifts))
-        named = kinds.merge(telling[is_more[telling]].tolist(), matter)[:MOST_PHRASES]
+        # Choose the kinds that tell most, and of these name the largest lifts first.
+        order = np.argsort(-shares * np.log(lifts))
+        named = kinds.merge(order[is_more[order]].tolist(), matter)[:MOST_PHRASES]
+        n_examples = 3 if len(named) == 1 else 2
         phrases: dict[str, float] = {}
         for words, members in named:
             times = float(_lift(shares[members].sum(), expected[members].sum()))
-            examples = ""
+            phrase = f"{words} {times:.1f}×"
             if words not in kinds.signs:
                 more = (got - even) * np.isin(kinds.of_entry, members)
-                labels = self.labels(self.rows.key_types, more, 3 if len(named) == 1 else 2)
-                examples = f" ({', '.join(labels)})"
-            phrases[f"{words} {times:.1f}×{examples}"] = times
+                phrase += f" ({', '.join(self.labels(self.rows.key_types, more, n_examples))})"
+            phrases[phrase] = times
         parts = sorted(phrases, key=phrases.__getitem__, reverse=True)
         # The kinds that get least come last.
-        telling = np.argsort(shares - expected)
-        avoided = kinds.merge(telling[is_less[telling]].tolist(), matter)[:MOST_PHRASES]
+        order = np.argsort(shares - expected)
+        avoided = kinds.merge(order[is_less[order]].tolist(), matter)[:MOST_PHRASES]
         if avoided:
             parts.append(f"least {', '.join(words for words, _ in avoided)}")
         return ", ".join(parts)
 
     def by_distance(self, others: Floats) -> str:
-        """Say how far keys are, by how much more attention such keys get than the other terms would give them."""
-        # Attention by entry: of the head, by the other terms, and uniform.
+        """Say how far away the keys are that get more attention than the scores of other terms, (entry,), give them."""
+        # Attention by bucket, (bucket,): of the head, by the other terms, and uniform.
         away = np.abs(self.offsets)
-        got = self.on
-        even = self.expected(others)
-        uniform = self.rows.weighted(self.rows.counts, self.head)
         buckets = np.sign(self.offsets) * np.searchsorted(_REACHES, away)
+        numbers = np.arange(-_LAST, _LAST + 1)
 
-        def times(some: Flags) -> float:
-            return float(_lift(got[some].sum(), even[some].sum(), LEAST_SHARE / 4))
+        def by_bucket(of_entries: Floats) -> Floats:
+            return np.bincount(buckets + _LAST, of_entries, len(numbers)).astype(np.float64)
 
-        def shares(some: Flags) -> str:
-            return f"({100 * got[some].sum():.0f}%; uniform {100 * uniform[some].sum():.0f}%)"
+        even = self.expected(others)
+        got_in = by_bucket(self.on)
+        even_in = by_bucket(even)
+        uniform_in = by_bucket(self.rows.weighted(self.rows.counts, self.head))
+
+        def percents(some: Flags) -> str:
+            return f"({100 * got_in[some].sum():.0f}%; uniform {100 * uniform_in[some].sum():.0f}%)"
 
         # How far it reaches on either side, while each distance gets more than the terms give it.
-        lifts = {int(bucket): times(buckets == bucket) for bucket in np.unique(buckets)}
-        itself = lifts.pop(0, 0.0)
-        reach = {-1: 0, 1: 0}
-        for side in reach:
-            while lifts.get(side * (reach[side] + 1), 0.0) >= NEAR:
-                reach[side] += 1
-        chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
+        lifts = _lift(got_in, even_in, LEAST_SHARE / 4)
+        itself = lifts[_LAST]
+        lifts[_LAST] = 0.0
+        reach = {}
+        for side in _SIDES:
+            outwards = np.append(lifts[_LAST + side :: side], 0.0)
+            reach[side] = int((outwards < NEAR).argmax())
+        chosen = (numbers != 0) & (numbers >= -reach[-1]) & (numbers <= reach[1])
         # Name the reach; without one, the single distance that gets most.
         if reach[-1] and reach[-1] == reach[1]:
             phrase = _span(1, reach[1], "away")
         elif chosen.any():
-            spans = [_span(1, reach[side], word) for side, word in _SIDES.items() if reach[side]]
-            phrase = " and ".join(spans)
+            phrase = " and ".join(_span(1, reach[side], _SIDES[side]) for side in reach if reach[side])
+        elif lifts.max() >= NEAR:
+            chosen = numbers == numbers[lifts.argmax()]
+            phrase = _bucket(int(numbers[lifts.argmax()]))
         else:
-            best = max(lifts, key=lifts.__getitem__)
-            if lifts[best] < NEAR:
-                return f"the token itself {shares(buckets == 0)}" if itself >= MOSTLY else ""
-            chosen = buckets == best
-            phrase = _bucket(best)
-        parts = [f"{phrase} {shares(chosen)}"]
+            return f"the token itself {percents(numbers == 0)}" if itself >= MOSTLY else ""
+        parts = [f"{phrase} {percents(chosen)}"]
 
-        # Where most of it is.
-        best, *less = sorted(set(buckets[chosen].tolist()), key=lambda bucket: -lifts[bucket])
-        first, last = away[chosen].min(), away[chosen].max()
+        # Where most of it is: in one bucket, or in the nearer or the farther half of the distances.
+        best, *less = sorted(np.flatnonzero(chosen).tolist(), key=lambda place: -lifts[place])
+        is_chosen = chosen[buckets + _LAST]
+        first = away[is_chosen].min()
+        last = away[is_chosen].max()
         if less and lifts[best] >= MOSTLY * lifts[less[0]]:
-            parts.append(f"most {_bucket(best)} ({100 * got[buckets == best].sum():.0f}%)")
+            parts.append(f"most {_bucket(int(numbers[best]))} ({100 * got_in[best]:.0f}%)")
         elif first < last:
-            is_nearer = away <= (first + last) / 2
-            more = times(chosen & is_nearer) / times(chosen & ~is_nearer)
-            order = "nearest first" if more >= NEAR else "evenly"
-            parts.append("farthest first" if more <= 1 / NEAR else order)
+            halves = []
+            for is_half in (away <= (first + last) / 2, away > (first + last) / 2):
+                some = is_chosen & is_half
+                halves.append(_lift(self.on[some].sum(), even[some].sum(), LEAST_SHARE / 4))
+            nearer, farther = halves
+            if farther >= NEAR * nearer:
+                parts.append("farthest first")
+            else:
+                parts.append("nearest first" if nearer >= NEAR * farther else "evenly")
         if itself >= MOSTLY:
-            parts.append(f"itself ({100 * got[buckets == 0].sum():.0f}%)")
-        if got[chosen].sum() < CLEAR:
-            parts += [
-                f"little {word} it" for side, word in _SIDES.items() if times(buckets * side > 0) <= LESS
-            ]
+            parts.append(f"itself ({100 * got_in[_LAST]:.0f}%)")
+        if got_in[chosen].sum() < CLEAR:
+            for side, word in _SIDES.items():
+                some = numbers * side > 0
+                if _lift(got_in[some].sum(), even_in[some].sum(), LEAST_SHARE / 4) <= LESS:
+                    parts.append(f"little {word} it")
         return ", ".join(parts)
+
+
+def _is_written(label: str) -> bool:
+    """Return whether a label has a letter or a digit."""
+    return any(map(str.isalnum, label))
 
 
 def _values_of_rows(rows: Rows, column: Column) -> Floats:
@@ -430,6 +480,7 @@ def _values_of_rows(rows: Rows, column: Column) -> Floats:
 
 
 def _lift(share: Floats, expected: Floats, added: float = LEAST_SHARE / 2) -> Floats:
+    """Return a share as a multiple of the expected one; a little is added to both, so that small ones say nothing."""
     return (share + added) / (expected + added)
 
 
@@ -446,6 +497,7 @@ def _relation(term: Mapping[str, Any]) -> str:
 
 
 def _bucket(bucket: int) -> str:
+    """Return the name of the keys of a bucket, such as "2 before"."""
     return _span(abs(bucket), abs(bucket), _SIDES[1 if bucket > 0 else -1])
 
 
