@@ -150,19 +150,15 @@ def compare_texts(
 
     # The root mean change of each head, overall and at the query.
     name = options.distance
-    overall = number(
-        f"{name}_overall",
-        "how much its rows change over the tokens that both texts share",
-        label="overall",
-    )
-    at_query = number(
-        f"{name}_at_query",
-        "how much its rows change at the tokens that the query names",
-        label="at query",
-    )
+    overall = "how much its rows change over the tokens that both texts share"
+    at_query = "how much its rows change at the tokens that the query names"
     table = heads_table(model, heads)
-    table = table.with_column(overall, _root_mean(divergences[:, equal]))
-    table = table.with_column(at_query, _root_mean(divergences[:, is_named]))
+    table = table.with_column(
+        number(f"{name}_overall", overall, label="overall"), _root_mean(divergences[:, equal])
+    )
+    table = table.with_column(
+        number(f"{name}_at_query", at_query, label="at query"), _root_mean(divergences[:, is_named])
+    )
     tables = {
         "heads": table,
         "tokens:first": tokens_table(tokens[0]),

@@ -30,18 +30,26 @@ Numbers = NDArray[np.int64]
 GRADES = 16
 """Levels of a feature that is a number."""
 
-FARTHEST, FARTHEST_OFFSET = 32, 9
-"""Levels of distances, beyond which tokens are as far as these; and the farthest token with a feature of its own."""
+FARTHEST = 32
+"""Levels of a feature that is a distance; all tokens beyond have the lowest level."""
+
+FARTHEST_OFFSET = 9
+"""How far away the farthest token is that has a feature of its own."""
 
 WITHIN = 4
-"""How far away tokens are that are called near, in tokens."""
+"""How far away, in tokens, the tokens are at most that the features `within` are about."""
 
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
 
 _SPECIAL = "special:"
+"""What stands before the label of a special token in the name of its feature."""
+
 _LOG_STEPS = 3.0
+"""How many levels a distance has for each doubling."""
+
 _SIDES = {"": (0, ""), "_left": (-1, " to the left"), "_right": (1, " to the right")}
+"""The ending of a feature's name, with the sign of the distances of that side (0 = both), and its words."""
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
@@ -70,16 +78,17 @@ _WRITTEN = (
 
 @dataclass(frozen=True)
 class Feature:
-    """A property of a key that a query may see, with one level for each pair.
+    """Hold a property of a key that a query may see, which has one level for each pair of query and key.
 
     Attributes:
         name: Its name in files.
         words: Its name in a description, such as "the previous token".
         about: The part of a line that says it: on which sinks heads rest, kinds of keys whatever the query is, the
-            distance of the key, or another relation of both.
-        rank: How simple it is, the simplest first: of features that explain alike the smaller rank is taken.
+            distance of the key, or another relation of query and key.
+        rank: How simple it is; of features that explain alike, the one with the smallest rank is taken.
         levels: How many levels it has.
-        shown_by: The feature of 0 and 1 that says how much attention a number is about.
+        shown_by: Of a feature with several levels, the name of a feature with two, which tells the tokens that it is
+            about.
     """
 
     name: str
@@ -130,15 +139,12 @@ _OTHERS = (
 
 
 def catalogue(special_labels: Sequence[str]) -> list[Feature]:
-    """Return all features, the simplest first where two are alike.
-
-    They depend on which of the tokenizer's special tokens occur.
-    """
+    """Return all features; there is one for each special token that occurs, given by its label."""
     # Single offsets, up to the farthest with a feature of its own.
     features = [Feature("self", "the token itself", "distance", 0)]
     for n in range(1, FARTHEST_OFFSET + 1):
         for sign, side, nearest in (("-", "before", "previous"), ("+", "after", "next")):
-            words = f"the token {n} {side}" if n > 1 else f"the {nearest} token"
+            words = f"the {nearest} token" if n == 1 else f"the token {n} {side}"
             features.append(Feature(f"offset{sign}{n}", words, "distance", n - 1))
     # Sides, and distances as numbers on either side.
     features += [Feature(side, f"to the {side}", "distance", 5) for side in ("left", "right")]
@@ -149,7 +155,7 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
             )
     for side, (_, where) in _SIDES.items():
         features.append(Feature(f"within{side}", f"tokens at most {WITHIN} away{where}", "distance", 4))
-    # Kinds of keys, and the rest.
+    # Sinks, kinds of keys, and other relations.
     features += [Feature(_SPECIAL + label, label, "sink", 1) for label in special_labels]
     features.append(Feature("first", "the first token", "sink", 2))
     features.append(Feature(RESTING, "special and first tokens", "sink", 3))
@@ -164,9 +170,11 @@ def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Numbers) -
     levels = facts.of_keys | _levels_of_distances(facts, queries) | _levels_of_relations(facts, queries)
     blocks = np.empty((len(features), len(queries), facts.n), np.uint8)
     for number, feature in enumerate(features):
-        label = feature.name.removeprefix(_SPECIAL)
         # Levels of the key alone, (key,), are those for all queries.
-        blocks[number] = levels[label] if label == feature.name else tokens.special & (labels == label)
+        if feature.name.startswith(_SPECIAL):
+            blocks[number] = tokens.special & (labels == feature.name.removeprefix(_SPECIAL))
+        else:
+            blocks[number] = levels[feature.name]
     return blocks
 
 
@@ -193,6 +201,7 @@ def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArra
     keys = np.arange(facts.n)
     query = queries[:, None]
     ids = facts.tokens.ids
+    # The token before each key.
     before = np.append(-1, ids[:-1])
     is_same = ids[query] == ids
     levels: dict[str, NDArray[Any]] = {"same": is_same, "same_elsewhere": is_same & (keys != query)}
@@ -202,7 +211,7 @@ def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArra
     for name, numbers in (("sentence", facts.sentence), ("line", facts.line)):
         levels[name] = numbers[query] == numbers
         levels[f"{name}_start"] = levels[name] & _begins(numbers)
-    # The last mark before each query, and the innermost bracket that is open there; -1 = there is none.
+    # The last mark before each query, and the innermost bracket that is open there; where there is none, -1, no key.
     marks = np.append(-1, np.flatnonzero(facts.of_keys["punctuation"]))
     levels["last_punctuation"] = marks[np.searchsorted(marks, query) - 1] == keys
     levels["opener"] = facts.opener[query] == keys
@@ -225,12 +234,13 @@ def _begins(numbers: NDArray[np.integer]) -> Flags:
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """The facts of one text that features need, each worked out once, arrays (token,) unless said otherwise.
+    """Hold the facts of one text that features need; each is worked out once.
 
     Attributes:
-        log_frequency: (token,): natural logarithm of each token's relative frequency.
-        frequent: (token,): whether it is among the most frequent words, which together are half of all text.
-        embeddings: (token, d): static embeddings of length 1; None if they are not known.
+        tokens: The text.
+        log_frequency: The natural logarithm of each token's relative frequency, (token,).
+        frequent: Whether it is among the most frequent words, which together are half of all words, (token,).
+        embeddings: Static embeddings of length 1, (token, d); None if they are not known.
     """
 
     tokens: Tokens
@@ -257,8 +267,8 @@ class TextFacts:
 
     @cached_property
     def surfaces(self) -> list[str]:
-        """Return each token as it is written in the text, with its line breaks; else as the tokenizer writes it."""
-        # The text itself, because the tokenizer's label may have lost case or line breaks.
+        """Return each token as it is written in the text, with its line breaks; special tokens are empty."""
+        # The text itself, because the tokenizer's label may have lost case or line breaks; without offsets the label.
         surfaces = [self.written[start:stop] for start, stop in self.spans.tolist()]
         for place, label in enumerate(self.tokens.labels):
             if not surfaces[place] and not self.tokens.special[place]:
@@ -275,11 +285,10 @@ class TextFacts:
         """Return the levels of features of the key alone by name, each (token,): kinds, sinks, and how rare it is."""
         tokens = self.tokens
         is_ordinary = ~tokens.special
-        kinds = [_kinds_of(surface) for surface in self.stripped]
-        flags = {
-            name: np.array([name in of_token for of_token in kinds], np.bool_) & is_ordinary
-            for name in _WRITTEN
-        }
+        flags = {name: np.zeros(self.n, np.bool_) for name in _WRITTEN}
+        for place in np.flatnonzero(is_ordinary).tolist():
+            for name in _kinds_of(self.stripped[place]):
+                flags[name][place] = True
         # Tokens that go on with a word that has begun, in the same segment.
         is_piece = np.zeros(self.n, np.bool_)
         if tokens.words is not None:
@@ -288,7 +297,7 @@ class TextFacts:
             )
         for name in ("capital", *OPEN_CLASSES):
             flags[name] &= ~is_piece
-        # A name is capitalised and begins no sentence, and follows no mark that opens one.
+        # A name is capitalised, and neither begins a sentence nor follows an opening mark that begins one.
         is_start = _begins(self.sentence)
         is_start[1:] |= (is_start & flags["opening"])[:-1]
         is_first = np.arange(self.n) == 0
@@ -309,7 +318,7 @@ class TextFacts:
 
     @cached_property
     def sentence(self) -> Numbers:
-        """Return the number of each token's sentence; special tokens are in none, each with a number of its own.
+        """Return the number of each token's sentence, (token,); special tokens have negative numbers of their own.
 
         A sentence ends with a mark and the quotes and brackets that close it.
         """
@@ -335,7 +344,7 @@ class TextFacts:
 
     @cached_property
     def line(self) -> Numbers:
-        """Return the number of each token's line; a token without a place in the text has a number of its own."""
+        """Return the number of each token's line, (token,); tokens that stand for no text have numbers of their own."""
         # Spans count characters, so line breaks are found in code points, not bytes.
         starts = self.spans[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.written.encode("utf-32-le"), "<u4") == ord("\n"))
@@ -343,21 +352,26 @@ class TextFacts:
 
     @cached_property
     def opener(self) -> Numbers:
-        """Return the token with the innermost bracket that each token stands in, opens or closes; -1 = none."""
-        # Brackets that stand open, each with the token it is in.
-        standing = [("", -1)]
+        """Return the place of the innermost opening bracket around each token, (token,); -1 = none.
+
+        A token that opens or closes a bracket is within it.
+        """
+        # Brackets that are open, and the place of each.
+        signs = [""]
+        places = [-1]
         openers = np.full(self.n, -1, np.int64)
         for place, surface in enumerate(self.stripped):
-            innermost = standing[-1][1]
-            # A closing bracket ends the innermost open one, if it is of the same kind.
-            signs = "" if self.tokens.special[place] else surface
-            for sign in signs:
+            innermost = places[-1]
+            # A closing bracket ends the innermost open one, if it is of the same kind. Special tokens write nothing.
+            written = "" if self.tokens.special[place] else surface
+            for sign in written:
                 if sign in _BRACKETS.values():
-                    standing.append((sign, place))
-                elif sign in _BRACKETS and standing[-1][0] == _BRACKETS[sign]:
-                    standing.pop()
-            # A token that closes a bracket has the innermost one before it, one that opens a bracket itself.
-            openers[place] = max(innermost, standing[-1][1])
+                    signs.append(sign)
+                    places.append(place)
+                elif sign in _BRACKETS and signs[-1] == _BRACKETS[sign]:
+                    signs.pop()
+                    places.pop()
+            openers[place] = max(innermost, places[-1])
         return openers
 
 

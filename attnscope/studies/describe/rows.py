@@ -10,6 +10,7 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,29 +50,35 @@ MOST_ENTRIES = 120_000
 MOST_BYTES = 160 * 2**20
 """The most memory for features of sampled rows and the attention of heads on them."""
 
-MOST_TEXTS, MOST_CHARACTERS = 1024, 4_000_000
-"""Texts that are drawn before they are tokenised, and their characters."""
+MOST_TEXTS = 1024
+MOST_CHARACTERS = 4_000_000
+"""How many texts are drawn before they are tokenised, and how many characters they have, at most."""
 
 FEWEST_TEXTS = 2
-"""Below so many texts (chunks of long ones) nothing can be scored on others."""
+"""With fewer texts (or chunks of long ones), descriptions cannot be scored on other texts than they were fitted to."""
 
 APART = 6
-"""From so many texts on, the chunks of one text are in one half."""
+"""With at least so many texts, all chunks of a text are either for fitting or for scoring."""
 
-_N_FEATURES, _FEWEST_ROWS = 132, 200
-"""About how many features there are; and how many rows are read whatever they take."""
+_N_FEATURES = 132
+"""About how many features there are."""
+
+_FEWEST_ROWS = 200
+"""How many rows are read whatever memory they take."""
 
 
 @dataclass(eq=False)
 class Unit:
-    """A sampled text, or a chunk of a long one.
+    """Hold a sampled text, or a chunk of a long one.
 
     Attributes:
         lot: The hash by which it was drawn.
-        queries: (row,): places of its sampled queries, ascending.
+        text: The text.
+        chunk: The text as tokens, or a part of it.
+        queries: The places of its sampled queries, ascending, (row,).
         fits: Whether descriptions are fitted on it; else they are scored on it.
         target: In an encoder-decoder, the tokens that the decoder reads as it writes the text again.
-        rows: Kind of attention -> the rows of its queries, once the model has run; empty where it could not.
+        rows: Kind of attention -> the rows of its queries, once the model has run; empty if it was left out.
     """
 
     lot: bytes
@@ -88,9 +95,9 @@ class Unit:
         return self.chunk.text, self.chunk.number
 
     def tokens(self, kind: str) -> Tokens:
-        """Return the queries and keys in a kind of attention, as descriptions show them.
+        """Return the tokens that are queries and keys in a kind of attention, as descriptions show them.
 
-        Across, a row is the decoder's as it writes a token: it is shown by that token, and so are the keys.
+        In cross-attention, a row of the decoder is shown by the token of the text that it writes, and so are the keys.
         """
         return self.target if kind == "decoder" and self.target is not None else self.chunk.tokens
 
@@ -99,7 +106,7 @@ class Unit:
 
 
 class Drawing:
-    """A draw of the texts with the smallest hashes of their content, made while something else reads the corpus."""
+    """Draw the texts with the smallest hashes of their content while something else reads the corpus."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -107,8 +114,9 @@ class Drawing:
         self._n_characters = 0
 
     def watch(self, texts: Iterable[CorpusText]) -> Iterator[CorpusText]:
-        """Yield texts as they come, and hold some of them."""
+        """Yield texts as they come, and keep those that are drawn so far."""
         for text in texts:
+            # The text with the largest hash is the first of the heap, and the first to go.
             lot = -int.from_bytes(lot_of(text, self._seed), "big")
             heapq.heappush(self._heap, (lot, text.index, text))
             self._n_characters += text.n_characters
@@ -120,9 +128,9 @@ class Drawing:
         return len(self._heap) > MOST_TEXTS or self._n_characters > MOST_CHARACTERS
 
     def sample(self, model: Model, options: DescribeOptions, **cut: int | None) -> list[Unit]:
-        """Draw chunks of the texts that are held, and queries of them; those that are fitted come first.
+        """Draw chunks of the texts that were drawn, and queries of them; those for fitting come first.
 
-        `cut` says how long texts are cut, as in `corpus.chunks`.
+        `cut` holds `chunk` and `stride`, as `corpus.chunks` takes them.
         """
         # Cut the texts into chunks, and draw each by a hash of its own.
         special = special_ids(model)
@@ -147,7 +155,7 @@ class Drawing:
         for unit in units:
             rng = np.random.default_rng(int.from_bytes(unit.lot, "little"))
             unit.queries = np.sort(rng.permutation(unit.queries)[:n_queries]).astype(np.int64)
-        # Every second text by another order fits; if there are few, every second chunk.
+        # Every second text is for fitting, in an order of its own; of few texts every second chunk.
         lots = [lot_of(unit.text, self._seed) for unit in units]
         if len(set(lots)) < APART:
             lots = [unit.lot for unit in units]
@@ -158,24 +166,25 @@ class Drawing:
 
 
 def _cut_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tuple[int, int]:
-    """Return how many units are kept and how many queries of each: all that time and memory allow."""
+    """Return how many units are kept, and how many queries of each at most, so that rows and entries are no more."""
     n_queries_of = np.array([len(unit.queries) for unit in units], np.int64)
     n_keys_of = np.array([len(unit.chunk) for unit in units], np.int64)
 
     def fits(n_units: int, n_queries: int) -> bool:
-        rows = np.minimum(n_queries_of[:n_units], n_queries)
-        n_entries = rows @ n_keys_of[:n_units]
-        return bool(
-            rows.sum() <= (most_rows if n_entries <= most_entries else min(most_rows, _FEWEST_ROWS))
-        )
+        n_rows_of = np.minimum(n_queries_of[:n_units], n_queries)
+        n_rows = int(n_rows_of.sum())
+        is_small = n_rows_of @ n_keys_of[:n_units] <= most_entries
+        return n_rows <= most_rows and bool(is_small or n_rows <= _FEWEST_ROWS)
 
     # First leave out texts, until each may have QUERIES_A_TEXT queries.
     n_units = len(units)
     while n_units > FEWEST_TEXTS and not fits(n_units, QUERIES_A_TEXT):
         n_units -= max(1, n_units // 50)
-    # Then give each as many queries as still fit.
-    most = int(n_queries_of[:n_units].max(initial=1))
-    return n_units, next((n for n in range(most, 1, -1) if fits(n_units, n)), 1)
+    # Then give each as many queries as still fit, and at least one.
+    n_queries = int(n_queries_of[:n_units].max(initial=1))
+    while n_queries > 1 and not fits(n_units, n_queries):
+        n_queries -= 1
+    return n_units, n_queries
 
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
@@ -188,11 +197,12 @@ def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class Types:
-    """The types of token that the sample holds.
+    """Hold the types of token in the sample.
 
     Attributes:
-        ids: (type,): their numbers in the vocabulary, ascending.
-        embeddings: (type, d): their static embeddings; zeros if they are not known.
+        ids: Their numbers in the vocabulary, ascending, (type,).
+        labels: How each is written.
+        embeddings: Their static embeddings, (type, d); zeros if they are not known.
     """
 
     ids: Numbers
@@ -205,31 +215,34 @@ class Types:
         import torch
 
         ids = np.array(sorted(labels), np.int64)
+        embeddings = np.zeros((len(ids), 1), np.float32)
         rows = model.static_embeddings(torch.from_numpy(ids)[None].to(model.info.device))
-        embeddings = (
-            np.zeros((len(ids), 1), np.float32) if rows is None else rows[0].float().cpu().numpy()
-        )
-        return cls(ids, tuple(labels[int(number)] for number in ids), embeddings)
+        if rows is not None:
+            embeddings = rows[0].float().cpu().numpy()
+        return cls(ids, tuple(map(labels.__getitem__, ids.tolist())), embeddings)
 
     def places(self, ids: Numbers) -> NDArray[np.int32]:
-        """Return the type of each token; all must be known."""
+        """Return the type of each token, as its row here; all tokens must have one."""
         return np.searchsorted(self.ids, ids).astype(np.int32)
 
 
 @dataclass(eq=False)
 class Group:
-    """Heads that may attend to the same keys, and the sampled rows in two parts: where they rest, and the rest.
+    """Hold heads that may attend to the same keys, and their sampled rows, as active rows and as rows of sinks.
 
     Attributes:
-        heads: (layer, head) of each.
-        active: The rows without the keys on which heads rest, if they have two other keys.
+        kind: The kind of attention.
+        heads: The layer and number of each head.
+        features: The features of keys.
+        types: The types of token.
+        active: Rows without the keys on which heads rest, if at least two other keys are left.
         sinks: All rows. The first entry stands for all keys that are not resting, if there are any; the others are the
             resting keys.
         sink_features: The numbers of the features that `sinks` has, in its order.
-        sink_rows: (active row,): the row of `sinks` that it is part of.
-        ordinary: (active row,): whether its query is no special token. Descriptions are fitted to these rows.
-        offsets: (active entry,): how far each key is behind its query, in tokens.
-        queries: (active row,): the place of each query.
+        sink_rows: The row of `sinks` that each active row is part of, (active row,).
+        ordinary: Whether its query is no special token, (active row,). Descriptions are fitted to these rows.
+        offsets: The place of each key less that of its query, in tokens, (active entry,).
+        queries: The place of each query in its text, (active row,).
     """
 
     kind: str
@@ -245,7 +258,7 @@ class Group:
     queries: Numbers
 
     def part(self, texts: Sequence[int]) -> Rows:
-        """Copy the active rows of some texts whose queries are ordinary."""
+        """Copy the active rows of some texts, by their numbers in the sample, whose queries are ordinary."""
         is_of_texts = np.isin(self.active.texts, np.asarray(texts))
         return self.active.select(np.flatnonzero(is_of_texts & self.ordinary))
 
@@ -257,9 +270,14 @@ def join_rows(
     heads: Sequence[tuple[int, int]] | None = None,
     also: Mapping[int, str] | None = None,
 ) -> list[Group]:
-    """Join the rows of sampled texts, those of heads that may attend to the same keys in one group.
+    """Join the rows of sampled texts into groups of heads that may attend to the same keys.
 
-    `also` are types of token that other texts have: their numbers and labels.
+    Args:
+        model: The model.
+        units: The texts, with their rows.
+        counts: How often each token occurs in the corpus, by its number.
+        heads: The (layer, head) that are described; None = all.
+        also: Types of token that other texts have: their numbers and labels.
     """
     # Features and types of tokens, of all texts together.
     special: dict[str, None] = {}
@@ -274,19 +292,19 @@ def join_rows(
 
     groups = []
     for kind in model.info.kinds:
-        facts = [text_facts(model, unit.tokens(kind), counts, frequent) for unit in units]
-        blocks = [
-            blocks_of(features, text, unit.queries) for text, unit in zip(facts, units, strict=True)
-        ]
+        blocks = []
+        for unit in units:
+            facts = text_facts(model, unit.tokens(kind), counts, frequent)
+            blocks.append(blocks_of(features, facts, unit.queries))
         # Layers whose queries may attend to the same keys in all texts are one group: layer -> its heads.
         by_mask: dict[bytes, dict[int, list[int]]] = {}
         for layer, weights in sorted(units[0].rows[kind].weights.items()):
-            chosen = [
-                head for head in range(weights.shape[1]) if heads is None or (layer, head) in heads
-            ]
+            chosen = list(range(weights.shape[1]))
+            if heads is not None:
+                chosen = [head for head in chosen if (layer, head) in heads]
             if chosen:
-                mask = b"".join(np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units)
-                by_mask.setdefault(mask, {})[layer] = chosen
+                masks = [np.packbits(unit.rows[kind].allowed[layer]).tobytes() for unit in units]
+                by_mask.setdefault(b"".join(masks), {})[layer] = chosen
         groups += [_group(kind, layers, units, blocks, features, types) for layers in by_mask.values()]
     return groups
 
@@ -295,17 +313,14 @@ def text_facts(model: Model, tokens: Tokens, counts: Numbers, frequent: Numbers)
     """Return the facts of a text that features need; `frequent` is the result of `frequent_words`."""
     import torch
 
-    embeddings = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
-    return TextFacts(
-        tokens,
-        log_frequency(counts, tokens.ids),
-        np.isin(tokens.ids, frequent),
-        None if embeddings is None else embeddings[0].cpu().numpy(),
-    )
+    of_batch = unit_embeddings(model, torch.from_numpy(tokens.ids)[None])
+    embeddings = None if of_batch is None else of_batch[0].cpu().numpy()
+    is_frequent = np.isin(tokens.ids, frequent)
+    return TextFacts(tokens, log_frequency(counts, tokens.ids), is_frequent, embeddings)
 
 
 def frequent_words(units: Sequence[Unit], counts: Numbers) -> Numbers:
-    """Return the most frequent words by number, which together are half of all words."""
+    """Return the numbers of the most frequent words, which together are half of all words."""
     # Words that the sample holds.
     words: set[int] = set()
     for unit in units:
@@ -329,11 +344,12 @@ def _group(
     features: Sequence[Feature],
     types: Types,
 ) -> Group:
+    """Return the group of some heads, layer -> their numbers; `blocks` are the levels of features by text."""
     sink_features = [number for number, feature in enumerate(features) if feature.about == "sink"]
     resting = [feature.name for feature in features].index(RESTING)
     active: list[Arrays] = []
     sinks: list[Arrays] = []
-    more: list[Arrays] = []
+    places: list[Arrays] = []
     n_sink_rows = 0
     for number, (unit, levels) in enumerate(zip(units, blocks, strict=True)):
         # Keys that queries may attend to, (row, key), and the weights of the group's heads, (head, row, key).
@@ -341,8 +357,6 @@ def _group(
         allowed = rows.allowed[next(iter(layers))]
         by_layer = [rows.weights[layer][:, heads] for layer, heads in layers.items()]
         weights = np.concatenate(by_layer, 1).transpose(1, 0, 2)
-        tokens = unit.tokens(kind)
-        token_types = types.places(tokens.ids)
         rests = levels[resting] > 0
         is_free = allowed & ~rests
         n_free = is_free.sum(1)
@@ -350,47 +364,58 @@ def _group(
         # Off the sinks: rows with at least two such keys.
         used = np.flatnonzero(n_free > 1)
         is_entry = is_free & (n_free > 1)[:, None]
-        queries, keys = is_entry.nonzero()
+        in_row, keys = is_entry.nonzero()
+        tokens = unit.tokens(kind)
+        token_types = types.places(tokens.ids)
         entries = _cut_out(number, is_entry, levels, weights)
-        active.append(
-            {**entries, "key_types": token_types[keys], "query_types": token_types[unit.queries[used]]}
+        entries |= {"key_types": token_types[keys], "query_types": token_types[unit.queries[used]]}
+        active.append(entries)
+
+        # On them: rows with a choice.
+        has_choice = allowed.sum(1) > 1
+        sinks.append(
+            _cut_out_sinks(number, allowed & has_choice[:, None], rests, levels[sink_features], weights)
         )
 
-        # On them: rows with a choice. The first entry of a row stands for all its free keys; the resting keys follow.
-        has_choice = allowed.sum(1) > 1
-        is_entry = np.column_stack([n_free > 0, allowed & rests]) & has_choice[:, None]
-        on_free = np.where(is_free, weights, 0).sum(2, dtype=np.float32)[..., None]
-        levels_of_sinks = np.pad(levels[sink_features], ((0, 0), (0, 0), (1, 0)))
-        entries = _cut_out(number, is_entry, levels_of_sinks, np.concatenate([on_free, weights], 2))
-        counts = np.column_stack([n_free, np.ones(allowed.shape)])[is_entry]
-        sinks.append({**entries, "counts": counts})
-
         # Where the active rows stand: in `sinks`, in the text, and how far their keys are.
-        more.append(
+        places.append(
             {
                 "sink_rows": n_sink_rows + np.cumsum(has_choice)[used] - 1,
                 "ordinary": ~tokens.special[unit.queries[used]],
-                "offsets": (keys - unit.queries[queries]).astype(np.int32),
+                "offsets": (keys - unit.queries[in_row]).astype(np.int32),
                 "queries": unit.queries[used],
             }
         )
         n_sink_rows += int(has_choice.sum())
 
     n_levels = np.array([feature.levels for feature in features])
+    all_heads: list[tuple[int, int]] = []
+    for layer, heads in layers.items():
+        all_heads += product([layer], heads)
     return Group(
         kind=kind,
-        heads=tuple((layer, head) for layer, heads in layers.items() for head in heads),
+        heads=tuple(all_heads),
         features=features,
         types=types,
         active=_join_rows(active, n_levels),
         sinks=_join_rows(sinks, n_levels[sink_features]),
         sink_features=sink_features,
-        **_join(more),
+        **_join(places),
     )
 
 
 def _cut_out(number: int, is_entry: Flags, levels: Levels, weights: NDArray[np.floating]) -> Arrays:
-    """Cut the entries of a text out, row by row: (…, row, key) to (…, entry); rows without any are left out."""
+    """Cut the entries of a text out of its rows, (…, row, key) to (…, entry); rows without any are left out.
+
+    Args:
+        number: The number of the text in the sample.
+        is_entry: Which keys of which rows are entries, (row, key).
+        levels: The levels of features, (feature, row, key).
+        weights: The attention of heads, (head, row, key).
+
+    Returns:
+        Arrays by the names that `Rows` has for them; and "lengths", how many entries each row has.
+    """
     lengths = is_entry.sum(1)
     lengths = lengths[lengths > 0]
     return {
@@ -401,11 +426,29 @@ def _cut_out(number: int, is_entry: Flags, levels: Levels, weights: NDArray[np.f
     }
 
 
+def _cut_out_sinks(
+    number: int, allowed: Flags, rests: Flags, levels: Levels, weights: NDArray[np.floating]
+) -> Arrays:
+    """Cut the entries of sinks out: the first of a row stands for all its free keys, and the resting keys follow.
+
+    Arguments are as in `_cut_out`; `allowed` and `rests` are (row, key), and rows without an allowed key are left out.
+    """
+    is_free = allowed & ~rests
+    n_free = is_free.sum(1)
+    is_entry = np.column_stack([n_free > 0, allowed & rests])
+    on_free = np.where(is_free, weights, 0).sum(2, dtype=np.float32)[..., None]
+    levels = np.pad(levels, ((0, 0), (0, 0), (1, 0)))
+    entries = _cut_out(number, is_entry, levels, np.concatenate([on_free, weights], 2))
+    entries["counts"] = np.column_stack([n_free, np.ones(allowed.shape)])[is_entry]
+    return entries
+
+
 def _join(parts: Sequence[Arrays]) -> Arrays:
     """Join arrays of several texts along their last axis, by name."""
     return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 
 def _join_rows(parts: Sequence[Arrays], levels: Numbers) -> Rows:
+    """Return the rows of several texts; `levels` is how many levels each feature has."""
     joined: Any = _join(parts)
     return Rows(levels=levels, starts=starts_of(joined.pop("lengths")), **joined)

@@ -449,15 +449,8 @@ class HeadWords:
         if less and lifts[best] >= MOSTLY * lifts[less[0]]:
             parts.append(f"most {_bucket(int(numbers[best]))} ({100 * got_in[best]:.0f}%)")
         elif first < last:
-            halves = []
-            for is_half in (away <= (first + last) / 2, away > (first + last) / 2):
-                some = is_chosen & is_half
-                halves.append(_lift(self.on[some].sum(), even[some].sum(), LEAST_SHARE / 4))
-            nearer, farther = halves
-            if farther >= NEAR * nearer:
-                parts.append("farthest first")
-            else:
-                parts.append("nearest first" if nearer >= NEAR * farther else "evenly")
+            is_near = away <= (first + last) / 2
+            parts.append(self._order(even, is_chosen & is_near, is_chosen & ~is_near))
         if itself >= MOSTLY:
             parts.append(f"itself ({100 * got_in[_LAST]:.0f}%)")
         if got_in[chosen].sum() < CLEAR:
@@ -466,6 +459,15 @@ class HeadWords:
                 if _lift(got_in[some].sum(), even_in[some].sum(), LEAST_SHARE / 4) <= LESS:
                     parts.append(f"little {word} it")
         return ", ".join(parts)
+
+    def _order(self, even: Floats, nearer: Flags, farther: Flags) -> str:
+        """Say which of two halves of the entries, (entry,) each, gets more than the attention `even` gives it."""
+        near, far = (
+            _lift(self.on[half].sum(), even[half].sum(), LEAST_SHARE / 4) for half in (nearer, farther)
+        )
+        if far >= NEAR * near:
+            return "farthest first"
+        return "nearest first" if near >= NEAR * far else "evenly"
 
 
 def _is_written(label: str) -> bool:

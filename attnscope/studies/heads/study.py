@@ -226,7 +226,7 @@ def study_heads(
     counts = count_tokens(originals, model.tokenizer.encode, special, partial(_tell, step, texts))
     if describing is not None:
         sample = drawing.sample(model, describing, **cut)
-    # A later reading may be interrupted, and then knows no hash of all texts.
+    # Describe them now: a later reading may be interrupted, and then knows no hash of all texts.
     read = describe_texts(texts)
 
     # Run the model, then its untrained twin if a control is asked for. Keep the rows of the sample.
@@ -236,16 +236,11 @@ def study_heads(
         makers.append(partial(make, seed=options.seed))
     runs: list[Run[HeadSums]] = []
     missing: list[dict[str, Any]] = []
+    shared = (workers,) if workers else None
     for number, maker in enumerate(makers):
-        going = run(
-            maker,
-            (model,),
-            texts,
-            nothing or HeadSums(),
-            block=BLOCK,
-            workers=(workers,) if workers else None,
-            report=scale_report(step, number, len(makers)),
-        )
+        part = scale_report(step, number, len(makers))
+        of_none = nothing or HeadSums()
+        going = run(maker, (model,), texts, of_none, block=BLOCK, workers=shared, report=part)
         runs.append(going)
         missing += going.problems(model.info)
         if not going.complete:
@@ -257,14 +252,9 @@ def study_heads(
 
     # Give roles, describe the heads by the rows that were kept, and ablate those that have a role.
     corpus = runs[0].corpus(texts, model.info)
-    corpus |= {
-        "n_copies": copies.n,
-        "sha256": read["sha256"],
-        "problems": [*read["problems"], *missing],
-    }
-    about = replace(runs[0], failures=going.failures).about(model.info, _notes(model))
-    about |= {"seed": options.seed if options.control else None, "threads": _n_threads(workers)}
-    findings = _give_roles(about, corpus, options, runs)
+    problems = [*read["problems"], *missing]
+    corpus |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": problems}
+    findings = _give_roles(model, corpus, options, runs, _n_threads(workers))
     if describing is not None:
         for unit in sample:
             unit.rows = done.rows.get(unit.key, {})
@@ -279,15 +269,20 @@ def study_heads(
 
 
 def _give_roles(
-    about: dict[str, Any], corpus: dict[str, Any], options: HeadsOptions, runs: Sequence[Run[HeadSums]]
+    model: Model,
+    corpus: dict[str, Any],
+    options: HeadsOptions,
+    runs: Sequence[Run[HeadSums]],
+    n_threads: int,
 ) -> Heads:
     """Return the findings: roles of the heads of the model, and of the control by the same thresholds.
 
     Args:
-        about: What made the record.
+        model: The model.
         corpus: What the record says of the texts.
         options: The choices of the study.
         runs: The run of the model, and that of the control if there is one.
+        n_threads: The threads of torch, which the record states.
     """
     done = runs[0].done
     thresholds = complete_thresholds(options.thresholds)
@@ -296,6 +291,8 @@ def _give_roles(
     tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
     corpus["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
     corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
+    about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
+    about |= {"seed": options.seed if options.control else None, "threads": n_threads}
     return Heads(about, corpus, _describe(options, thresholds), tables)
 
 
