@@ -20,7 +20,7 @@ from attnscope.studies.describe.rows import Group
 # Names of terms
 
 TOKENS = 6
-"""How many tokens a term is named by, at most."""
+"""How many tokens name a term, at most."""
 
 HIGH = 0.5
 MOST_NAMED = 0.35
@@ -38,10 +38,9 @@ LEAST_PAIR = 0.03
 """The least attention of a row, beyond what terms give a pair, for which the pair is named: its mean, shrunk."""
 
 _SHRUNK_BY = 2
-"""How many occurrences without attention are added to those of a pair, which shrinks its mean."""
-
 _STRONG = 2**13
-"""In how many of the strongest entries pairs are sought."""
+"""How many occurrences without attention are added to those of a pair; and in how many of the strongest entries pairs
+are sought."""
 
 ENGLISH = 0.25
 """The share of words in closed English classes from which on the texts are English."""
@@ -84,10 +83,9 @@ _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation"}
 
 _REACHES = (0, 1, 2, 4, 8)
-"""How far away, in tokens, the keys of each bucket of distances are at most; the bucket after the last has no end."""
-
 _LAST = len(_REACHES)
-"""The number of the bucket without an end. Buckets before the query have negative numbers."""
+"""How far away, in tokens, the keys of each bucket of distances are at most; and the number of the bucket beyond, which
+has no end. Buckets before the query have negative numbers."""
 
 _SIDES = {-1: "before", 1: "after"}
 _BESIDE = {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}
