@@ -136,9 +136,8 @@ class Output:
         from attnscope.report.plain_text import open_console, print_record
 
         options = {**self.options, "drawn": self.drawn, "among": self.whole, "answered": self.answers}
-        print_record(
-            record, open_console(), **{name: options.get(name) for name in self.kind.shown_with}
-        )
+        shown_with = {name: options.get(name) for name in self.kind.shown_with}
+        print_record(record, open_console(), **shown_with)
         print_paths(paths, has_address=self.answers and not self.drawn)
 
 
