@@ -265,8 +265,7 @@ class DecoderModel(LayeredModel):
 
     def __init__(self, info: ModelInfo, network: Decoder) -> None:
         tokenizer = FastTokenizer(words_apart(network.words), "words")
-        layers = list(network.layers)
-        super().__init__(info, tokenizer, [network], layers, len(network.words))
+        super().__init__(info, tokenizer, network, network.state_dict(), len(network.words))
         self.network = network
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
@@ -290,7 +289,9 @@ class DecoderModel(LayeredModel):
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding."""
-        return self._look_up(self.network.embed, ids)
+        with torch.no_grad():
+            rows: Tensor = self.network.embed(ids.to(self.info.device))
+        return rows
 
     def untrained(self, seed: int) -> "DecoderModel":
         """Return the same architecture with the weights that training begins with."""
