@@ -21,9 +21,9 @@ def unpacked(attention, step):
     n_keys = len(attention.keys)
     held = [attention.of(layer, head) for layer in attention.layers for head in attention.heads]
     heads = []
-    for chunk in pack(held, attention.keys, attention.keys.special, step):
-        raw = zlib.decompress(base64.b64decode(chunk.data))
-        n = len(chunk.heads)
+    for members, data in pack(held, attention.keys, attention.keys.special, step):
+        raw = zlib.decompress(base64.b64decode(data))
+        n = len(members)
 
         def numbers(at, count, raw=raw):
             return [raw[at + i] + 256 * raw[at + count + i] for i in range(count)]
@@ -36,7 +36,7 @@ def unpacked(attention, step):
             else None
         )
         assert len(raw) == 2 * (len(codes) + len(order) + len(scales or ()))
-        for number, head in enumerate(chunk.heads):
+        for number, head in enumerate(members):
             assert head == len(heads)
             table = np.zeros((n_queries, n_keys))
             for column in range(n_keys):

@@ -1,4 +1,4 @@
-"""Records as one HTML file: every head to look at, compare and save, without a server or a network."""
+"""Make one HTML file of records: every head to look at, compare and save, without a server or a network."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,11 +34,11 @@ __all__ = [
 
 
 def page_of_record(record: Any, *, findings: HeadsResult | None = None) -> Page:
-    """Return the page of a record of any kind that has one.
+    """Make a page of one record.
 
     Args:
-        record: Attention on a text, heads or an atlas.
-        findings: Of attention or an atlas: name the roles of heads.
+        record: A `Heatmap`, `Heads` or an `Atlas`.
+        findings: The result of `attnscope.heads`, which names the roles of the heads of a heatmap or an atlas.
 
     Raises:
         AttnscopeError: The record holds nothing, or more weights than a browser would hold.
@@ -55,27 +55,25 @@ def page_of(
     start: Mapping[str, str] | None = None,
     heads: Heads | None = None,
 ) -> Page:
-    """Make a page of one text or several, of a record about heads, or of both.
+    """Make a page of texts, of a record about heads, or of both.
 
     Args:
-        texts: May be empty if there are heads.
-        findings: Names the roles of heads; None = what is known about heads does.
+        texts: The texts with their attention; may be empty if there are `heads`.
+        findings: Names the roles of heads; None = `heads` does.
         start: The first view, as the page's address names it: `{"v": "matrix", "h": "3.1"}`.
-        heads: What is known about heads, as of an atlas.
+        heads: A record about heads, such as an atlas, made ready by `heads_of`.
 
     Raises:
         AttnscopeError: There is no text, no head to show, or more weights than a browser would hold.
     """
     if not texts and heads is None:
         raise AttnscopeError("a page needs a text")
-    # Roles come from the findings, or from what is known about heads.
-    named = heads if findings is None else heads_of(findings)
+    records = [text.record for text in texts]
+    has_photos = any(record.picture is not None or record.pictures for record in records)
     # Small pages keep weights in finer steps.
-    is_small = not texts or require_room(text.record for text in texts) <= FINE_UP_TO
-    step = FINE_STEP if is_small else STEP
-    has_photos = any(text.record.picture is not None or text.record.pictures for text in texts)
-    blocks = [] if heads is None else heads.blocks
-    n_cards = 0 if heads is None else len(heads.cards)
+    step = FINE_STEP
+    if records and require_room(records) > FINE_UP_TO:
+        step = STEP
     # What the page's script reads first.
     manifest: dict[str, Any] = {
         "schema": PAGE_SCHEMA,
@@ -83,43 +81,48 @@ def page_of(
         "step": step,
         "mostPieces": most_pieces(step),
         "leftUnit": LEFT_UNIT,
-        "heads": None if heads is None else {"landing": 0, "cards": list(range(1, 1 + n_cards))},
-        "roles": None if named is None else named.roles,
-        "start": dict(start or {}),
+        "heads": None,
+        "roles": None,
+        "start": {**(start or {})},
     }
-    # Means have names in place of numbers of heads.
-    if texts and (first := texts[0].record).averaged:
-        manifest["means"] = {
-            f"{layer}.{head}": m.name_of(layer, head) for m in first.maps for layer, head in m.pairs
-        }
-    manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
-    # A page of texts opens on the view that suits the first one.
-    if texts and heads is None:
-        manifest["start"] = _first_view(texts[0].record, has_photos=has_photos) | manifest["start"]
-        if has_photos:
-            manifest["start"].pop("v", None)
-    # Scripts that no part of the page needs are left out.
-    parts = {"heads": heads is not None, "photo": has_photos}
-    return Page(assemble(manifest, blocks, tuple(part for part, is_there in parts.items() if is_there)))
-
-
-def _first_view(record: Heatmap, *, has_photos: bool) -> dict[str, str]:
-    """Return how a page of texts opens, as its address has it."""
+    # Block 0 describes all heads, each further one is the card of a head; `parts` are scripts that not all pages have.
+    blocks: list[str] = []
+    parts = []
+    if heads is not None:
+        blocks = heads.blocks
+        manifest["heads"] = {"landing": 0, "cards": list(range(1, len(blocks)))}
+        parts.append("heads")
     if has_photos:
-        # One patch of hundreds seldom gets much: on a scale up to 1 none would be seen.
-        return {"scale": "head"}
-    head = head_to_open(record)
-    return {} if head is None else {"h": f"{head[0]}.{head[1]}"}
+        parts.append("photo")
+    with_roles = heads if findings is None else heads_of(findings)
+    if with_roles is not None:
+        manifest["roles"] = with_roles.roles
+    # Means of heads have names in place of the numbers of a head.
+    if records and records[0].averaged:
+        manifest["means"] = names = {}
+        for attention in records[0].maps:
+            for layer, head in attention.pairs:
+                names[f"{layer}.{head}"] = attention.name_of(layer, head)
+    manifest["texts"] = [describe_text(text, blocks, step) for text in texts]
+    # A page of texts alone opens on the view that suits the first one.
+    if heads is None and has_photos:
+        # A patch among hundreds seldom gets much: on a scale up to 1 none would be seen.
+        manifest["start"] = {"scale": "head", **manifest["start"]}
+        manifest["start"].pop("v", None)
+    elif heads is None and (opened := head_to_open(records[0])):
+        layer, head = opened
+        manifest["start"] = {"h": f"{layer}.{head}", **manifest["start"]}
+    return Page(assemble(manifest, blocks, parts))
 
 
 def head_to_open(record: Heatmap) -> tuple[int, int] | None:
     """Return the head that a page opens on: the one whose queries choose distant tokens most, each its own.
 
     A query's score is its largest weight above the key's mean over all queries, among keys that are neither special
-    nor first and more than two tokens away. The head with the largest mean score is taken; None = no key is as far.
+    nor first and more than two tokens away. The head with the largest mean score is returned; None = no key is so far.
     """
     attention = record.maps[0]
-    # Pairs (query, key) that count.
+    # Which keys count for which query, (query, key).
     queries = np.arange(len(attention.queries))
     keys = np.arange(len(attention.keys))
     counts = (np.abs(queries[:, None] - keys) > 2) & ~attention.keys.special & (keys > 0)

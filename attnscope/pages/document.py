@@ -1,4 +1,4 @@
-"""One HTML file: JSON and packed blocks, the page's script and style, and a policy that lets nothing else run."""
+"""Assemble the HTML file: JSON, packed blocks, script and style, and a policy that lets nothing else run."""
 
 import base64
 import hashlib
@@ -38,15 +38,16 @@ PARTS = {
     "heads": ("wording", "catalog", "query", "scatter", "atlas", "card", "examples", "head"),
     "photo": ("photo",),
 }
-"""The modules that only pages of some kind have, and perhaps a style sheet of that name; `app` follows all."""
+"""The modules of each part that only some pages have. A part may have a style sheet of its name. `app` follows all."""
 
+# Imports from other modules, indentation, and the word before what a module exports: all go when modules are joined.
 _IMPORT = re.compile(r"^import\s+(?:[\w*{][^;]*?\s+from\s+)?\"\./(\w+)\.js\";\n", re.MULTILINE)
 _INDENT = re.compile(r"^[ ]+", re.MULTILINE)
 _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)", re.MULTILINE)
 
 
 class Page:
-    """One HTML file that shows attention; a notebook shows it where it stands.
+    """One HTML file that shows attention; a notebook shows it below the cell.
 
     Attributes:
         html: The whole file.
@@ -88,7 +89,7 @@ def script(*parts: str) -> str:
         text = (source / f"{name}.js").read_text(encoding="utf-8")
         joined.append(_EXPORT.sub("", _IMPORT.sub("", text)))
     whole = '"use strict";\n' + "\n".join(joined)
-    # What would change when lines lose their indentation.
+    # Indentation goes too, which nothing but a text over several lines could need.
     if any(line.count("`") % 2 for line in whole.splitlines()):
         raise ValueError("a text in backticks that goes over lines: its indentation would be lost")
     # In ASCII: one letter beyond Latin-1 makes a browser hold the whole file, data and all, in 16 bits a letter, and
@@ -103,12 +104,16 @@ def script(*parts: str) -> str:
 
 @cache
 def style(*parts: str) -> str:
-    """Return the page's style sheet."""
+    """Return the page's style sheet: the common ones, and those of its parts, joined."""
     source = files("attnscope.pages") / "src"
-    sheets = (source / f"{name}.css" for name in ("style", "views", *parts))
-    sheet = "".join(path.read_text(encoding="utf-8") for path in sheets if path.is_file())
+    sheet = ""
+    for name in ("style", "views", *parts):
+        path = source / f"{name}.css"
+        if path.is_file():
+            sheet += path.read_text(encoding="utf-8")
+    sheet = _INDENT.sub("", sheet)
     # In ASCII too: an escape of CSS is a backslash, the number in hexadecimal, and a blank.
-    return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", _INDENT.sub("", sheet))
+    return re.sub(r"[^\x00-\x7f]", lambda letter: f"\\{ord(letter[0]):x} ", sheet)
 
 
 def policy_hash(text: str) -> str:
@@ -117,37 +122,34 @@ def policy_hash(text: str) -> str:
 
 
 def assemble(manifest: Mapping[str, Any], blocks: Sequence[str], parts: Sequence[str] = ()) -> str:
-    """Return the file.
+    """Return the HTML file.
 
     Args:
         manifest: What the page shows, for JSON.
-        blocks: Packed arrays, which the page finds as the elements d0, d1 and so on.
-        parts: The parts of `PARTS` that it has.
+        blocks: Packed arrays, which the page's script finds as the elements d0, d1 and so on.
+        parts: The names in `PARTS` of what the page has beside the common modules.
     """
     # JSON inside of a script element: "<" could end it. A lone surrogate cannot be written as UTF-8, but as an escape.
-    data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace(
-        "<", "\\u003c"
-    )
-    code, css = script(*parts), style(*parts)
+    data = json.dumps(manifest, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")
+    code = script(*parts)
+    css = style(*parts)
     policy = (
         f"default-src 'none'; script-src {policy_hash(code)}; style-src {policy_hash(css)}; "
         "img-src data: blob:; connect-src 'none'; form-action 'none'; base-uri 'none'"
     )
-    return "".join(
-        (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            '<meta name="referrer" content="no-referrer">\n',
-            # PAGE_MARK is an open tag: <meta name="generator" content="attnscope
-            f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>\n',
-            f"<style>{css}</style>\n</head>\n<body>\n",
-            "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>\n",
-            f'<script type="application/json" id="manifest">{data}</script>\n',
-            *(
-                f'<script type="text/plain" id="d{n}">{block}</script>\n'
-                for n, block in enumerate(blocks)
-            ),
-            f'<script type="module">{code}</script>\n</body>\n</html>\n',
-        )
-    )
+    elements = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">',
+        # PAGE_MARK is an open tag: <meta name="generator" content="attnscope
+        f'{PAGE_MARK.decode()}{VERSION}">\n<title>attnscope</title>',
+        f"<style>{css}</style>\n</head>\n<body>",
+        "<noscript>This page draws attention weights with a script of its own, and needs JavaScript.</noscript>",
+        f'<script type="application/json" id="manifest">{data}</script>',
+    ]
+    for number, block in enumerate(blocks):
+        elements.append(f'<script type="text/plain" id="d{number}">{block}</script>')
+    elements.append(f'<script type="module">{code}</script>\n</body>\n</html>\n')
+    return "\n".join(elements)

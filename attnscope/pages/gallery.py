@@ -1,4 +1,4 @@
-"""Write a batch as one HTML page of thumbnails, which has no scripts and opens from disk."""
+"""Make the HTML page of a batch: a card with a figure for each text, without scripts. `studies.batch` writes it."""
 
 import re
 from html import escape
@@ -9,8 +9,11 @@ from attnscope.pages.document import policy_hash
 from attnscope.questions.batch import Batch, DrawnText, FailedText
 
 _MOST_CHARACTERS = 400
+"""Characters of a text on its card, at most."""
+
 _SHOWN_IN_IMG = (".png", ".svg")
 
+# Control characters, and marks that turn the direction of writing.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _CSS = """
@@ -35,16 +38,18 @@ _POLICY = (
     f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; "
     "base-uri 'none'"
 )
-"""As of the page, but for the figures beside it: of a page that is opened from disk 'self' may be nothing."""
+"""No scripts; figures from beside the page, which is `file:` where 'self' is nothing for a page opened from disk."""
 
 
 def page(batch: Batch) -> str:
-    """Return the whole page. Whatever a text holds is shown as it is, and means nothing to the browser."""
+    """Return the HTML page of a batch. Whatever a text holds is shown as it is, and means nothing to the browser."""
     # The line of facts below the title.
-    n_failed = len(batch.failed)
-    facts = [amount(batch.n_texts if batch.complete else len(batch.drawn), "text")]
-    facts += [f"{n_failed:,} could not be drawn"] if n_failed else []
-    facts += ["not finished: the same command draws the rest"] if not batch.complete else []
+    n_texts = batch.n_texts if batch.complete else len(batch.drawn)
+    facts = [amount(n_texts, "text")]
+    if batch.failed:
+        facts.append(f"{len(batch.failed):,} could not be drawn")
+    if not batch.complete:
+        facts.append("not finished: the same command draws the rest")
     # The policy forbids scripts and anything from the network.
     parts = [
         "<!doctype html>\n<html lang=en>\n<meta charset=utf-8>",
@@ -62,32 +67,41 @@ def page(batch: Batch) -> str:
 
 
 def _card(drawn: DrawnText) -> str:
-    links = {name: quote(f"{drawn.folder}/{name}") for name in drawn.files}
-    first = next((name for name in links if name.endswith(_SHOWN_IN_IMG)), None)
+    """Return a text with its first figure, its facts and links to its files."""
     figure = ""
-    if first is not None:
+    files = ""
+    for name in drawn.files:
+        link = quote(f"{drawn.folder}/{name}")
+        files += f'<a href="{link}">{_to_html(name)}</a> '
         # No width and height: an overview's depend on the model; the box has its own.
-        image = f'<img src="{links[first]}" loading=lazy decoding=async alt="{_to_html(first)} of text {drawn.index}">'
-        figure = f'<a href="{links[first]}">{image}</a>\n'
-    files = "".join(f'<a href="{link}">{_to_html(name)}</a> ' for name, link in links.items())
+        if not figure and name.endswith(_SHOWN_IN_IMG):
+            alt = f"{_to_html(name)} of text {drawn.index}"
+            image = f'<img src="{link}" loading=lazy decoding=async alt="{alt}">'
+            figure = f'<a href="{link}">{image}</a>\n'
     notes = "".join(f"<p class=where>{_to_html(note)}</p>" for note in drawn.notes)
     where = f"{drawn.index} · {drawn.source}, line {drawn.line} · {amount(len(drawn.tokens), 'token')}"
     text = drawn.text or " ".join(drawn.tokens)
     return (
         f'<article id="text-{drawn.index}">\n{figure}<div class=facts>\n<p class=where>{_to_html(where)}</p>\n'
-        f"<p class=text dir=auto>{_to_html(_cut(text))}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
+        f"<p class=text dir=auto>{_shorten(text)}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
     )
 
 
 def _failure(failed: FailedText) -> str:
-    text = f"<div class=text dir=auto>{_to_html(_cut(failed.text))}</div>" if failed.text else ""
+    """Return a text that could not be drawn, with the reason."""
+    text = ""
+    if failed.text:
+        text = f"<div class=text dir=auto>{_shorten(failed.text)}</div>"
     return f"<li>{_to_html(str(failed))}{text}</li>"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS].rstrip()}…"
+def _shorten(text: str) -> str:
+    """Return the beginning of a text for HTML."""
+    if len(text) > _MOST_CHARACTERS:
+        text = f"{text[:_MOST_CHARACTERS].rstrip()}…"
+    return _to_html(text)
 
 
 def _to_html(text: str) -> str:
     """Return a text for HTML; controls, and characters that would turn the text around, become code points."""
-    return escape(_UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text))
+    return escape(_UNSEEN.sub(lambda match: f"<U+{ord(match[0]):04X}>", text))

@@ -1,4 +1,4 @@
-"""Heads on a page: their numbers as labelled columns, what each does in words, and of an atlas the texts behind them.
+"""Make heads ready for a page: their numbers as labelled columns, what each does in words, and the cards of an atlas.
 
 A page holds one block that describes all heads, and of an atlas one block per head, which is unpacked when a reader
 opens the head. The page's script reads the columns and nothing else; it knows no question.
@@ -29,14 +29,16 @@ N_NEAR = 12
 """How many of the nearest heads a head's card names."""
 
 N_DIGITS = 8
+"""Significant digits of the numbers in a block."""
 
 FIRST_COLUMNS = ("kl_explained", "nats", "score_median", "score_p90")
-"""The columns that stand first where a reader chooses an axis. They and the next ones are no measures."""
+"""The columns that stand first where a reader chooses an axis; they are no measures."""
+
+PLACES = ("map_x", "map_y", "resting_share", "active_share")
+"""Further columns that are axes and no measures."""
 
 WHOLE = ("whole_explained", "whole_nats")
 """Columns that are no axes, as others say the same of attention outside sinks."""
-
-PLACES = ("map_x", "map_y", "resting_share", "active_share")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +46,13 @@ class Heads:
     """The heads of a page: their numbers, roles, words and marks.
 
     Attributes:
-        run: What made it.
-        corpus: What it was made on.
-        heads: Per head its `kind`, `layer` and `head`, its `roles`, and what it does in `words`.
-        columns: The numbers, see `describe_column`.
-        marks: The mark of each role.
-        more: What else the page's script reads.
-        cards: Of an atlas, the block of each head.
+        run: The record's `run`: the model, and how the record was made.
+        corpus: The record's `corpus`: the texts it was made on.
+        heads: For each head its `kind`, `layer`, `head` (its number) and `roles`, and what it does in `words`.
+        columns: The numbers of all heads, see `_describe_column`.
+        marks: The letter, colour, label and meaning of each role.
+        more: What else the page's script reads, by name.
+        cards: The packed card of each head of an atlas.
     """
 
     run: Mapping[str, Any]
@@ -63,10 +65,13 @@ class Heads:
 
     @property
     def blocks(self) -> list[str]:
-        """Return the blocks of a page: first that of all heads, then one per head where there are cards."""
+        """Return the blocks of a page: first one that describes all heads, then the cards."""
+        # The page shows facts of the corpus, not its text.
+        corpus = {**self.corpus}
+        corpus.pop("text", None)
         described = {
             "run": self.run,
-            "corpus": {name: value for name, value in self.corpus.items() if name != "text"},
+            "corpus": corpus,
             "heads": self.heads,
             "columns": self.columns,
             **self.more,
@@ -75,10 +80,11 @@ class Heads:
 
     @property
     def roles(self) -> dict[str, Any]:
-        """Return the marks of roles, and the roles of each head by kind and place, such as "3.1"."""
+        """Return the marks of roles, and the roles of each head by its kind and by layer and number, such as "3.1"."""
         by_kind: dict[str, dict[str, Any]] = {}
         for head in self.heads:
-            by_kind.setdefault(head["kind"], {})[f"{head['layer']}.{head['head']}"] = head["roles"]
+            of_kind = by_kind.setdefault(head["kind"], {})
+            of_kind[f"{head['layer']}.{head['head']}"] = head["roles"]
         roles: dict[str, Any] = plain({"marks": self.marks, "heads": by_kind}, _shorten)
         return roles
 
@@ -87,13 +93,12 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
     """Return what a page shows of a record about heads.
 
     Args:
-        record: Heads or an atlas.
-        findings: Of an atlas: name the roles of heads, in place of its own.
+        record: `Heads` or an `Atlas`.
+        findings: The result of `attnscope.heads` that names the roles of an atlas's heads, in place of its own.
 
     Raises:
         AttnscopeError: The record holds no heads.
     """
-    # Each kind of record has its own table of heads.
     if record.is_empty:
         raise AttnscopeError("there is no head to show")
     if isinstance(record, Atlas):
@@ -108,56 +113,57 @@ def heads_of(record: Any, findings: HeadsResult | None = None) -> Heads:
 # Tables of heads
 
 
-def describe_column(table: Table, name: str, **more: Any) -> dict[str, Any]:
-    """Return a column of numbers as the page's script reads it: labels, and the values per head."""
-    column = table.columns[name]
-    beside = {part: table.part(name, part) for part in ("low", "high", "baseline")}
-    return {
-        "name": name,
-        "label": column.title,
-        "unit": column.unit,
-        "meaning": column.meaning,
-        "range": column.range,
-        "values": table[name],
-        **{part: values for part, values in beside.items() if np.isfinite(values).any()},
-        **more,
-    }
-
-
-def _heads_of_tables(record: Any, **more: Any) -> Heads:
-    """Return what a page shows of the tables of heads and of their roles."""
-    heads, roles = record.table("heads"), record.table("roles")
-    more = {"sampled": sample_line(record), **more}
-    # Roles of each head, with the evidence for them.
-    places = zip(heads["kind"].tolist(), heads.places, strict=True)
-    shown = [{"kind": kind, "layer": layer, "head": head, "roles": []} for kind, (layer, head) in places]
-    for row in range(len(roles)):
-        role: dict[str, Any] = {"name": str(roles["role"][row]), "measure": str(roles["measure"][row])}
-        role |= {"tentative": bool(roles["tentative"][row])}
-        role |= {name: float(roles[name][row]) for name in ("value", "threshold", "q")}
-        role |= {part: float(roles.part("value", part)[row]) for part in ("low", "high", "baseline")}
-        shown[roles["head"][row]]["roles"].append(role)
-    # Descriptions, with how well they predict held-out texts.
-    if "description" in heads:
-        for row, head in enumerate(shown):
-            head["words"] = str(heads["description"][row])
-            head["explained"] = _explained(heads, row)
-            head["warning"] = str(heads["other_half"][row])
+def _heads_of_tables(record: HeadsResult | Atlas, **more: Any) -> Heads:
+    """Return the heads of a record's tables `heads` and `roles`; `more` is what else the page's script reads."""
+    table = record.table("heads")
+    roles = record.table("roles")
+    heads = _describe_heads(table, roles)
     # Every number is an axis; the best-known ones come first.
-    axes = [name for name in heads.numbers if name not in WHOLE]
-    names = sorted(axes, key=lambda name: (*FIRST_COLUMNS, name).index(name))
-    quantities = record.options.get("quantities", {})
+    effects = record.options.get("quantities", {})
     columns = []
-    for name in names:
-        kind = "" if name in (*FIRST_COLUMNS, *PLACES) else "effect" if name in quantities else "measure"
-        if np.isfinite(heads[name]).any():
-            columns.append(describe_column(heads, name, kind=kind))
-    # A role as a column of yes and no.
+    for name in dict.fromkeys((*FIRST_COLUMNS, *table.numbers)):
+        if name in WHOLE or name not in table or not np.isfinite(table[name]).any():
+            continue
+        kind = "measure"
+        if name in FIRST_COLUMNS or name in PLACES:
+            kind = ""
+        elif name in effects:
+            kind = "effect"
+        columns.append(_describe_column(table, name, kind))
+    # Each role is a column of yes and no.
     meanings = record.options.get("roles", {})
-    flags = [
-        _flag_column(shown, name, heads) for name in ("unclassified", *meanings) if name.isidentifier()
-    ]
-    return Heads(record.run, record.corpus, shown, [*columns, *flags], _marks_of(shown, meanings), more)
+    for role in ("unclassified", *meanings):
+        if role.isidentifier():
+            columns.append(_describe_role(heads, role, table))
+    # The marks of roles, with their meanings.
+    marks = {}
+    for role, mark in marks_for({*roles["role"].tolist()}).items():
+        facts = meanings.get(role)
+        meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
+        marks[role] = {"glyph": mark.glyph, "color": mark.color, "label": label(role), "what": meaning}
+    more["sampled"] = sample_line(record)
+    return Heads(record.run, record.corpus, heads, columns, marks, more)
+
+
+def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
+    """Return for each head its kind, layer, number and roles with their evidence, and what it does in words."""
+    heads: list[dict[str, Any]] = []
+    for row, (layer, head) in enumerate(table.places):
+        described = {"kind": str(table["kind"][row]), "layer": layer, "head": head, "roles": []}
+        # Descriptions, with how well they predict held-out texts.
+        if "description" in table:
+            described["words"] = str(table["description"][row])
+            described["explained"] = _explained(table, row)
+            described["warning"] = str(table["other_half"][row])
+        heads.append(described)
+    for role in roles.as_dicts():
+        evidence = {"name": role["role"]}
+        for name in ("measure", "tentative", "value", "threshold", "q"):
+            evidence[name] = role[name]
+        for part in ("low", "high", "baseline"):
+            evidence[part] = role.get(f"value_{part}")
+        heads[role["head"]]["roles"].append(evidence)
+    return heads
 
 
 def _explained(heads: Table, row: int) -> str:
@@ -171,26 +177,37 @@ def _explained(heads: Table, row: int) -> str:
     )
 
 
-def _flag_column(heads: Sequence[Mapping[str, Any]], role: str, table: Table) -> dict[str, Any]:
-    """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
-    names = [{role["name"] for role in head["roles"]} or {"unclassified"} for head in heads]
-    name = f"is_{role}" if role in table else role
-    return {
+def _describe_column(table: Table, name: str, kind: str) -> dict[str, Any]:
+    """Return a column of numbers as the page's script reads it: its labels, and its value for each head.
+
+    Its kind is "measure", "effect" or "", by which the page groups axes.
+    """
+    column = table.columns[name]
+    described = {
         "name": name,
-        "label": label(name),
-        "kind": "role",
-        "hidden": True,
-        "values": [role in of for of in names],
+        "label": column.title,
+        "unit": column.unit,
+        "meaning": column.meaning,
+        "range": column.range,
+        "values": table[name],
+        "kind": kind,
     }
+    for part in ("low", "high", "baseline"):
+        values = table.part(name, part)
+        if np.isfinite(values).any():
+            described[part] = values
+    return described
 
 
-def _marks_of(heads: Sequence[Mapping[str, Any]], meanings: Mapping[str, Any]) -> dict[str, Any]:
-    marks = {}
-    for name, mark in marks_for({role["name"] for head in heads for role in head["roles"]}).items():
-        facts = meanings.get(name)
-        meaning = str(facts.get("what", "")) if isinstance(facts, Mapping) else ""
-        marks[name] = {"glyph": mark.glyph, "color": mark.color, "label": label(name), "what": meaning}
-    return marks
+def _describe_role(heads: Sequence[Mapping[str, Any]], role: str, table: Table) -> dict[str, Any]:
+    """Return whether each head has a role, as a column that expressions may name alone, and that is no axis."""
+    values = []
+    for head in heads:
+        names = [own["name"] for own in head["roles"]]
+        values.append(role in (names or ["unclassified"]))
+    # A measure may have the role's name.
+    name = f"is_{role}" if role in table else role
+    return {"name": name, "label": label(name), "kind": "role", "hidden": True, "values": values}
 
 
 # Atlases
@@ -198,99 +215,103 @@ def _marks_of(heads: Sequence[Mapping[str, Any]], meanings: Mapping[str, Any]) -
 
 def _with_roles(atlas: Atlas, findings: HeadsResult) -> Atlas:
     """Return an atlas whose heads have the roles that they have in findings."""
-    numbers = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
+    # The row in the atlas of each role's head, (role,); -1 = the atlas lacks it.
+    row_of = {name: row for row, name in enumerate(atlas.table("heads").head_names(with_kind=True))}
     names = findings.table("heads").head_names(with_kind=True)
     roles = findings.table("roles")
-    rows = np.array([numbers.get(names[head], -1) for head in roles["head"]], np.int64)
+    rows = np.array([row_of.get(names[head], -1) for head in roles["head"]], np.int64)
     moved = Table(roles.columns, {**roles.values, "head": rows}).select(rows >= 0)
     options = {**atlas.options, "roles": findings.options.get("roles", {})}
     return replace(atlas, options=options, tables={**atlas.tables, "roles": moved})
 
 
 def _heads_of_atlas(atlas: Atlas) -> Heads:
-    heads, tokens, examples = (atlas.table(name) for name in ("heads", "tokens", "examples"))
-    # Rows of tokens and examples of each head.
-    rows_of = [np.flatnonzero(tokens["head"] == head).tolist() for head in range(len(heads))]
-    examples_of = [np.flatnonzero(examples["head"] == head).tolist() for head in range(len(heads))]
-    # A token is described once, for its card and for the table of heads.
-    described = [_describe_token(tokens, row) for row in range(len(tokens))]
+    """Return the heads of an atlas, each with a card: its tokens, offsets, nearest heads and examples."""
+    tokens = atlas.table("tokens")
+    cards = []
+    # Per head, for the table of heads: [query, key, lift, its low end] of pairs, and all tokens in order.
     pairs = []
     words = []
-    for rows in rows_of:
-        mine = [described[row] for row in rows]
-        pairs.append(
-            [[*row["tokens"], row["lift"], row["low"]] for row in mine if row["side"] == "pairs"]
-        )
-        words.append(sorted({token for row in mine for token in row["tokens"]}))
-    # One card per head: it is packed apart, and opened when the reader asks for it.
-    cards = []
-    for head, rows in enumerate(rows_of):
+    for head, distances in enumerate(atlas["distance"]):
+        described = []
+        own_pairs = []
+        own_words: set[str] = set()
+        for row in tokens.select(tokens["head"] == head).as_dicts():
+            token = _describe_token(row)
+            described.append(token)
+            own_words.update(token["tokens"])
+            if token["side"] == "pairs":
+                own_pairs.append([*token["tokens"], token["lift"], token["low"]])
+        pairs.append(own_pairs)
+        words.append(sorted(own_words))
+        # The card is packed by itself, and opened when the reader asks for it.
+        near = [n for n in largest_first(-distances) if n != head][:N_NEAR]
+        examples = np.flatnonzero(atlas.table("examples")["head"] == head).tolist()
         card = {
-            "tables": [described[row] for row in rows],
+            "tables": described,
             "profile": atlas["profile"][head],
             "even": atlas["even_profile"][head],
-            "near": _nearest(atlas["distance"][head], head)[:N_NEAR],
-            "examples": [_describe_example(atlas, example) for example in examples_of[head]],
+            "near": list(zip(near, distances[near].tolist(), strict=True)),
+            "examples": [_describe_example(atlas, example) for example in examples],
         }
-        cards.append(_pack(card, _kept_bytes(atlas, examples_of[head])))
+        cards.append(_pack(card, _kept_weights(atlas, examples)))
     # What all heads share.
     meanings = {name: atlas.options.get(name, "") for name in ("rank", "score", "lift")}
     more = {"meanings": meanings, "deciles": atlas["deciles"], "tokens": words, "pairs": pairs}
     return replace(_heads_of_tables(atlas, **more), cards=cards)
 
 
-def _describe_token(tokens: Table, row: int) -> dict[str, Any]:
-    """Return a row of a token table."""
-    labels = [str(tokens[side][row]) for side in ("query", "key")]
-    side = str(tokens["side"][row])
-    named = labels if side == "pairs" else [labels[0] if side == "asks" else labels[1]]
-    low, high = (float(tokens.part("lift", part)[row]) for part in ("low", "high"))
-    numbers = {name: tokens[name][row].item() for name in ("mass", "lift", "n_queries", "n_texts")}
-    return {"side": side, "tokens": named, "low": low, "high": high, **numbers}
-
-
-def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
-    """Return all of an example but its weights; `places` are runs: the first place, and how many follow."""
-    examples = atlas.table("examples")
-    shown = atlas.table("shown").select(atlas.tokens_of(example))
-    # Runs of places that follow each other, as (first, length).
-    places = shown["place"]
-    first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
-    runs = np.diff([*first, len(places)])
-    # Numbers as JSON has them.
+def _describe_token(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of an atlas's table of tokens, with the query, the key, or both as `tokens`."""
+    side = row["side"]
+    tokens = {"asks": [row["query"]], "pairs": [row["query"], row["key"]]}.get(side, [row["key"]])
     described = {
-        name: examples[name][example].item()
-        for name in ("why", "rank", "score", "source", "n_tokens", "focus")
+        "side": side,
+        "tokens": tokens,
+        "low": row.get("lift_low"),
+        "high": row.get("lift_high"),
     }
-    described |= {
-        "labels": atlas.labels(example),
-        "excerpt": atlas.excerpt(example),
-        "offsets": np.stack([shown["start"], shown["stop"]], 1),
-        "places": np.stack([places[first], runs], 1),
-        "special": np.flatnonzero(shown["special"]),
-    }
+    for name in ("mass", "lift", "n_queries", "n_texts"):
+        described[name] = row[name]
     return described
 
 
-def _kept_bytes(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
-    """Return how many keys each shown token of some examples keeps; then the keys, and then their codes."""
+def _describe_example(atlas: Atlas, example: int) -> dict[str, Any]:
+    """Return an example without its weights; its `places` are runs, (run, 2): the first place, and how many follow."""
+    examples = atlas.table("examples")
+    shown = atlas.table("shown").select(atlas.tokens_of(example))
+    # A run begins where a place does not follow the one before it.
+    places = shown["place"]
+    first = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    lengths = np.diff([*first, len(places)])
+    described = {
+        "labels": atlas.labels(example),
+        "excerpt": atlas.excerpt(example),
+        "offsets": np.stack([shown["start"], shown["stop"]], 1),
+        "places": np.stack([places[first], lengths], 1),
+        "special": np.flatnonzero(shown["special"]),
+    }
+    for name in ("why", "rank", "score", "source", "n_tokens", "focus"):
+        described[name] = examples[name][example]
+    return described
+
+
+def _kept_weights(atlas: Atlas, examples: Sequence[int]) -> list[NDArray[np.uint8]]:
+    """Return the weights of examples: how many keys each shown token keeps, then these keys, then their codes."""
     shown = atlas.table("shown")
-    # Numbers of kept keys, (token,), and the keys and codes of all tokens in a row.
+    # Of each example: (token,), (kept,) and (kept,). Kept keys of all its tokens stand in a row.
     counts, keys, codes = [], [], []
     for example in examples:
         rows = atlas.tokens_of(example)
         n_kept = shown["n_kept"][rows]
-        first = int(shown["first_kept"][rows][0]) if len(n_kept) else 0
+        if not len(n_kept):
+            continue
+        first = int(shown["first_kept"][rows.start])
         kept = slice(first, first + int(n_kept.sum()))
-        counts.append(n_kept.astype(np.uint8))
-        keys.append(atlas["kept_key"][kept].astype(np.uint8))
-        codes.append(atlas["kept_code"][kept].astype(np.uint8))
-    return [*counts, *keys, *codes]
-
-
-def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, float]]:
-    """Return the heads that are nearest to one, and how far they are: numbers of heads, the nearest first."""
-    return [(head, float(distances[head])) for head in largest_first(-distances) if head != own]
+        counts.append(n_kept)
+        keys.append(atlas["kept_key"][kept])
+        codes.append(atlas["kept_code"][kept])
+    return [numbers.astype(np.uint8) for numbers in (*counts, *keys, *codes)]
 
 
 # Blocks
@@ -299,9 +320,7 @@ def _nearest(distances: NDArray[np.floating[Any]], own: int) -> list[tuple[int, 
 def _pack(content: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> str:
     """Return a block: the length of the JSON (4 bytes, the low one first), the JSON and the arrays, zlib and base64."""
     written = json.dumps(plain(content, _shorten), separators=(",", ":"), allow_nan=False).encode()
-    whole = b"".join(
-        [len(written).to_bytes(4, "little"), written, *(array.tobytes() for array in arrays)]
-    )
+    whole = b"".join([len(written).to_bytes(4, "little"), written, *map(np.ndarray.tobytes, arrays)])
     return base64.b64encode(zlib.compress(whole)).decode("ascii")
 
 

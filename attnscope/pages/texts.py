@@ -1,4 +1,4 @@
-"""Texts on a page: tokens as JSON, attention weights as few bytes, photos as JPEG.
+"""Make texts ready for a page: tokens as JSON, attention weights as few bytes, photos as JPEG.
 
 Every number that the page shows is within 0.0005 of the weight. Each head is quantised to 16-bit codes, written column
 by column in two planes of bytes, and deflated. What a code is worth is chosen for what a reader may do in the page:
@@ -13,7 +13,6 @@ The page shows four decimals, which adds 0.00005 to half a step. Small pages hav
 
 import base64
 import io
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,13 +53,16 @@ THUMBNAIL_SIDE = 96
 """Pixels of the small picture of a head, which the page shows before it unpacks the weights of a large map."""
 
 _CHUNK_BYTES = 1 << 18
-
+"""Heads share a chunk while their codes are fewer bytes than this."""
 
 MOST_SIDE = 768
 """Pixels of the longer side of an embedded photo, at most: what the page has room for."""
 
 _QUALITY = 88
-_SAME = 0.01  # of a photo's side: edges that lie closer are the same
+"""JPEG quality of embedded photos, of 100."""
+
+_SAME = 0.01
+"""Edges of two pictures that lie closer than this share of the photo's side are the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +71,8 @@ class PageText:
 
     Attributes:
         record: The attention of every head on it.
-        full_width: By kind, for each layer of the map, the attention of one head over the full width of that layer,
-            (layer, query, key): softmax of the layer's own queries and keys over all heads together. NaN, or no such
-            kind: not known.
+        full_width: By kind of attention, the weights of one head over the full width of each layer of the map, (layer,
+            query, key): softmax of the layer's own queries and keys over all heads together. NaN or no kind = unknown.
     """
 
     record: Heatmap
@@ -79,35 +80,29 @@ class PageText:
 
 
 def require_room(records: Iterable[Heatmap]) -> int:
-    """Return the number of weights that a page of records would hold; their maps may be empty outlines.
+    """Return the number of weights that a page of records would hold; the weights of their maps are not read.
 
     Raises:
         AttnscopeError: It is none, or more than a browser opens in comfort.
     """
-    # Rows of tokens that a part lacks count as well.
-    n = sum(_n_weights(record, attention) for record in records for attention in record.maps)
-    if not n:
+    n_weights = 0
+    for record in records:
+        for attention in record.maps:
+            pairs = {*attention.pairs}
+            n_heads = len(pairs.intersection(record.picked or pairs))
+            # A part of a map of words gets a row for each column: rows that were not kept are empty.
+            is_square = attention.part is not None and not record.pictures
+            n_rows = len(attention.keys if is_square else attention.queries)
+            n_weights += n_heads * n_rows * len(attention.keys)
+    if not n_weights:
         raise AttnscopeError("there is no head to show")
-    if n > MOST_WEIGHTS:
+    if n_weights > MOST_WEIGHTS:
         raise AttnscopeError(
-            f"a page of {n / 1e6:,.0f} million weights would be too large for a browser "
+            f"a page of {n_weights / 1e6:,.0f} million weights would be too large for a browser "
             f"(the most is {MOST_WEIGHTS / 1e6:,.0f} million)",
             "choose fewer layers and heads (-L, -H, --pick), or shorter or fewer texts",
         )
-    return n
-
-
-def _n_weights(record: Heatmap, attention: AttentionMap) -> int:
-    """Return how many weights of a map a page holds."""
-    every_head = itertools.product(attention.layers, attention.heads)
-    n_heads = sum(
-        layer in attention.layers and head in attention.heads
-        for layer, head in record.picked or every_head
-    )
-    # A part of a map of words has a row for each column, of which the others are empty.
-    is_square = attention.part is not None and not record.pictures
-    n_rows = len(attention.keys if is_square else attention.queries)
-    return n_heads * n_rows * len(attention.keys)
+    return n_weights
 
 
 def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, Any]:
@@ -115,129 +110,146 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
 
     Args:
         text: The text.
-        blocks: The page's blocks, to which its weights and photos are added.
-        step: What a code of a weight is worth.
+        blocks: The page's blocks; those of the text's weights and photos are appended.
+        step: The value of a code of a weight; that of a picture alone is `PATCH_STEP`.
     """
     record = text.record
-    # Its grids, matrices and links have a row for each column, and a photo among words is one of these.
-    flat = record.with_pictures_as_one() if record.pictures else record
-    # Of pictures, only special tokens are hidden.
-    squared = replace(flat.make_square(), pictures=record.pictures)
-    packed = {
+    if record.picture is not None:
+        step = PATCH_STEP
+    # Grids, matrices and links have a row for each column, and a photo among words is one row and one column of them.
+    one_key = record.with_pictures_as_one() if record.pictures else record
+    # The square map keeps its pictures, by which special tokens alone are sinks.
+    square = replace(one_key.make_square(), pictures=record.pictures)
+    maps = []
+    for attention, original in zip(square.maps, record.maps, strict=True):
+        # How many rows above the original's first one are not kept.
+        n_missing = len(attention.queries) - len(original.queries) if record.pictures else 0
+        full_width = text.full_width.get(attention.kind)
+        maps.append(_describe_map(square, attention, full_width, blocks, step, n_missing))
+    described = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
         "run": plain(dict(record.run), finite),
         "changes": list(record.changes),
-        "maps": [
-            _describe_map(
-                squared,
-                attention,
-                text.full_width.get(attention.kind),
-                blocks,
-                step if record.picture is None else PATCH_STEP,
-                before=len(attention.queries) - len(whole.queries) if record.pictures else 0,
-            )
-            for attention, whole in zip(squared.maps, record.maps, strict=True)
-        ],
+        "maps": maps,
     }
     if record.picture is not None or record.pictures:
-        packed["photos"] = pack_photos(record, blocks)
+        described["photos"] = pack_photos(record, blocks)
     if record.pictures:
-        # Which of the rows above its first row is: a word is then the same one in all views.
-        first = 0 if flat.maps[0].part is None else flat.maps[0].part[0]
-        if flat.maps[0].kind == "cross":
-            first = len(squared.maps[0].queries) - len(record.maps[0].queries)
-        packed["looking"] = {
-            **_describe_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP),
-            "first": first,
-        }
-    return packed
+        # The map of words over patches, and which row of the square map its first row is.
+        patches = _describe_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP)
+        attention = one_key.maps[0]
+        patches["first"] = 0 if attention.part is None else attention.part[0]
+        if attention.kind == "cross":
+            patches["first"] = len(square.maps[0].queries) - len(record.maps[0].queries)
+        described["looking"] = patches
+    return described
 
 
 def _describe_map(
     record: Heatmap,
     attention: AttentionMap,
-    full: NDArray[np.float32] | None,
+    full_width: NDArray[np.float32] | None,
     blocks: list[str],
     step: float,
-    before: int = 0,
+    n_missing: int = 0,
 ) -> dict[str, Any]:
+    """Return a map of a record as the page's script reads it; its weights are appended to the page's blocks.
+
+    Args:
+        record: Says which heads are shown, and which tokens are sinks.
+        attention: The map.
+        full_width: As in `PageText`, of this map's kind.
+        blocks: The page's blocks.
+        step: The value of a code of a weight.
+        n_missing: How many rows come first that were not kept, and that no view shows.
+    """
     heads = record.chosen(attention)
-    maps = [attention.of(*head) for head in heads]
-    by_layer = zip(attention.layers, () if full is None else full, strict=full is not None)
-    full_maps = {layer: weights for layer, weights in by_layer if not np.isnan(weights).any()}
-    chunks = []
+    weights = [attention.of(*head) for head in heads]
+    # The layers whose full-width weights are known.
+    known = {}
+    if full_width is not None:
+        for layer, layer_weights in zip(attention.layers, full_width, strict=True):
+            if not np.isnan(layer_weights).any():
+                known[layer] = layer_weights
     hidden_queries, hidden_keys = record.sinks(attention)
-    for chunk in pack([*maps, *full_maps.values()], attention.keys, hidden_keys, step):
-        chunks.append([len(blocks), list(chunk.heads)])
-        blocks.append(chunk.data)
-    rows_shown = [weights[before:] for weights in maps]
+    chunks = []
+    for members, data in pack([*weights, *known.values()], attention.keys, hidden_keys, step):
+        chunks.append([len(blocks), list(members)])
+        blocks.append(data)
+    # The page sorts heads by focus: how much each query gives to one key, on average.
+    shown = [head_weights[n_missing:] for head_weights in weights]
+    focus = []
+    largest = []
+    for rows in shown:
+        focus.append(round(float(rows.max(-1).mean()), 4))
+        largest.append(round(float(rows.max(initial=0.0)), 6))
+    # Large maps have small pictures.
     thumbnails = None
-    if maps and max(rows_shown[0].shape) > THUMBNAIL_SIDE:
+    if shown and max(shown[0].shape) > THUMBNAIL_SIDE:
         thumbnails = len(blocks)
-        blocks.append(pack_thumbnails(rows_shown))
-    has_own_keys = attention.kind == "cross" or attention.part is not None or before > 0
-    has_own_keys |= len(attention.queries) != len(attention.keys)
-    return {
+        blocks.append(pack_thumbnails(shown))
+    described: dict[str, Any] = {
         "kind": attention.kind,
-        "heads": [list(head) for head in heads],
-        "full": list(full_maps),
-        # How much of its attention a head gives to one key, over queries: the grid can be sorted by it.
-        "focus": [round(float(weights.max(-1).mean()), 4) for weights in rows_shown],
-        "largest": [round(float(weights.max(initial=0.0)), 6) for weights in rows_shown],
+        "heads": list(map(list, heads)),
+        "full": list(known),
+        "focus": focus,
+        "largest": largest,
         "thumbnails": thumbnails,
         "queries": _describe_tokens(attention.queries, hidden_queries),
-        "keys": _describe_tokens(attention.keys, hidden_keys) if has_own_keys else None,
+        "keys": None,
         "chunks": chunks,
-        **({"before": before} if before else {}),  # rows that are not kept, and that no view shows
-        **({"step": step, "mostPieces": most_pieces(step)} if step == PATCH_STEP else {}),
     }
+    # Keys are described where they are other tokens than the queries.
+    is_part = attention.part is not None or n_missing > 0
+    are_as_many = len(attention.queries) == len(attention.keys)
+    if attention.kind == "cross" or is_part or not are_as_many:
+        described["keys"] = _describe_tokens(attention.keys, hidden_keys)
+    if n_missing:
+        described["before"] = n_missing
+    if step == PATCH_STEP:
+        described |= {"step": step, "mostPieces": most_pieces(step)}
+    return described
 
 
 def _describe_tokens(tokens: Tokens, hidden: NDArray[np.bool_]) -> dict[str, Any]:
-    groups = None if tokens.words is None else tokens.word_groups()
-    return {
-        "labels": [printable(text, 80) or "\ufffd" for text in tokens.labels],
+    """Return tokens as the page's script reads them; `hidden` go where special tokens are hidden, (token,)."""
+    described: dict[str, Any] = {
+        "labels": _printable(tokens.labels),
         "offsets": tokens.offsets.ravel().tolist(),
         "special": np.flatnonzero(tokens.special).tolist(),
-        # Tokens that go where special tokens are hidden, if it is not these alone.
-        **(
-            {} if np.array_equal(hidden, tokens.special) else {"hidden": np.flatnonzero(hidden).tolist()}
-        ),
-        "segments": tokens.segments.tolist() if tokens.segments.any() else None,
-        "groups": None if groups is None else [len(group) for group in groups],
-        "words": None
-        if groups is None
-        else [printable(text, 80) or "\ufffd" for text in tokens.merge(groups).labels],
+        "segments": None,
+        "groups": None,
+        "words": None,
         "text": tokens.text,
         "pair": tokens.pair,
         "given": tokens.n_given,
     }
+    if not np.array_equal(hidden, tokens.special):
+        described["hidden"] = np.flatnonzero(hidden).tolist()
+    if tokens.segments.any():
+        described["segments"] = tokens.segments.tolist()
+    if tokens.words is not None:
+        groups = tokens.word_groups()
+        described["groups"] = list(map(len, groups))
+        described["words"] = _printable(tokens.merge(groups).labels)
+    return described
+
+
+def _printable(labels: Iterable[str]) -> list[str]:
+    """Return labels that can be printed; one without such characters becomes U+FFFD."""
+    return [printable(label, 80) or "\ufffd" for label in labels]
 
 
 # Weights
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some heads of a map, packed.
-
-    Attributes:
-        heads: Which, as indices into the map's list of heads.
-        data: base64 of what zlib makes (with its checksum, so that damage is noticed) of: low bytes of all codes (head,
-            key in the head's order, query), high bytes; then 16-bit numbers, low bytes before high bytes: each head's
-            order of keys (head, key), and, of maps with keys to hide, the rows' scales (head, query).
-    """
-
-    heads: tuple[int, ...]
-    data: str
-
-
 def most_pieces(step: float) -> int:
     """Return the largest divisor of a step with which codes fit into 16 bits: 52 for STEP, 5 for FINE_STEP.
 
-    The sum over a word of n pieces, more than that many, is off by up to n / that many times half a step.
+    The sum over a word of more pieces, n, is off by up to n / (that divisor) times half a step.
     """
+    # Just above the largest weight, MOST_ROW_SUM = 1.1.
     return int(0xFFFF * step / 1.12)
 
 
@@ -252,26 +264,36 @@ def pieces_of(tokens: Tokens, most: int) -> NDArray[np.int64]:
 
 def pack(
     weights: Sequence[NDArray[np.float32]], keys: Tokens, hidden: NDArray[np.bool_], step: float = STEP
-) -> Iterator[Chunk]:
-    """Pack the heads of a map, (query, key) each, 0 to 1.1, into chunks in their order; small heads share one.
+) -> Iterator[tuple[Sequence[int], str]]:
+    """Pack the heads of a map into chunks, in their order; small heads share one.
 
-    Keys that are `hidden` go where special tokens are hidden; `step` is the value of a code.
+    Args:
+        weights: The weights of each head, (query, key), 0 to 1.1.
+        keys: The tokens that are attended to.
+        hidden: Which keys go where special tokens are hidden, (key,).
+        step: The value of a code of a weight.
+
+    Yields:
+        The indices of a chunk's heads in `weights`, and base64 of what zlib makes (with its checksum, so that damage is
+        noticed) of: low bytes of all codes (head, key in the head's order, query), high bytes; then 16-bit numbers, low
+        bytes before high bytes: each head's order of keys (head, key), and, where keys are hidden, the rows' scales
+        (head, query).
     """
     if not weights:
         return
-    n_queries, n_keys = weights[0].shape
-    size = max(1, _CHUNK_BYTES // (2 * n_queries * n_keys))  # heads per chunk
+    # Two bytes a code.
+    heads = range(len(weights))
+    n_per_chunk = max(1, _CHUNK_BYTES // (2 * weights[0].size))
+    chunks = [heads[start : start + n_per_chunk] for start in heads[::n_per_chunk]]
+    # The code of a weight of 1, (key,).
     unit = (pieces_of(keys, most_pieces(step)) / step).astype(np.float32)
-    parts = [
-        tuple(range(start, min(start + size, len(weights)))) for start in range(0, len(weights), size)
-    ]
 
-    def pack_part(part: tuple[int, ...]) -> Chunk:
-        return Chunk(part, _deflate(np.stack([weights[head] for head in part]), hidden, unit))
+    def pack_chunk(chunk: range) -> str:
+        return _deflate(np.stack(weights[chunk.start : chunk.stop]), hidden, unit)
 
     # NumPy and zlib let go of the interpreter's lock on arrays of this size.
     with ThreadPoolExecutor(2) as pool:
-        yield from pool.map(pack_part, parts)
+        yield from zip(chunks, pool.map(pack_chunk, chunks), strict=True)
 
 
 def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
@@ -280,94 +302,121 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     A picture has at most `THUMBNAIL_SIDE` rows and columns. A pixel is the largest weight of its cells as a share of
     the head's largest weight, times 255: bytes by (head, row, column).
     """
-    # Each map, (query, key), is pooled to at most THUMBNAIL_SIDE squared by its largest weights.
     pictures = []
     for head in weights:
         pooled = fit(head, (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-        pictures.append(np.rint(pooled * (255 / max(float(pooled.max()), 1e-9))).astype(np.uint8))
+        # A head without attention stays 0, without a division by 0.
+        scale = 255 / max(float(pooled.max()), 1e-9)
+        pictures.append(np.rint(pooled * scale).astype(np.uint8))
     return base64.b64encode(zlib.compress(np.stack(pictures).tobytes(), 1)).decode("ascii")
 
 
 def _deflate(block: NDArray[np.float32], hidden: NDArray[np.bool_], unit: NDArray[np.float32]) -> str:
-    """Return some heads, (head, query, key), as the page reads them; `unit` is the code of 1 for each key."""
-    scales = None
+    """Return the data of a chunk, see `pack`.
+
+    Args:
+        block: The weights of its heads, (head, query, key).
+        hidden: Which keys go where special tokens are hidden, (key,).
+        unit: The code of a weight of 1, (key,).
+    """
+    scales = b""
     if hidden.any():
+        # What each row gives to the keys that stay, (head, query).
         left = block[:, :, ~hidden].sum(-1, dtype=np.float64)
-        enough = left >= LEAST_LEFT
+        is_enough = left >= LEAST_LEFT
         # Rows with next to nothing left are empty when special tokens are hidden; the code 0 says so.
-        scale_codes = np.where(
-            enough, np.maximum(np.rint(left / LEFT_UNIT), np.ceil(LEAST_LEFT / LEFT_UNIT)), 0
-        )
-        scales = np.minimum(scale_codes, 0xFFFF).astype(np.uint16)
+        least_code = np.ceil(LEAST_LEFT / LEFT_UNIT)
+        scale_codes = np.where(is_enough, np.maximum(np.rint(left / LEFT_UNIT), least_code), 0)
+        scales = _split_bytes(np.minimum(scale_codes, 0xFFFF).astype(np.uint16))
         # Divided by what is truly left, not by its code: rounding that costs 1e-5 of a weight, and nothing of a share.
-        row = np.where(enough, left, LEAST_LEFT).astype(np.float32)
-        block = np.where(hidden, block, block / row[:, :, None])
+        divisor = np.where(is_enough, left, LEAST_LEFT).astype(np.float32)
+        block = np.where(hidden, block, block / divisor[:, :, None])
     codes = np.minimum(np.rint(block * unit), 0xFFFF).astype(np.uint16)
-    # Keys of like weight beside each other make longer runs and better Huffman codes: 6% smaller.
+    # Keys of like weight beside each other, (head, key), make longer runs and better Huffman codes: 6% smaller.
     order = np.argsort(-codes.mean(1, dtype=np.float64), axis=1, kind="stable").astype(np.uint16)
+    # (head, key in that order, query)
     columns = np.take_along_axis(codes.transpose(0, 2, 1), order[:, :, None].astype(np.int64), 1)
-    planes = [*_planes(columns), *_planes(order), *(_planes(scales) if scales is not None else ())]
     # Runs and Huffman codes alone: these are numbers, not phrases. Smaller than level 6, and six times as fast.
-    press = zlib.compressobj(1, zlib.DEFLATED, 15, 7, zlib.Z_RLE)
-    return base64.b64encode(b"".join([*map(press.compress, planes), press.flush()])).decode("ascii")
+    compressor = zlib.compressobj(1, zlib.DEFLATED, wbits=15, memLevel=7, strategy=zlib.Z_RLE)
+    packed = compressor.compress(_split_bytes(columns) + _split_bytes(order) + scales)
+    return base64.b64encode(packed + compressor.flush()).decode("ascii")
 
 
-def _planes(numbers: NDArray[np.uint16]) -> tuple[bytes, bytes]:
-    return (numbers & 0xFF).astype(np.uint8).tobytes(), (numbers >> 8).astype(np.uint8).tobytes()
+def _split_bytes(numbers: NDArray[np.uint16]) -> bytes:
+    """Return the low bytes of all numbers, then the high bytes."""
+    return np.stack([numbers & 0xFF, numbers >> 8]).astype(np.uint8).tobytes()
 
 
 # Photos
 
 
 def pack_photos(record: Heatmap, blocks: list[str]) -> list[dict[str, Any]]:
-    """Return each picture of a record as the page needs it; the pixels go into blocks.
+    """Return each picture of a record as the page's script reads it.
 
-    All of a photo made small, beside its tiles, is the same photo: it is embedded once.
+    A model may see a photo both in tiles and whole: the photo is embedded once.
 
     Args:
-        record: With a picture, or with pictures among its words.
-        blocks: The page's blocks; JPEGs in base64 are added.
+        record: A record with a picture, or with pictures among its words.
+        blocks: The page's blocks; JPEGs in base64 are appended.
 
     Returns:
         One entry a picture: `source`, `facts`, `grid` (rows, columns), `cells` (the key of each patch, row by row;
         -1 = none), `size` (width and height as embedded) and `block`.
     """
-    # Pictures with the key of each patch, row by row.
+    # Each picture with the key of each patch, row by row.
     pictures: list[tuple[Picture, Sequence[int]]] = []
     if record.picture is not None:
         pictures = [(record.picture, np.flatnonzero(~record.maps[0].keys.special).tolist())]
     for picture in record.pictures:
         assert picture.cells is not None
         pictures.append((picture, picture.cells.ravel().tolist()))
-    # A picture of the same photo shares its pixels.
-    packed: list[dict[str, Any]] = []
-    for number, (picture, cells) in enumerate(pictures):
-        twin = next(
-            (i for i, (other, _) in enumerate(pictures[:number]) if _is_same_photo(picture, other)), None
-        )
-        if twin is None:
-            size, jpeg = _embed(picture)
-            if jpeg not in blocks:  # several questions about one photo
-                blocks.append(jpeg)
-            photo: dict[str, Any] = {"size": size, "block": blocks.index(jpeg)}
-        else:
-            photo = {name: packed[twin][name] for name in ("size", "block")}
-        width, height = photo["size"]
-        # The caption gives the size as embedded.
-        packed.append(
+    described: list[dict[str, Any]] = []
+    embedded: list[tuple[Picture, dict[str, Any]]] = []
+    for picture, cells in pictures:
+        pixels = _embed(picture, embedded, blocks)
+        width, height = pixels["size"]
+        described.append(
             {
                 "source": printable(picture.source, 80),
                 "facts": f"{printable(picture.facts, 300)}; embedded as {width} × {height}",
                 "grid": list(picture.grid),
                 "cells": cells,
-                **photo,
+                **pixels,
             }
         )
-    return packed
+    return described
+
+
+def _embed(
+    picture: Picture, embedded: list[tuple[Picture, dict[str, Any]]], blocks: list[str]
+) -> dict[str, Any]:
+    """Return the `size` and the `block` of a picture's pixels, and append both to `embedded`.
+
+    Args:
+        picture: The picture.
+        embedded: The pictures before it, with what this function returned for them.
+        blocks: The page's blocks; the JPEG is appended, unless one of these pictures shows the same photo.
+    """
+    from PIL import Image
+
+    for other, pixels in embedded:
+        if _is_same_photo(picture, other):
+            return pixels
+    image = Image.fromarray(picture.pixels)
+    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, "JPEG", quality=_QUALITY)
+    jpeg = base64.b64encode(content.getvalue()).decode("ascii")
+    # Several texts of a page may ask about one photo.
+    if jpeg not in blocks:
+        blocks.append(jpeg)
+    pixels = {"size": list(image.size), "block": blocks.index(jpeg)}
+    embedded.append((picture, pixels))
+    return pixels
 
 
 def with_ordinary_patches(record: Heatmap) -> AttentionMap:
-    """Return its map with patches as ordinary keys, which stay where special tokens are hidden."""
+    """Return a record's first map with patches as ordinary keys, which stay where special tokens are hidden."""
     attention = record.maps[0]
     special = attention.keys.special.copy()
     for picture in record.pictures:
@@ -381,14 +430,3 @@ def _is_same_photo(picture: Picture, other: Picture) -> bool:
     if picture.photo != other.photo or picture.area is None or other.area is None:
         return False
     return bool(np.allclose(picture.area, other.area, rtol=0, atol=_SAME * min(picture.size)))
-
-
-def _embed(picture: Picture) -> tuple[list[int], str]:
-    """Width and height of a photo as it is embedded, and its JPEG in base64."""
-    from PIL import Image
-
-    image = Image.fromarray(picture.pixels)
-    image.thumbnail((MOST_SIDE, MOST_SIDE), Image.Resampling.LANCZOS)
-    content = io.BytesIO()
-    image.save(content, "JPEG", quality=_QUALITY)
-    return list(image.size), base64.b64encode(content.getvalue()).decode("ascii")
