@@ -44,8 +44,8 @@ OUTSIDE_SINKS = (
 """What the attention on a key or pair is divided by in its lift."""
 
 _HOW_LINES_READ = (
-    "in brackets: the share of its attention outside sinks that is there; uniform: of a head that "
-    "attends to all alike"
+    "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all its "
+    "attention, on sinks; also: strong links beyond that"
 )
 
 _NAMED_FIRST = 5
@@ -223,7 +223,7 @@ class Atlas(Result):
             self, columns, order, printed="with --all", heading="all heads", most=len(order)
         )
         n_examples = amount(len(self.table("examples")), "example text")
-        order_words = ", the best explained first" if sort is None else ""
+        order_words = ", those with most to say first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with {n_examples}"
         # A single head has room for its whole line.
         cells = 1000 if len(order) == 1 else _LINE_CELLS

@@ -236,7 +236,7 @@ def texts_report(comparison: Comparison) -> Report:
     aligned = comparison.table("aligned")
     column = _column_of_change(comparison)
     overall = f"{comparison.distance_name}_overall"
-    where = "on shared tokens"
+    where = "on the tokens that both have"
     if column != overall:
         where = f"at “{printable(comparison.options.get('query'), 40)}”"
     order = largest_first(heads[column])
@@ -257,14 +257,15 @@ def texts_report(comparison: Comparison) -> Report:
     if order:
         first = order[0]
         answer = [
-            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(apart[0])} (0 to 1)",
-            f"most at “{queries[first]}”: weight on {changes[first]}",
+            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(apart[0])} "
+            "(0 = no change, 1 = nothing in common)",
+            f"most where it looks from “{queries[first]}”: weight on {changes[first]}",
             both_texts,
         ]
     if len(order) > 1:
         middle, nearly_all = map(three_decimals, np.quantile(apart, (0.5, 0.9)).tolist())
         answer.append(
-            f"{amount(len(order), 'head')} {where}: median {middle}, 90th percentile {nearly_all}"
+            f"distance of {amount(len(order), 'head')}: median {middle}, 90th percentile {nearly_all}"
         )
 
     # How much heads change, as a ranking and as maps, and where, as figures.
@@ -276,7 +277,7 @@ def texts_report(comparison: Comparison) -> Report:
         Words("the key that changes most", changes, wraps=True),
     ]
     by = distance_line(comparison.distance_name)
-    heading = f"the heads whose rows change most {where}, by {by}"
+    heading = f"the heads that change most, by {by}"
     blocks: list[Block] = [rank_heads(comparison, columns, order, heading=heading)]
     for name, figure in figures.items():
         blocks.append(

@@ -34,7 +34,7 @@ SINKS = ("first_token", "outlier_token", "sink", "delimiter")
 """Roles of heads that rest: their attention goes where it does nothing."""
 
 _FAMILIES = {
-    "rest mostly on sinks (special tokens, the first)": SINKS,
+    "rest mostly on sinks (special tokens, the first token)": SINKS,
     "attend to neighbours": ("previous_token", "next_token", "self_token", "local"),
     "look for the same or a similar token": ("same_token", "induction", "similar_token"),
     "look for rare tokens": ("rare",),
@@ -201,7 +201,7 @@ def evidence_line(result: Result) -> str:
             )
     if not result.table("roles")["tentative"].any():
         return ""
-    return f"tentative: few texts ({least} to {enough} of equal length){effective_words}"
+    return f"tentative: few texts ({least} to {enough} of equal length) have what the role is about"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

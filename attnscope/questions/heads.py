@@ -315,7 +315,8 @@ def _answer(result: Heads) -> list[str]:
         answer.append(f"{model}: none of its {all_heads} has a role")
     if len(result.table("roles")):
         answer.append(
-            "value: the role's measure, such as the mean weight on the previous token [95% interval]"
+            "value: such as mean weight on the previous token [95% interval]; KL explained: share of where the head "
+            "looks, sinks apart, that the line predicts"
         )
     return [*answer, *role_notes(result)]
 

@@ -176,11 +176,11 @@ class Patching(Result):
         is_noise = self.options.get("direction") == "noise"
         source, other = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
         by = printable(self.options.get("by", "z"))
-        effect = f"effect: what its {by} of the {source} run changes in the {other} run; {difference}"
+        effect = f"effect: logits by which the {other} run changes when one head gets its {by} from the {source} run"
         subtitle = f"{difference}; total effect {_total(self)}"
         return report_on(
             self,
-            [*_answer(self), effect],
+            [*_answer(self), difference, effect],
             _blocks(self),
             _guide(self),
             subtitle=subtitle,
@@ -222,9 +222,9 @@ def _answer(patching: Patching) -> list[str]:
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
     verb = "carries most" if effect * total >= 0 else "works most against the others"
-    total_words = f"the {_total(patching)} logits from corrupt to clean"
+    total_words = f"the {_total(patching)} logits between the corrupt and the clean run"
     q = heads["effect_q"][strongest]
-    doubt = f"; it may be chance (q {small_number(q)})" if q > _LARGEST_Q else ""
+    doubt = f"; among so many heads that may be chance (q {small_number(q)})" if q > _LARGEST_Q else ""
     return [f"{name} {verb}: {small_number(effect)} of {total_words}{doubt}"]
 
 

@@ -10,7 +10,7 @@ from attnscope.errors import UsageError, amount
 from attnscope.options import chunk_option, option, options, stride_option
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Words
 from attnscope.report.numbers import UNDEFINED, fixed, largest_first, number
-from attnscope.report.wording import RECORDINGS, corpus_line, printable, report_on
+from attnscope.report.wording import RECORDINGS, corpus_line, list_some, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, share, text
 from attnscope.results.table import number as number_column
@@ -152,13 +152,16 @@ class Relations(Result):
             raise KeyError(relation)
         return names.index(relation)
 
+    def at_heads(self, name: str, heads: Sequence[int]) -> Floats:
+        """Return an array at one head of each relation, (relation,); NaN where the head is -1."""
+        if not len(self.table("heads")):
+            return np.full(len(heads), np.nan)
+        values = self.grids[name].astype(np.float64)[np.arange(len(heads)), heads]
+        return np.where(np.array(heads) < 0, np.nan, values)
+
     def at_best(self, name: str) -> Floats:
         """Return an array at the best head of each relation, (relation,); NaN where there is none."""
-        best = self.table("relations")["best"]
-        if not len(self.table("heads")):
-            return np.full(len(best), np.nan)
-        values = self.grids[name].astype(np.float64)[np.arange(len(best)), best]
-        return np.where(best < 0, np.nan, values)
+        return self.at_heads(name, self.table("relations")["best"].tolist())
 
     @property
     def verdicts(self) -> list[str]:
@@ -176,6 +179,20 @@ class Relations(Result):
         # The first case that is true counts.
         verdicts: list[str] = np.select([*cases.values()], [*cases], "no").tolist()
         return verdicts
+
+    def expressing(self, relation: int) -> list[int]:
+        """Return the heads that express a relation, by its row, the most accurate first."""
+        order = largest_first(np.nan_to_num(self["accuracy"][relation], nan=-1.0))
+        return [head for head in order if self["found"][relation, head]]
+
+    @property
+    def shown_heads(self) -> list[int]:
+        """Return the head that stands for each relation: the best; where it does not express it, one that does."""
+        heads: list[int] = self.table("relations")["best"].tolist()
+        for row, verdict in enumerate(self.verdicts):
+            if verdict == "others":
+                heads[row] = self.expressing(row)[0]
+        return heads
 
     @property
     def ranked(self) -> list[int]:
@@ -240,16 +257,18 @@ def best_heads(result: Relations) -> list[str]:
 
 
 def _ranking(result: Relations) -> Block:
-    """Rank relations, each with its best head and its verdict."""
+    """Rank relations, each with one head and its verdict."""
     relations = result.table("relations")
+    heads = result.shown_heads
+    names = [*result.table("heads").head_names(), UNDEFINED]
     table = Table.of_arrays(
         (ACCURACY, BASELINE, N_SCORED, MASS),
-        accuracy=result.at_best("accuracy"),
-        accuracy_low=result.at_best("accuracy_low"),
-        accuracy_high=result.at_best("accuracy_high"),
+        accuracy=result.at_heads("accuracy", heads),
+        accuracy_low=result.at_heads("accuracy_low", heads),
+        accuracy_high=result.at_heads("accuracy_high", heads),
         baseline=relations["baseline"],
         n_scored=relations["n_scored"],
-        mass=result.at_best("mass"),
+        mass=result.at_heads("mass", heads),
     )
     return Ranking(
         what="query→key",
@@ -257,7 +276,7 @@ def _ranking(result: Relations) -> Block:
         names=relations["relation"].tolist(),
         table=table,
         columns=[
-            Words("head", best_heads(result)),
+            Words("head", [names[head] for head in heads]),
             "accuracy",
             "baseline",
             Words("expressed", expressed_by(result), wraps=True),
@@ -271,28 +290,15 @@ def _ranking(result: Relations) -> Block:
 
 
 def expressed_by(result: Relations) -> list[str]:
-    """Return for each relation its verdict in words, with up to two other heads that express it."""
+    """Return for each relation whether the head shown expresses it, with up to two others that do."""
     names = result.table("heads").head_names()
-    best = result.table("relations")["best"]
-    # Heads that express a relation, (relation, head), without its best head.
-    expresses = result["found"].copy()
-    expresses[np.flatnonzero(best >= 0), best[best >= 0]] = False
-    accuracy = np.nan_to_num(result["accuracy"], nan=-1.0)
     texts = []
-    for row, verdict in enumerate(result.verdicts):
-        order = largest_first(np.where(expresses[row], accuracy[row], np.nan))
-        others = [names[head] for head in order[:2]]
-        if len(order) > 2:
-            others.append("…")
-        listed = ", ".join(others)
-        if verdict == "none":
-            texts.append("too few")
-        elif verdict == "others":
-            texts.append(f"by {listed}")
-        elif verdict != "no" and others:
-            texts.append(f"{verdict}; also {listed}")
-        else:
-            texts.append(verdict)
+    for row, (verdict, shown) in enumerate(zip(result.verdicts, result.shown_heads, strict=True)):
+        others = [names[head] for head in result.expressing(row) if head != shown]
+        text = {"none": "too few", "others": "yes"}.get(verdict, verdict)
+        if others and text != "no":
+            text += f"; also {list_some(others, 2)}"
+        texts.append(text)
     return texts
 
 
@@ -329,8 +335,8 @@ def _answer_on_words(result: Relations) -> list[str]:
     verdict = result.verdicts[0]
     head = best_heads(result)[0]
     if verdict == "others":
-        others = expressed_by(result)[0].removeprefix("by ")
-        return [f"{head} was chosen, but {others} follows the words surely"]
+        follower = result.table("heads").head_names()[result.shown_heads[0]]
+        return [f"{head} was chosen, but {follower} follows the words surely"]
     if verdict != "yes":
         why = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
         return [f"No head follows the words surely enough to time them by{why}"]
@@ -380,7 +386,9 @@ def _count_line(result: Relations) -> str:
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
     beside = f"; {n_without} more have too few examples" if n_without else ""
     n_tried = amount(len(verdicts) - n_without, "relation")
-    return f"{n_found} of {n_tried} expressed: a head looks from one word to the other{beside}"
+    return (
+        f"{n_found} of {n_tried} expressed by some head, which looks from one word to the other{beside}"
+    )
 
 
 def _rule_line(result: Relations) -> list[str]:
@@ -389,7 +397,8 @@ def _rule_line(result: Relations) -> list[str]:
         return []
     margin = result.options.get("margin", 0.1)
     return [
-        f"expressed if accuracy is surely {margin:g} above the best simple rule (such as the word before); FDR 5%"
+        "accuracy: how often the head's largest weight is on the right word; expressed: it is "
+        f"{margin:g} above the best simple rule (such as the word before), at a false discovery rate of 5%"
     ]
 
 
@@ -399,9 +408,9 @@ def _guide(result: Relations) -> list[str]:
     if "cross" in result.table("heads")["kind"]:
         rules = "the same place or an offset in words, the diagonal, or the same word"
     return [
-        "accuracy: how often a word's largest weight is on the right word; one half of the texts chooses the head, the "
-        "other half scores it",
-        f"simple rule: accuracy of the best one there ({rules}); head: the one chosen; by L1H7: another one passes",
+        "one half of the texts chooses the head, the other half scores it; where the chosen one does not pass, the "
+        "most accurate head that does is shown",
+        f"simple rule: accuracy of the best one there ({rules})",
     ]
 
 

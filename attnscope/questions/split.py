@@ -159,7 +159,7 @@ class Split(Result):
         answer = [
             f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
             _compromise(self),
-            "disagreement: distance between the rows of the heads, nats (0 = the same, ln n at most)",
+            "disagreement: how differently the heads of a split attend, nats (0 = all alike)",
         ]
         subtitle = f"“{printable(self.options.get('text', ''))}”"
         return report_on(self, answer, _blocks(self), [rank, measures], subtitle=subtitle)
@@ -189,15 +189,15 @@ def _compromise(split: Split) -> str:
         all_favourites |= dict.fromkeys(favourites)
         names = " and ".join(keys[key] for key in favourites)
         each = " each" if len(favourites) > 1 else ""
-        phrases.append(f"head {head} gives {names} {row[favourites[0]]:.4f}{each}")
+        phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
     if n > _MOST_AT_ODDS:
         phrases.append("…")
-    answer = f"of {n} heads the rows of {queries[query]} differ most: {'; '.join(phrases)}"
+    answer = f"cut into {n}, they disagree most on where {queries[query]} looks: {'; '.join(phrases)}"
     # A single head has to divide its attention between these keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
-        shares = ", ".join(f"{keys[key]} {single[key]:.4f}" for key in all_favourites)
-        answer += f". One head alone has one row for all, and gives {shares}"
+        shares = ", ".join(f"{keys[key]} {single[key]:.2f}" for key in all_favourites)
+        answer += f". A single head has to compromise: {shares}"
     return answer
 
 

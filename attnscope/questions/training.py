@@ -105,7 +105,7 @@ class Training(Result):
         question = f"heads with a role at the last of {line}, and since when"
         if first == last:
             line = f"1 checkpoint, step {first:,}"
-            question = f"heads with a role at {line}; name several to see since when"
+            question = f"heads with a role at {line}; several checkpoints show since when"
         roles = _heads_of_roles(self)
         blocks = [*_trends(self)]
         if roles:
@@ -167,11 +167,12 @@ def _trends(training: Training) -> Iterator[Block]:
             names=["all texts"],
             points=loss[:, None],
         )
-    # One plot per measure, a line per head: points are (step, head, 3), uniform is (head,).
+    # One plot per measure, those of the last roles first, a line per head: points are (step, head, 3), uniform is (head,).
     measures = training.table("measures").as_dicts()
-    for measure, points, uniform in zip(
-        measures, training.interval("value"), training["uniform"], strict=True
-    ):
+    held = [role for role in training.table("roles")["name"].tolist() if training.since(role)]
+    intervals = training.interval("value")
+    for row in sorted(range(len(measures)), key=lambda row: measures[row]["name"] not in held):
+        measure, points, uniform = measures[row], intervals[row], training["uniform"][row]
         name, unit = measure["name"], measure["unit"]
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
@@ -185,7 +186,7 @@ def _trends(training: Training) -> Iterator[Block]:
         level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
-            heading=f"{label(name)}: {measure['meaning']} ({unit_words})",
+            heading=f"{label(name)}: {measure['meaning']} ({unit_words}); heads with and without the role",
             figure=_FIGURE,
             y=title,
             what="heads",

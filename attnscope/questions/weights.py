@@ -26,6 +26,10 @@ SHARES = ("previous", "same", "next", "first")
 _MOST = 8
 """Heads of a list; pairs of a list or a graph, for each of queries, keys and values."""
 
+_COMPOSITION = (
+    "composition: overlap of what one head writes with what another reads, 0 (none) to 1 (all of it)"
+)
+
 _ROUNDING = 1e-6
 """Shares that differ by less are equal."""
 
@@ -210,12 +214,13 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         part = small_number(weights["composition"][index])
         chance = small_number(weights.expected[index])
         read = f"{names[receiver]}'s {READS[COMPOSITIONS[by]]}"
-        numbers = f"composition {part} from 0 to 1, of random weights {chance}"
+        numbers = f"composition {part}; random weights have {chance}"
         if excess[index] > 0:
-            yield f"{read} reads what {names[sender]} writes most: {numbers}"
+            yield f"{read} reads most of what {names[sender]} writes: {numbers}"
         else:
-            most = f"{read} of {names[sender]}: {numbers}"
-            yield f"No head reads what another writes more than by chance. The most is {most}"
+            nearest = f"{read} and what {names[sender]} writes: {numbers}"
+            yield f"No head reads what another writes more than by chance. Nearest are {nearest}"
+        yield _COMPOSITION
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _proxy_line(weights):
         head = int(np.nanargmax(copying))

@@ -164,7 +164,7 @@ def _answer(why: Why) -> list[str]:
     difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
-        f"weight {weight(score['weight'])}: its score of {fixed(score['score'], 3)} is {difference}",
+        f"weight {weight(score['weight'])}: its score, before softmax, is {difference}",
     ]
 
 
@@ -176,8 +176,8 @@ def _strongest_parts(why: Why) -> str:
         values = parts[f"{side}_nats"]
         strongest = int(np.abs(values).argmax())
         name = printable(parts["part"][strongest])
-        phrases.append(f"by the parts of the {side}, most is {name} ({signed(values[strongest])} nats)")
-    return f"the same difference split in two ways: {'; '.join(phrases)}"
+        phrases.append(f"by the {side}'s parts, most of it is {name} ({signed(values[strongest])} nats)")
+    return f"split {'; split '.join(phrases)}"
 
 
 def _parts(why: Why) -> Ranking:

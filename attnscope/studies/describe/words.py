@@ -317,7 +317,7 @@ class HeadWords:
         if "pair" not in said and len(said) < MOST_GROUPS:
             pairs_beside = self.pairs(by_term[abouts != "pair"].sum(0))
             if pairs_beside:
-                text += f", such as {', '.join(pairs_beside)}"
+                text += f"; also {', '.join(pairs_beside)}"
         return text
 
     def _about(self, term: int) -> str:
