@@ -42,7 +42,7 @@ def test_a_minimal_pair(run, tmp_path):
     first = next(line for line in out.splitlines() if line.startswith("L3H1"))
     assert (
         "differs most between the texts, at “it”" in first
-        and "most at “it”: weight on animal 0.68 → 0.28" in out
+        and "most where it looks from “it”: weight on animal 0.68 → 0.28" in out
     )
     ranked = [line.split()[0] for line in out.splitlines() if line.startswith("L") and "→" in line]
     assert "L3H1" in ranked[:5]

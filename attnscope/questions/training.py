@@ -167,7 +167,7 @@ def _trends(training: Training) -> Iterator[Block]:
             names=["all texts"],
             points=loss[:, None],
         )
-    # One plot per measure, those of the last roles first, a line per head: points are (step, head, 3), uniform is (head,).
+    # One plot per measure, those of the last roles first. Points are (step, head, 3), uniform is (head,).
     measures = training.table("measures").as_dicts()
     held = [role for role in training.table("roles")["name"].tolist() if training.since(role)]
     intervals = training.interval("value")
