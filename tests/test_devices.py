@@ -71,8 +71,6 @@ STUDIES = {
     ),
     "page": lambda model: vars(page_text(model, Prompt(TEXTS[0]), Choice())),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
-    "weights": lambda model: attnscope.weights(model),
-    "why": lambda model: attnscope.why(model, TEXTS[0], 1, 1, "@4", "@2"),
     "split": lambda model: attnscope.split(model, TEXTS[0], 1, attnscope.SplitOptions(counts=(1, 3))),
 }
 
@@ -102,21 +100,28 @@ from attnscope.core.attention import precision
 from tests.pretend_device import NAME, pretending
 from tests.test_devices import TEXTS, numbers_of
 
+gpt2, bert = sys.argv[1:]
 options = attnscope.AblateOptions(importance=True)
+studies = [
+    (gpt2, lambda model: attnscope.ablate(model, TEXTS, options)),
+    (bert, attnscope.weights),
+    (bert, lambda model: attnscope.why(model, TEXTS[0], 1, 1, "@4", "@2")),
+]
 for float64, without in ((True, frozenset()), (False, frozenset({NAME}))):
     precision.WITHOUT_FLOAT64 = without
-    with pretending(float64=float64):
-        models = [attnscope.load(sys.argv[1], device=device) for device in (NAME, "cpu")]
-        found, expected = (numbers_of(attnscope.ablate(model, TEXTS, options)) for model in models)
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for folder, study in studies:
+        with pretending(float64=float64):
+            models = [attnscope.load(folder, device=device) for device in (NAME, "cpu")]
+            found, expected = (numbers_of(study(model)) for model in models)
+        assert len(found) == len(expected) > 0
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 """
 
 
-def test_gradients_elsewhere_are_those_of_the_processor(tmp_path):
+def test_gradients_elsewhere_are_those_of_the_processor(tmp_path, tiny_bert):
     # A process of its own: torch counts the devices when it first goes backward, and knows no later ones.
-    done = python("-c", GRADIENTS, str(save_tiny(tmp_path / "gpt2", "gpt2")))
+    done = python("-c", GRADIENTS, str(save_tiny(tmp_path / "gpt2", "gpt2")), str(tiny_bert))
     assert done.returncode == 0, done.stderr
 
 
