@@ -1,4 +1,4 @@
-"""`attnscope ablate`."""
+"""Run `attnscope ablate`."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files

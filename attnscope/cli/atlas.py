@@ -1,4 +1,4 @@
-"""`attnscope atlas`."""
+"""Run `attnscope atlas`."""
 
 from dataclasses import replace
 

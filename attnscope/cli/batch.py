@@ -1,4 +1,4 @@
-"""`attnscope batch`."""
+"""Run `attnscope batch`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @options
 class BatchTexts(TextFiles):
-    """The options for the texts to draw, and for the folder of their figures."""
+    """Hold the options for the texts to draw, and for the folder of their figures."""
 
     files: tuple[str, ...] = option(
         "Files or patterns: txt, jsonl, csv, also gzipped; `-` draws lines of stdin as they come.",
@@ -57,20 +57,24 @@ def batch(
     order = replace(order, loading=model.loading, style=style)
     with progress(printing.quiet) as report:
         result = draw(model.model, texts.corpus(), texts.out, order, report)
-    # Say how many texts earlier runs had drawn, and what fonts lack.
+    # Say how many texts earlier runs had drawn.
     n_before = len(result.drawn) - result.n_fresh
     if n_before:
         say([f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet)
-    written = [written for text in result.drawn for written in (text.text, *text.tokens)]
-    names = [name for text in result.drawn for name in text.files]
-    say(note_fonts(written, names, drawing.font), printing.quiet)
+    # Say which characters no font has.
+    labels: list[str] = []
+    names: list[str] = []
+    for text in result.drawn:
+        labels += (text.text, *text.tokens)
+        names += text.files
+    say(note_fonts(labels, names, drawing.font), printing.quiet)
     answer = "" if printing.quiet else _answer(result, order, texts.out)
     print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
     _fail_if_not_whole(result)
 
 
 def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
-    """Say what was drawn of how many texts, and where it is; empty where nothing was."""
+    """Return a line on what was drawn, of how many texts, and where it is; "" = nothing was drawn."""
     if not result.drawn:
         return ""
     choice = order.choice
@@ -84,7 +88,7 @@ def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
 
 
 def _fail_if_not_whole(result: Batch) -> None:
-    """End with exit status 1 where texts failed, 130 where it was interrupted; all the rest is drawn by then."""
+    """Print which texts failed. End with exit status 1 if some did, and with 130 if the run was interrupted."""
     for failure in result.failed:
         print("failed: " + one_line(str(failure)), file=sys.stderr)
     n_drawn = len(result.drawn)

@@ -7,6 +7,7 @@ knows neither the commands nor what their options mean. `--help-all` also shows 
 import dataclasses
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -29,16 +30,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Args:
         function: The command. Each of its parameters is a dataclass of options (a group).
     """
-    signature = inspect.signature(function, eval_str=True)
-    groups: dict[str, Any] = {
-        name: parameter.annotation for name, parameter in signature.parameters.items()
-    }
-    # The fields of all groups become parameters in one list.
+    groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for group in groups.values():
-        parameters += [_parameter(owner, field) for owner, field in _fields(group)]
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        groups[name] = parameter.annotation
+        parameters += itertools.starmap(_parameter, _fields(parameter.annotation))
 
-    # Typer's values go back into their dataclasses.
+    # The parameters' values go back into the groups.
     @functools.wraps(function)
     def run(**values: Any) -> None:
         function(**{name: _build(group, values) for name, group in groups.items()})
@@ -58,11 +56,11 @@ def _fields(group: Any) -> "Iterator[tuple[Any, dataclasses.Field[Any]]]":
         if inner is not None:
             yield from _fields(inner)
         elif not _option_of(field).python_only:
-            # The class itself, or the nearest that it inherits the field from.
-            owners = (
-                owner for owner in group.__mro__ if field.name in vars(owner).get("__annotations__", ())
-            )
-            yield next(owners), field
+            # The group's class, or the nearest one that it inherits the field from.
+            for owner in group.__mro__:
+                if field.name in vars(owner).get("__annotations__", ()):
+                    yield owner, field
+                    break
 
 
 def _option_of(field: "dataclasses.Field[Any]") -> Option:
@@ -72,30 +70,33 @@ def _option_of(field: "dataclasses.Field[Any]") -> Option:
 
 
 def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter:
-    """Return a field as typer takes it: its type, default, names, help, range, and where the help shows it."""
-    known = _option_of(field)
+    """Return the parameter that typer reads for a field: its name, type, default, flags, help and range.
+
+    `owner` is the class that declares the field.
+    """
+    option = _option_of(field)
     kind, default = _type_of(owner, field)
-    complete = complete_models if known.complete else None
-    # An argument has a place, an option has flags.
+    complete = complete_models if option.complete else None
+    # An argument is found by its position, an option by its flags.
     about: Any
-    if known.argument:
-        metavar = known.metavar or field.name.upper()
+    if option.argument:
+        metavar = option.metavar or field.name.upper()
         about = typer.Argument(
-            help=known.help, show_default=False, metavar=metavar, autocompletion=complete
+            help=option.help, show_default=False, metavar=metavar, autocompletion=complete
         )
     else:
-        flags = known.flags or (f"--{field.name.replace('_', '-')}",)
+        flags = option.flags or (f"--{field.name.replace('_', '-')}",)
         about = typer.Option(
-            *flags, help=known.help, min=known.least, max=known.most, autocompletion=complete
+            *flags, help=option.help, min=option.least, max=option.most, autocompletion=complete
         )
-        # Of a flag that may be repeated the help names the type of one value.
+        # The help of an option that may be repeated names the type of one value.
         if "list[" in str(kind):
             about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
         # The heading of the help under which it stands.
-        about.rich_help_panel = known.panel or getattr(owner, "PANEL", None)
-    about.hidden = known.rare
-    # Typer reads an empty default as required.
-    if known.needed or default is dataclasses.MISSING:
+        about.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
+    about.hidden = option.rare
+    # Typer requires a parameter without a default.
+    if option.needed or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
@@ -103,51 +104,52 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
 
 
 def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
-    """Return the type that typer reads a field as, and its default. `_read` makes the field's own value of it."""
-    known = _option_of(field)
+    """Return the type of the value that typer gives for a field, and its default; MISSING = it is required.
+
+    `_read` makes the field's own value of typer's.
+    """
+    option = _option_of(field)
     list_of: Any = list  # type checkers know no list of a type that is found when it runs
     # The field's own parser reads it later, so typer passes text.
-    if known.several:
+    if option.several:
         return list_of[str] | None, None
-    if known.read is not None:
-        return (str | None, None) if known.written is None else (str, known.written)
+    if option.read is not None:
+        return str | None, option.written
     # Annotations are strings: resolve this one alone, in the module of its class.
     scope = vars(sys.modules[owner.__module__])
     named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
     kind = get_type_hints(named, scope)[field.name]
     # A tuple is a flag that may be repeated.
     if get_origin(kind) is tuple:
-        is_required = known.needed or field.default is dataclasses.MISSING
-        repeated = list_of[get_args(kind)[0]]
-        return (repeated, field.default) if is_required else (repeated | None, None)
-    # The flag of what is True by default switches it off, so typer reads whether it was given.
+        default = field.default if field.default is dataclasses.MISSING else None
+        return list_of[get_args(kind)[0]] | None, default
+    # The flag of what is True by default switches it off: typer says whether the flag was given.
     if field.default is True:
         return kind, False
-    # The dataclass refuses what is none of the choices.
-    if known.choices:
-        return (str | None, None) if field.default is None else (str, field.default)
+    # Typer passes text, and the dataclass refuses what is none of the choices.
+    if option.choices:
+        return str | None, field.default
     return kind, field.default
 
 
 def _build(group: Any, values: dict[str, Any]) -> Any:
-    """Return a group of options, and the groups in it, from typer's values; None = the dataclass has the default."""
+    """Return a group of options, and the groups in it, from typer's values by name; None = the field's default."""
     fields = {}
     for field in dataclasses.fields(group):
         inner = field.metadata.get("group")
+        value = values.get(field.name)
         if inner is not None:
             fields[field.name] = _build(inner, values)
-        elif (
-            field.name in values and not _option_of(field).python_only and values[field.name] is not None
-        ):
-            fields[field.name] = _read(field, values[field.name])
+        elif value is not None and not _option_of(field).python_only:
+            fields[field.name] = _read(field, value)
     return group(**fields)
 
 
 def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
     """Return the field's value from typer's; see `_type_of`."""
-    known = _option_of(field)
-    if known.read is not None:
-        return known.read(value)
+    option = _option_of(field)
+    if option.read is not None:
+        return option.read(value)
     if isinstance(value, list):
         return tuple(value)
     # A flag that was given switches off what is True by default.
@@ -175,10 +177,9 @@ class Command(_PlainFlags, TyperCommand):
     """A command whose `--help` shows the first sentence on what a question needs, and `--help-all` everything."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line. An empty `--out` is refused: it is that of a variable that is not set."""
-        # What follows -- is text, also if it looks like a flag.
+        """Parse the command line, or print help. An empty `--out` is refused: a shell's variable may not be set."""
+        # What follows -- is text, even if it looks like a flag.
         words = args[: args.index("--")] if "--" in args else args
-        # The help with all options, the short help, or a run.
         if HELP_ALL in words:
             for parameter in self.params:
                 parameter.hidden = False  # type: ignore[attr-defined]  # options and typer's arguments have it
@@ -192,8 +193,8 @@ class Command(_PlainFlags, TyperCommand):
                 raise UsageError(
                     "--out is empty", "name a file or folder; . is the folder that you are in"
                 )
-        rest: list[str] = super().parse_args(ctx, args)
-        return rest
+        unparsed: list[str] = super().parse_args(ctx, args)
+        return unparsed
 
 
 class Group(_PlainFlags, TyperGroup):
@@ -204,7 +205,7 @@ class Group(_PlainFlags, TyperGroup):
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the names of models that begin so."""
+    """Return the names of models that begin with what is typed so far."""
     from attnscope.models.catalog import list_models
 
     return [entry.name for entry in list_models() if entry.name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`attnscope compare`."""
+"""Run `attnscope compare`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def compare(
     - `attnscope compare "It was too tired." --with "It was too wide." --query it`
     - `attnscope compare --file texts.txt -m checkpoint-1 --with-model checkpoint-2`
     """
-    # What can be refused is, before a model is loaded.
+    # Refuse wrong options before a model is loaded.
     output = files.plan("compare", **drawing.changes())
     order.require_for(texts)
     with progress(files.quiet) as report:
@@ -46,7 +46,7 @@ def compare(
 def _over_corpus(
     texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
 ) -> Comparison:
-    """Compare all heads with each other, or with those of another model or of the same without some heads."""
+    """Compare all heads with each other, with those of another model, or with those of the model without some heads."""
     from attnscope.studies.compare.study import compare, compare_models, without_heads
 
     shared = running.share(model.model, model.loading)
@@ -54,7 +54,7 @@ def _over_corpus(
         raise UsageError(
             "workers have no heads taken out", "leave out --workers, --executor and --threads"
         )
-    # One literal text is known as such, so that figures can name it.
+    # TEXT comes as a list of one. Given as a string, figures can name it.
     listed = texts.corpus()
     corpus = listed[0] if isinstance(listed, list) else listed
     loaded = model.loading.load(model.model)

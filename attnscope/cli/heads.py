@@ -1,4 +1,4 @@
-"""`attnscope heads`."""
+"""Run `attnscope heads`."""
 
 from dataclasses import replace
 
@@ -32,9 +32,15 @@ def heads(
 
     # Pictures and recordings go without texts and their options.
     if order.image or order.audio:
+        option = "--image"
+        refused = texts
+        if not order.image:
+            option = "--audio"
+            # The text of a recording is its transcript.
+            refused = replace(texts, text=None)
         refuse_beside(
-            "--image" if order.image else "--audio",
-            texts if order.image else replace(texts, text=None),  # a recording has its transcript
+            option,
+            refused,
             running,
             order.heads,
             pick=order.describing.pick,

@@ -1,4 +1,4 @@
-"""`attnscope heatmap`."""
+"""Run `attnscope heatmap`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @options
-class Seen(OneText):
-    """A text, photos or a recording."""
+class HeatmapInput(OneText):
+    """Hold a text, photos or a recording, and how they are shown."""
 
     image: tuple[Path, ...] = option(
         "A photo, with attention drawn over it; may be given several times. Alone, for vision transformers: --query is "
@@ -57,8 +57,8 @@ class Seen(OneText):
         rare=True,
     )
 
-    def ask(self, maps: MapOptions) -> MapOptions:
-        """Return what is asked of the maps, with what depends on what is read."""
+    def adapt(self, maps: MapOptions) -> MapOptions:
+        """Return the options for maps with `--pool`, and with the words of a recording in place of those of a text."""
         if self.audio is not None and maps.words:
             maps = dataclasses.replace(maps, words=False, times=True)
         return dataclasses.replace(maps, pooled=self.pool)
@@ -66,7 +66,7 @@ class Seen(OneText):
 
 def heatmap(
     *,
-    source: Seen,
+    source: HeatmapInput,
     reading: ReadingOptions,
     maps: MapOptions,
     model: Chosen,
@@ -87,27 +87,26 @@ def heatmap(
     from attnscope.output import HOME
     from attnscope.studies.maps.study import home_of, study
 
-    # Follow tokens through layers, sum up parts of the text, or draw maps.
+    # Follow tokens through all layers.
     if source.rollout or source.relevance is not None:
         output = files.plan("rollout", query=maps.query, **drawing.changes())
         return _roll_out(output, source, maps, model)
-    # Sums of weights from one part to another.
-    maps = source.ask(maps)
+    # Sum up the weights from one part of the text to another.
+    maps = source.adapt(maps)
     if maps.between:
         from attnscope.questions.shares import find_shares
 
         output = files.plan("shares", **drawing.changes())
         record = study(model.model, _read_input(source, reading), maps, model.loading)
         return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # exact maps
-    # Read all inputs before the model loads.
+    # Draw maps.
     output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
-    what = _read_input(source, reading)
-    record = study(model.model, what, maps, model.loading)
+    record = study(model.model, _read_input(source, reading), maps, model.loading)
     home = home_of(record, output.options.get("query"), output.style(record))
     return output.deliver(record, HOME / home)
 
 
-def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> None:
+def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Chosen) -> None:
     """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
@@ -126,9 +125,9 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
             raise UsageError("one picture is followed through the layers", "give one --image")
         photo = read_photo(source.image[0])  # before the model takes its time
         loaded = model.load_with_head()
-        return output.deliver(
-            study(loaded, image=photo) if target is None else relevance(loaded, target, image=photo)
-        )
+        if target is None:
+            return output.deliver(study(loaded, image=photo))
+        return output.deliver(relevance(loaded, target, image=photo))
     # A text.
     text = source.read()
     if target is not None:
@@ -137,12 +136,12 @@ def _roll_out(output: Output, source: Seen, maps: MapOptions, model: Chosen) -> 
     return output.deliver(study(loaded, text, query=maps.query))
 
 
-def _read_input(source: Seen, reading: ReadingOptions) -> Given:
-    """Return what the model is to read; files are read before it takes its time.
+def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:
+    """Read the files of an input, and return the input as a study takes it. The model is not loaded yet.
 
     Raises:
-        AttnscopeError: There is none, or a file cannot be read.
-        UsageError: There is more than one, or an option that it has no use for.
+        AttnscopeError: There is no input, or a file cannot be read.
+        UsageError: There is more than one input, or an option that it has no use for.
     """
     from attnscope.senses.photos import read_photo
     from attnscope.senses.recordings import read_recording

@@ -1,4 +1,4 @@
-"""`attnscope learn`: how attention is computed, how heads split it, and what it costs."""
+"""Run `attnscope learn`: how attention is computed, how heads split it, and what it costs."""
 
 import sys
 
@@ -13,7 +13,7 @@ from attnscope.studies.inputs.options import OneText
 
 @options
 class ExampleOrText(OneText):
-    """A text; without one, the worked example of 5 tokens, d_model 4 and 2 heads."""
+    """Hold a text and a layer; without a text, the worked example of 5 tokens, d_model 4 and 2 heads."""
 
     text: str | None = option(
         "A text; `-` reads stdin.  [default: the worked example]", default=None, argument=True
@@ -25,7 +25,7 @@ class ExampleOrText(OneText):
 
 @options
 class Quiz:
-    """The option that turns a trace into a quiz."""
+    """Hold the option that turns a trace into a quiz."""
 
     quiz: bool = option("Ask you for the numbers of a query, and grade your answers.", default=False)
 
@@ -43,7 +43,6 @@ def trace(
     """
     from attnscope.studies.trace import study
 
-    # Plan the output, then compute, then show or ask.
     output = files.plan("trace")
     text = source.read() if source.is_given else None
     if quiz.quiz:

@@ -1,4 +1,4 @@
-"""`attnscope models`."""
+"""Run `attnscope models`."""
 
 from attnscope.cli.shared import Printing
 from attnscope.options import group, option, options
@@ -7,7 +7,7 @@ from attnscope.studies.inputs.options import LoadOptions
 
 @options
 class ModelNamed:
-    """A model to look at, and how it is loaded."""
+    """Hold the model to look at, and how it is loaded."""
 
     model: str | None = option(
         "A known name, a folder, or a Hub id.", default=None, argument=True, complete="models"
@@ -38,10 +38,11 @@ def _list(printing: Printing) -> None:
     entries = list_models()
     # JSON for programs, a table for people.
     if printing.json:
-        listed = [
-            {"name": e.name, "state": e.state, "what": e.about, "folder": e.folder and str(e.folder)}
-            for e in entries
-        ]
+        listed = []
+        for entry in entries:
+            folder = None if entry.folder is None else str(entry.folder)
+            described = {"name": entry.name, "state": entry.state, "what": entry.about, "folder": folder}
+            listed.append(described)
         return print_json({"schema": "attnscope.models/1", "models": listed})
     columns = [
         TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
@@ -55,13 +56,12 @@ def _list(printing: Printing) -> None:
 
 
 def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
-    """Print what a model is."""
+    """Print the facts of a model, and the name of its tokenizer."""
     from attnscope.models import describe
     from attnscope.output import print_json
     from attnscope.report.plain_text import open_console
     from attnscope.report.table import TextColumn, TextTable
 
-    # The facts of the model, and the name of its tokenizer.
     about, tokenizer = describe(
         spec,
         engine=loading.engine,

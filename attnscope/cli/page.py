@@ -1,4 +1,4 @@
-"""`attnscope page`."""
+"""Run `attnscope page`."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Printing

@@ -1,4 +1,4 @@
-"""`attnscope patch`."""
+"""Run `attnscope patch`."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
@@ -8,7 +8,7 @@ from attnscope.questions.patch import PatchOptions
 
 @options
 class PairFiles:
-    """The option for the file of pairs."""
+    """Hold the option for the files of pairs."""
 
     pairs: tuple[str, ...] = option(
         'JSONL files or patterns, one {"clean", "corrupt", "right", "wrong"} per line; - is stdin.',

@@ -13,23 +13,33 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
-    """Show a progress bar on stderr with texts, tokens per second and the time left; elsewhere a line a minute."""
-    started = heard = time.monotonic()
+    """Show a progress bar on stderr with texts, tokens per second and the time left; elsewhere a line a minute.
+
+    Args:
+        quiet: Whether nothing is shown.
+        texts: What texts are called in it.
+        tokens: What tokens are called in it.
+
+    Yields:
+        The function to call after each text; None = nothing is shown.
+    """
+    started = last_report = time.monotonic()
     step = ""
     with _bar(quiet, "reading") as update:
 
         def report(done: "Done") -> None:
-            nonlocal started, heard, step
+            nonlocal started, last_report, step
             # Rate and time left are those of the step, which began after the last report.
             if done.step != step:
-                started = heard
+                started = last_report
                 step = done.step
                 update(restart=True)  # type: ignore[misc]  # never None here
-            heard = time.monotonic()
-            rate = done.n_tokens / max(1e-9, heard - started)
+            last_report = time.monotonic()
+            rate = done.n_tokens / max(1e-9, last_report - started)
             total = None if done.share is None else 1.0
             line = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
-            line = f"{done.step}: {line}" if done.step else line
+            if step:
+                line = f"{step}: {line}"
             update(description=line, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # as above
 
         yield report if update else None
@@ -37,13 +47,22 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
 
 @contextlib.contextmanager
 def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
-    """Show the progress of work with counted steps."""
+    """Show the progress of work with counted steps; `what` says what they are.
+
+    Yields:
+        The function to call with the number of steps that are done, and of all; None = nothing is shown.
+    """
     with _bar(quiet, what) as update:
-        yield (lambda done, of: update(completed=done, total=of)) if update else None
+
+        def report(n_done: int, n_steps: int) -> None:
+            update(completed=n_done, total=n_steps)  # type: ignore[misc]  # never None here
+
+        yield report if update else None
 
 
 @contextlib.contextmanager
 def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
+    """Yield the function that moves the bar, or writes a line a minute; None = nothing is shown."""
     # No bar where nobody looks, a line a minute where output goes to a file.
     if quiet or sys.stderr is None:
         yield None
@@ -66,12 +85,9 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
         yield update
 
 
-MINUTE_S = 60.0
-
-
 def _once_a_minute(what: str) -> "Callable[..., None]":
-    """Return what says once a minute how far the work is; it takes what a progress bar takes."""
-    said = time.monotonic()
+    """Return a function that prints once a minute how far the work is; it takes what a progress bar takes."""
+    last_line = time.monotonic()
 
     def update(
         restart: bool = False,
@@ -79,10 +95,10 @@ def _once_a_minute(what: str) -> "Callable[..., None]":
         completed: float = 0.0,
         total: float | None = None,
     ) -> None:
-        nonlocal said
-        if restart or time.monotonic() - said < MINUTE_S:
+        nonlocal last_line
+        if restart or time.monotonic() - last_line < 60:
             return
-        said = time.monotonic()
+        last_line = time.monotonic()
         share = f" ({completed / total:.0%})" if total else ""
         print(f"note: {description}{share}", file=sys.stderr, flush=True)
 

@@ -23,14 +23,22 @@ Step = dict[str, Any]
 """A step as `Trace.steps` has it."""
 
 _ASKED = ("dot_products", "scores", "weights", "head_output")
+"""The steps that are asked, if they are small enough."""
+
 _SUMS = ("dot_products", "head_output")
+"""Those of them whose numbers are sums over the columns of a head."""
+
 _HIDDEN = ("exponentials", "weighted_values", "joined", "output")
+"""The steps that are not shown."""
 
 
 def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
-    """Ask for the numbers of each head that is traced, and grades the answers.
+    """Ask for the numbers of each head that is traced, and grade the answers.
 
-    `read_line` gives the next answer with its line end; "" = there is none.
+    Args:
+        trace: The trace of one query.
+        console: Prints the questions and the grades.
+        read_line: Returns the next answer with its line end; "" = there is none.
 
     Raises:
         UsageError: The trace has all queries, or no step that is small enough for pen and paper.
@@ -42,8 +50,8 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
             "a quiz is about one query, and none is given", "choose one, such as --query sat"
         )
     steps = trace.steps
-    questions = [step for step in steps if _is_asked(trace, step)]
-    if not questions:
+    n_questions = sum(_is_asked(trace, step) for step in steps)
+    if not n_questions:
         raise UsageError(
             f"no step of this trace has {_BY_HAND} numbers or fewer",
             "choose a shorter text for pen and paper",
@@ -53,8 +61,8 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         console.print(Group(*parts))
 
     # The steps in order: those that are asked wait for an answer, others are shown.
-    help = "Type the numbers of each step with spaces between. Two decimals are enough."
-    show(Text(heading_of(trace), style="bold"), Text(help))
+    how = "Type the numbers of each step with spaces between. Two decimals are enough."
+    show(Text(heading_of(trace), style="bold"), Text(how))
     n_right = n_asked = 0
     head = None
     for number, step in enumerate(steps, start=1):
@@ -70,19 +78,20 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
             show(title, formula, code, numbers)
             continue
         # The question, the answer, then the numbers.
-        labels = " ".join(trace.tokens["key"]) if step["axes"] == ["key"] else ""
-        show(title, formula, Text(f"    {safe(labels)}" if labels else ""))
-        answer = _read_answer(step, console, read_line, n_asked, len(questions))
+        labels = ""
+        if step["axes"] == ["key"]:
+            labels = "    " + safe(" ".join(trace.tokens["key"]))
+        show(title, formula, Text(labels))
+        answer = _read_answer(step, console, read_line, n_asked, n_questions)
         n_asked += 1
+        grade = Text("    Wrong. The numbers are:", style="red")
         if answer is None:
-            grade, color = "No answer. The numbers are:", "red"
+            grade = Text("    No answer. The numbers are:", style="red")
         elif is_close(answer, step["value"]):
-            grade, color = "Right.", "green"
+            grade = Text("    Right.", style="green")
             n_right += 1
-        else:
-            grade, color = "Wrong. The numbers are:", "red"
-        show(Text(f"    {grade}", style=color), numbers)
-    show(Text(f"\n{n_right} of {len(questions)} right", style="bold"))
+        show(grade, numbers)
+    show(Text(f"\n{n_right} of {n_questions} right", style="bold"))
 
 
 def is_close(answer: NDArray[np.float64], value: NDArray[np.float64]) -> bool:
@@ -109,12 +118,14 @@ def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
 
 
 def _is_asked(trace: Trace, step: Step) -> bool:
-    columns = trace.of("keys", step["head"]).shape[-1] if step["name"] in _SUMS else 0
-    return step["name"] in _ASKED and max(step["value"].size, columns) <= _BY_HAND
+    """Return whether a step is asked, and small enough to be computed by hand."""
+    if step["name"] in _SUMS and trace.of("keys", step["head"]).shape[-1] > _BY_HAND:
+        return False
+    return step["name"] in _ASKED and step["value"].size <= _BY_HAND
 
 
 def _read_answer(
-    step: Step, console: Console, read_line: Callable[[], str], n_before: int, n_asked: int
+    step: Step, console: Console, read_line: Callable[[], str], n_before: int, n_questions: int
 ) -> NDArray[np.float64] | None:
     """Return the next answer, asked for again until it can be read; None = an empty line."""
     while True:
@@ -123,7 +134,7 @@ def _read_answer(
         if not line:
             console.print()
             raise AttnscopeError(
-                f"the answers end after {n_before} of {n_asked}",
+                f"the answers end after {n_before} of {n_questions}",
                 "type one line per step; an empty line skips a step",
             )
         if not line.strip():

@@ -1,4 +1,4 @@
-"""`attnscope relations`."""
+"""Run `attnscope relations`."""
 
 from attnscope.cli.progress import progress
 from attnscope.cli.shared import Chosen, Drawing, Files
@@ -10,7 +10,7 @@ from attnscope.studies.inputs.options import SharedWork
 
 @options
 class AnnotatedFiles(AnnotationOptions):
-    """Annotated files, and how they are read."""
+    """Hold annotated files, and how they are read."""
 
     files: tuple[str, ...] = option(
         "Annotated files or patterns: .conllu, .jsonl with links, .py; also gzipped; - is stdin.",

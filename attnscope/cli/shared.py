@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options
 class Chosen:
-    """The options for the model, and for loading it."""
+    """Hold the options for the model, and for loading it."""
 
     PANEL: ClassVar[str] = "Model"
 
@@ -40,7 +40,7 @@ class Chosen:
 
 @options
 class Printing:
-    """The options for output on stdout and stderr."""
+    """Hold the options for output on stdout and stderr."""
 
     PANEL: ClassVar[str] = "Output"
 
@@ -50,7 +50,7 @@ class Printing:
 
 @options
 class Files(Printing):
-    """The options for results: files and printed output."""
+    """Hold the options for results: files and printed output."""
 
     out: Path | None = option(
         "The folder to write to; for a single file its name, such as map.png.",
@@ -69,7 +69,10 @@ class Files(Printing):
     )
 
     def plan(self, kind: str, **how: Any) -> Output:
-        """Return what is to become of a record of a kind, checked before it is made: by `output.plan`."""
+        """Return where and how a record of a kind will be written and printed, see `output.plan`.
+
+        Wrong options are refused before the record is made. `how` has further options by name, such as `query`.
+        """
         from attnscope.output import plan
         from attnscope.results.kinds import KINDS
 
@@ -82,7 +85,7 @@ class Files(Printing):
 
 @options
 class Drawing:
-    """The options for drawing figures."""
+    """Hold the options for drawing figures."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -110,17 +113,18 @@ class Drawing:
     )
 
     def changes(self) -> dict[str, Any]:
-        """Return what differs from the defaults, by the names that `draw` of a record has for it."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        """Return the options that differ from their defaults, as arguments of a record's `draw`."""
+        changed = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                changed[field.name] = value
+        return changed
 
 
 @options
 class MapDrawing(Drawing):
-    """The options for drawing figures of weights."""
+    """Hold the options for drawing figures of weights."""
 
     scale: str | None = option(
         "The weight of the darkest colour: 1 (fixed), each head's largest (head), the figure's (figure).  "

@@ -1,4 +1,4 @@
-"""What `COMMAND --help` prints: what the command does, examples, and the options that its question needs.
+"""Write what `COMMAND --help` prints: what the command does, examples, and the options that its question needs.
 
 `--help-all` shows every option with all that is said of it, as typer does.
 """
@@ -9,18 +9,19 @@ import textwrap
 from typing import Any
 
 NAMES = 21
-"""Columns for the names of options."""
+"""Columns of the terminal for the names of options."""
 
 WIDEST = 100
-"""Columns that are used at most."""
+"""Columns of the terminal that are used at most."""
 
 _REST = re.compile(r"(?<=[\w)]); .*|(?<=[\w)])\. (?=\S).*", re.DOTALL)
 """What follows the first sentence of a help."""
 
 _DEFAULT = re.compile(r"  \[default: (.*)\]")
+"""A default that the help itself names."""
 
 _SHORT = 30
-"""Characters of a default that is repeated."""
+"""The most characters of a default that is shown."""
 
 
 def write_help(command: Any, path: str, more: str) -> str:
@@ -32,13 +33,16 @@ def write_help(command: Any, path: str, more: str) -> str:
         more: The command that shows all options.
     """
     width = min(shutil.get_terminal_size().columns, WIDEST) - 1
-    shown = [parameter for parameter in command.params if not parameter.hidden]
-    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
-    others = [parameter for parameter in shown if parameter.param_type_name == "option"]
+    arguments: list[Any] = []
+    options: list[Any] = []
+    for parameter in command.params:
+        if not parameter.hidden:
+            is_argument = parameter.param_type_name == "argument"
+            (arguments if is_argument else options).append(parameter)
     lines = [" ".join(["Usage:", path, *map(_usage, arguments), "[OPTIONS]"]), ""]
     for paragraph in (command.help or "").split("\n\n"):
         lines += [*_paragraph(paragraph, width), ""]
-    for parameter in (*arguments, *others):
+    for parameter in (*arguments, *options):
         lines += _option(parameter, width)
     lines += ["", f"All options: {more}"]
     return "\n".join(lines)
@@ -71,24 +75,24 @@ def _option(parameter: Any, width: int) -> list[str]:
         short = [name for name in parameter.opts if not name.startswith("--")]
         long = [name for name in parameter.opts if name.startswith("--")]
         names = ", ".join([*short, *long])
-    # The help without its remarks; a short default stands in brackets.
-    said = parameter.help or ""
-    default = _DEFAULT.search(said)
-    said = _REST.sub("", _DEFAULT.sub("", said)).rstrip(".").replace("`", "")
-    written = default[1] if default else _written_default(parameter)
-    if written and len(written) <= _SHORT:
-        said = f"{said} [{written}]"
+    # The first sentence of the help; a short default stands in brackets.
+    full_help = parameter.help or ""
+    sentence = _REST.sub("", _DEFAULT.sub("", full_help)).rstrip(".").replace("`", "")
+    match = _DEFAULT.search(full_help)
+    default = match[1] if match else _default_of(parameter)
+    if default and len(default) <= _SHORT:
+        sentence = f"{sentence} [{default}]"
     # Long names push the help to the right, in place of a line of its own.
     head = f"  {names:<{NAMES - 2}}"
     if len(head) > NAMES or head[-1] != " ":
         head += "  "
     return textwrap.wrap(
-        said, width, initial_indent=head, subsequent_indent=" " * NAMES, break_on_hyphens=False
+        sentence, width, initial_indent=head, subsequent_indent=" " * NAMES, break_on_hyphens=False
     ) or [head]
 
 
-def _written_default(parameter: Any) -> str:
-    """Return the default of an option that takes a value, as one writes it; empty = none, or a flag."""
+def _default_of(parameter: Any) -> str:
+    """Return the default of an option that takes a value, as it is typed; "" = there is none, or it is a flag."""
     value = parameter.default
     is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return str(value) if is_plain else ""

@@ -1,4 +1,4 @@
-"""`attnscope show`."""
+"""Run `attnscope show`."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ from attnscope.studies.heads.options import Listing, measures_option
 
 
 @options
-class Saved:
-    """A saved record."""
+class SavedRecord:
+    """Hold the saved record, and what is shown of it."""
 
     record: Path = option(
         "A record that attnscope saved, such as heatmap.npz or heads.npz, or its folder.", argument=True
@@ -21,7 +21,13 @@ class Saved:
 
 
 def show(
-    *, saved: Saved, which: Choice, tokens: Tokens, listing: Listing, drawing: MapDrawing, files: Files
+    *,
+    saved: SavedRecord,
+    choice: Choice,
+    tokens: Tokens,
+    listing: Listing,
+    drawing: MapDrawing,
+    files: Files,
 ) -> None:
     """Draw a saved record again, without its model: in the terminal, or with -o as files.
 
@@ -35,12 +41,13 @@ def show(
     from attnscope.results.result import load_record
 
     loaded = load_record(saved.record)
-    how = {**drawing.changes(), **vars(which), "measures": saved.measures, "sort": listing.sort}
+    how = {**drawing.changes(), **vars(choice), "measures": saved.measures, "sort": listing.sort}
     if files.every and "every" in loaded.record_kind().options:
         how["every"] = True
     how |= {"columns": files.columns, "json": files.json, "quiet": files.quiet}
-    # A flag that is not given says nothing.
-    how |= {name: value or None for name, value in vars(tokens).items()}
+    # A flag that is not set is None: not every record takes it.
+    for name, value in vars(tokens).items():
+        how[name] = value or None
     try:
         # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
         with np.errstate(all="ignore"):
@@ -55,7 +62,7 @@ def show(
         AttributeError,
         RecursionError,
     ) as error:
-        # It was whole by its class, but what it says cannot be drawn.
+        # Its tables and arrays have the right shapes, but values that cannot be drawn.
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

@@ -1,4 +1,4 @@
-"""`attnscope training`."""
+"""Run `attnscope training`."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from attnscope.studies.training.options import TrainingOptions
 
 @options
 class Checkpoints:
-    """The options for checkpoints, and for loading them."""
+    """Hold the options for checkpoints, and for loading them."""
 
     checkpoints: tuple[str, ...] = option(
         "Folders of one training, a quoted pattern such as 'run/checkpoint-*', or Hub revisions org/name@rev.",

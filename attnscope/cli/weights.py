@@ -1,4 +1,4 @@
-"""`attnscope weights`."""
+"""Run `attnscope weights`."""
 
 from attnscope.cli.progress import progress_of_steps
 from attnscope.cli.shared import Chosen, Drawing, Files

@@ -1,4 +1,4 @@
-"""`attnscope why`."""
+"""Run `attnscope why`."""
 
 from attnscope.cli.shared import Chosen, Drawing, Files
 from attnscope.errors import UsageError
