@@ -30,6 +30,7 @@ def atlas(
     from attnscope.studies.atlas.study import atlas as study
     from attnscope.studies.heads.study import require_names
 
+    # Refuse wrong options and files before the model loads.
     heads = describing.apply(order.heads)
     output = files.plan("atlas")
     shared = running.share(model.model, model.loading)

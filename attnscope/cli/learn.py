@@ -43,6 +43,7 @@ def trace(
     """
     from attnscope.studies.trace import study
 
+    # Without a text, the study takes the worked example.
     output = files.plan("trace")
     text = source.read() if source.is_given else None
     if quiz.quiz:
@@ -50,6 +51,7 @@ def trace(
     record = study(model.model, text, source.layer, order, model.loading)
     if not quiz.quiz:
         return output.deliver(record)
+    # A quiz shows the numbers itself, and writes no files.
     from attnscope.cli.quiz import ask
     from attnscope.report.plain_text import open_console
 

@@ -21,6 +21,7 @@ def page(*, order: PageOrder, model: Chosen, printing: Printing) -> None:
         refuse_beside("-o -", json=printing.json)
     with progress(printing.quiet) as report:
         written = write_page(model.model, order, model.loading, report)
+    # Of a page that went to stdout or into a pipe nothing is said, unless JSON is asked for.
     say(written.notes, printing.quiet)
     if printing.json or not written.is_stream:
         print_document(

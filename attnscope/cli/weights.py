@@ -17,6 +17,7 @@ def weights(*, order: WeightsOptions, model: Chosen, drawing: Drawing, files: Fi
     """
     from attnscope.studies.weights import weights as study
 
+    # Plan the output before the model loads.
     output = files.plan("weights", **drawing.changes())
     loaded = model.load_with_head()
     with progress_of_steps(files.quiet, "layers") as report:

@@ -18,6 +18,7 @@ def why(*, source: OneText, order: WhyOptions, model: Chosen, drawing: Drawing, 
     from attnscope.studies.why import why as study
 
     output = files.plan("why", **drawing.changes())
+    # The head and the token that attends must be named; the key has a default.
     if order.pick is None or len(order.pick) != 1:
         raise UsageError("no single head is picked", "name the head that attends: --pick L3H1")
     if order.query is None:

@@ -47,7 +47,7 @@ _EXPORT = re.compile(r"^export\s+(?=(?:async\s+)?(?:function|class|const|let)\b)
 
 
 class Page:
-    """One HTML file that shows attention; a notebook shows it below the cell.
+    """Hold one HTML file that shows attention; a notebook shows it below the cell.
 
     Attributes:
         html: The whole file.

@@ -43,7 +43,7 @@ WHOLE = ("whole_explained", "whole_nats")
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """The heads of a page: their numbers, roles, words and marks.
+    """Hold the heads of a page: their numbers, roles, words and marks.
 
     Attributes:
         run: The record's `run`: the model, and how the record was made.

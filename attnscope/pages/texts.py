@@ -32,22 +32,22 @@ from attnscope.results.storage import finite, plain
 from attnscope.results.tokens import Tokens
 
 MOST_WEIGHTS = 1 << 27
-"""A page of more would be beyond what a browser opens in comfort."""
+"""The most weights of a page that a browser opens in comfort."""
 
 STEP = 1 / 1112
-"""The value of a code for a word of one piece. Half of it is 0.00045, and 1 is a whole number of steps."""
+"""The weight that a code of 1 stands for, in a word of one piece. Half of it is 0.00045, and it divides 1."""
 
 FINE_STEP = 1 / 10000
-"""The same in small pages, all of whose decimals are true."""
+"""The step of small pages, all of whose decimals are true."""
 
 PATCH_STEP = 1 / 58000
-"""The same where keys are patches of a picture, of which hundreds share a row: as fine as 16 bits reach."""
+"""The step where keys are patches of a picture, of which hundreds share a row: as fine as 16 bits reach."""
 
 FINE_UP_TO = 1 << 20
-"""How many weights a page may have to be a small one."""
+"""The most weights of a small page."""
 
 LEFT_UNIT = 1 / 59000
-"""The value of a code of a row's scale; 16 bits reach to 1.1, beyond any rounding of a softmax in 16 bits."""
+"""The sum that a code of 1 stands for, of what a row gives to keys that are not hidden; 16 bits reach to 1.1."""
 
 THUMBNAIL_SIDE = 96
 """Pixels of the small picture of a head, which the page shows before it unpacks the weights of a large map."""
@@ -67,10 +67,10 @@ _SAME = 0.01
 
 @dataclass(frozen=True, eq=False)
 class PageText:
-    """One text of a page.
+    """Hold one text of a page.
 
     Attributes:
-        record: The attention of every head on it.
+        record: The attention of every head on the text.
         full_width: By kind of attention, the weights of one head over the full width of each layer of the map, (layer,
             query, key): softmax of the layer's own queries and keys over all heads together. NaN or no kind = unknown.
     """
@@ -118,11 +118,11 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
         step = PATCH_STEP
     # Grids, matrices and links have a row for each column, and a photo among words is one row and one column of them.
     one_key = record.with_pictures_as_one() if record.pictures else record
-    # The square map keeps its pictures, by which special tokens alone are sinks.
+    # It keeps its pictures: of a record with pictures, special tokens alone are sinks.
     square = replace(one_key.make_square(), pictures=record.pictures)
     maps = []
     for attention, original in zip(square.maps, record.maps, strict=True):
-        # How many rows above the original's first one are not kept.
+        # How many of the square's first rows the original does not have.
         n_missing = len(attention.queries) - len(original.queries) if record.pictures else 0
         full_width = text.full_width.get(attention.kind)
         maps.append(_describe_map(square, attention, full_width, blocks, step, n_missing))
@@ -136,7 +136,7 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
     if record.picture is not None or record.pictures:
         described["photos"] = pack_photos(record, blocks)
     if record.pictures:
-        # The map of words over patches, and which row of the square map its first row is.
+        # The map with patches as keys, and which row of the square map its first row is.
         patches = _describe_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP)
         attention = one_key.maps[0]
         patches["first"] = 0 if attention.part is None else attention.part[0]
@@ -162,7 +162,7 @@ def _describe_map(
         full_width: As in `PageText`, of this map's kind.
         blocks: The page's blocks.
         step: The value of a code of a weight.
-        n_missing: How many rows come first that were not kept, and that no view shows.
+        n_missing: How many of its first rows are empty, as they were not kept; no view shows them.
     """
     heads = record.chosen(attention)
     weights = [attention.of(*head) for head in heads]
@@ -281,7 +281,7 @@ def pack(
     """
     if not weights:
         return
-    # Two bytes a code.
+    # A code has two bytes.
     heads = range(len(weights))
     n_per_chunk = max(1, _CHUNK_BYTES // (2 * weights[0].size))
     chunks = [heads[start : start + n_per_chunk] for start in heads[::n_per_chunk]]
