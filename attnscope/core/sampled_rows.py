@@ -2,7 +2,7 @@
 
 To fit p(k | q) ∝ n_k exp(Σ_f w_f f(q, k)), a head's attention is needed only through E_A[f] (`descriptions` says why).
 The meaning of features is left to `studies.describe`. An *entry* is a key that the query of a sampled row may attend
-to, or n_k keys that are alike. Ours.
+to, or n_k keys that are alike. A *term* is the number of a feature that a description uses. Ours.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Column:
     Attributes:
         rank: How simple the feature is; the smallest is the simplest (`descriptions.describe`).
         key_values: (level,): the values of keys.
-        keys: (type,): the level of each type of token as a key.
+        key_levels: (type,): the level of each type of token as a key.
         query_values: (level,): the values of queries.
-        queries: (type,): the level of each type as a query; None = all queries are alike.
+        query_levels: (type,): the level of each type as a query; None = all queries are alike.
     """
 
     rank: int
     key_values: Floats
-    keys: Levels
+    key_levels: Levels
     query_values: Floats = field(default_factory=lambda: np.ones(1))
-    queries: Levels | None = None
+    query_levels: Levels | None = None
 
     @cached_property
     def products(self) -> tuple[Floats, Levels]:
@@ -107,7 +107,7 @@ class Rows:
         features: (feature, entry), uint8: the level of each feature; rows one after the other. A level stands for the
             value level / (levels - 1).
         levels: (feature,): how many levels each has; 2 = it holds or does not.
-        starts: (row + 1,): where each row's entries begin.
+        starts: (row + 1,): where each row's entries begin; no row is empty.
         texts: (row,): the number of its text.
         attention: (head, entry), floating: weights, 0 to 1. The sum of a row is its mass, by which the row counts.
         counts: (entry,): how many keys an entry stands for; empty = one each.
@@ -129,8 +129,8 @@ class Rows:
     columns: tuple[tuple[Column, ...], ...] = ()
     index: Integers = field(default_factory=_nothing)
     entries: Integers = field(default_factory=_nothing)
-    # An lru_cache of `_count`.
-    _tables: Any = field(init=False, repr=False)
+    # `_count` in an lru_cache.
+    _cached_count: Any = field(init=False, repr=False)
     # The head that `scaled` was last asked for, and its result.
     _scaled: tuple[int, Floats] = field(default=(-1, np.empty(0)), init=False, repr=False)
 
@@ -149,27 +149,28 @@ class Rows:
                 setattr(self, name, array)
         # Keep the tables that were used last: about _TABLE_BYTES of them at 16 bytes an entry, and at least 16.
         n_kept = max(16, _TABLE_BYTES // (16 * self.size + 1))
-        self._tables = lru_cache(n_kept)(self._count)
+        self._cached_count = lru_cache(n_kept)(self._count)
 
     def select(self, rows: Integers) -> Rows:
         """Copy some of the rows, by their numbers, (row,), ascending."""
-        # The entries of the chosen rows, by their numbers here: their new numbers, moved by as much as their row moves.
+        # Where the rows begin in the copy, and how much later they begin here.
         lengths = self.lengths[rows]
         starts = starts_of(lengths)
         moves = self.starts[rows] - starts[:-1]
-        entries = np.arange(starts[-1]) + np.repeat(moves, lengths)
+        # The numbers that the copied entries have here, (entry,).
+        copied = np.arange(starts[-1]) + np.repeat(moves, lengths)
         return Rows(
-            features=self.features[:, entries],
+            features=self.features[:, copied],
             levels=self.levels,
             starts=starts,
             texts=self.texts[rows],
-            attention=self.attention[:, entries],
-            counts=self.counts[entries],
-            key_types=self.key_types[entries],
+            attention=self.attention[:, copied],
+            counts=self.counts[copied],
+            key_types=self.key_types[copied],
             query_types=self.query_types[rows],
             columns=self.columns,
             index=self.index[rows],
-            entries=self.entries[entries],
+            entries=self.entries[copied],
         )
 
     def of_texts(self, texts: Sequence[int]) -> Rows:
@@ -179,7 +180,7 @@ class Rows:
     def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
         """Replace the features that each head alone has."""
         self.columns = columns
-        self._tables.cache_clear()
+        self._cached_count.cache_clear()
 
     # Sizes and weights of rows
 
@@ -230,8 +231,8 @@ class Rows:
     @cached_property
     def text_weights(self) -> Floats:
         """Return the weight of each row if all have the same mass, (row,): texts weigh the same, and all sum to 1."""
-        _, text, counts = np.unique(self.texts, return_inverse=True, return_counts=True)
-        return 1.0 / (counts[text] * max(len(counts), 1))
+        _, text_index, n_rows = np.unique(self.texts, return_inverse=True, return_counts=True)
+        return 1.0 / (n_rows[text_index] * max(len(n_rows), 1))
 
     @cached_property
     def weights(self) -> Floats:
@@ -252,7 +253,7 @@ class Rows:
 
     @cached_property
     def entropies(self) -> Floats:
-        """Return -Σ B ln(B / n), (row, head), in nats, of B, each row scaled to 1, and n, the entries' counts."""
+        """Return H = -Σ B ln(B / n_k) of each row, (row, head), in nats; B is its attention, scaled to sum to 1."""
         entropies = np.empty((len(self.texts), self.n_heads))
         for head in range(self.n_heads):
             scaled = self.scaled(head)
@@ -263,7 +264,7 @@ class Rows:
 
     @cached_property
     def uniform_nats(self) -> Floats:
-        """Return KL(B ‖ uniform) = ln n - H of each row, (row, head), in nats."""
+        """Return KL(B ‖ uniform) = ln Σ n_k - H of each row, (row, head), in nats."""
         return np.maximum(np.log(self.n_keys)[:, None] - self.entropies, 0.0)
 
     @cached_property
@@ -297,11 +298,11 @@ class Rows:
             return np.asarray(self.features[feature])
         # (query level, key level); without levels of queries there is one row.
         _, pair_levels = column.products
-        pairs = column.keys[self.key_types]
-        if column.queries is not None:
+        pairs = column.key_levels[self.key_types]
+        if column.query_levels is not None:
             # The pair of each entry, as its place in the flattened table of pairs.
             n_key_levels = np.int32(pair_levels.shape[1])
-            query_levels = column.queries[self.query_types]
+            query_levels = column.query_levels[self.query_types]
             pairs = pairs + self.spread(query_levels * n_key_levels)
         return pair_levels.ravel()[pairs]
 
@@ -350,7 +351,7 @@ class Rows:
         return means
 
     def weighted(self, unscaled: NDArray[np.floating], head: int) -> Floats:
-        """Scale each row of p, (entry,), known up to a factor, so that it sums to the weight of the row for a head."""
+        """Scale p, (entry,), known up to a factor of each row, so that each row sums to its weight for a head."""
         factors = self.weights[head] / np.maximum(self.sums(unscaled), _TINY)
         scaled: Floats = unscaled * self.spread(factors)
         return scaled
@@ -359,7 +360,7 @@ class Rows:
         """Return the means of E_p[f] of the shared features for several p at once, (p, feature), 0 to 1.
 
         Args:
-            unscaled: (p, entry): probabilities up to a factor of each row; sums have their precision.
+            unscaled: (p, entry): probabilities up to a factor of each row; products are taken in this dtype.
             weights: (p, row): the weights of rows.
         """
         factors = weights / np.maximum(self.sums(unscaled), _TINY)
@@ -371,7 +372,7 @@ class Rows:
             means += scaled[:, some] @ self.features[:, some].T.astype(unscaled.dtype)
         return means / (self.levels - 1)
 
-    # What terms expect
+    # Terms
 
     def scores(
         self,
@@ -399,7 +400,7 @@ class Rows:
         """Count how often each combination of some terms' levels occurs in each row; the last tables are kept."""
         # Terms that all heads share have one table for all of them, under head -1.
         is_shared = max(terms, default=-1) < self.n_shared
-        table: Table = self._tables(terms, -1 if is_shared else head)
+        table: Table = self._cached_count(terms, -1 if is_shared else head)
         return table
 
     def _count(self, terms: tuple[int, ...], head: int) -> Table:

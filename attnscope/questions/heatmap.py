@@ -141,7 +141,7 @@ class Heatmap(MapsResult[AttentionMap]):
         The first token of a decoder is a sink where the map is of a text, holds it, and no sinks were hidden.
         """
         first_query, first_key = attention.first
-        # Without a kind only special tokens count: the first token is not there, or is no sink.
+        # Without a kind only special tokens are sinks; it is empty where the first token is missing or no sink.
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         queries = attention.queries.sinks("" if first_query else kind)
         keys = attention.keys.sinks("" if first_key else kind)
@@ -181,7 +181,7 @@ class Heatmap(MapsResult[AttentionMap]):
         as it is.
 
         Args:
-            keep: Tokens whose rows stay, though their columns go.
+            keep: Tokens whose rows stay, though their columns go, as `Tokens.find` takes them.
 
         Raises:
             AttnscopeError: It is a part of a map, its word pieces are merged, or nothing would be left.
@@ -231,17 +231,18 @@ class Heatmap(MapsResult[AttentionMap]):
             rows = attention.queries.word_groups()
             columns = attention.keys.word_groups()
             word_of = np.repeat(np.arange(len(columns)), list(map(len, columns)))
+            # The cells of pictures are keys of the first map.
             if attention is self.maps[0]:
                 pictures = tuple(picture.move(word_of) for picture in self.pictures)
             part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
-                # It counts words now, of all keys: words before its first query may have been merged, too.
+                # A part of rows has all keys, so these tell which word its first query is now.
                 first_query = part[0]
                 part = (int(word_of[first_query]), 0, len(columns), len(columns))
             weights = merge_weights(attention.weights, rows, columns)
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
-        # The queries of cross-attention are the words of the next map, which were counted there.
+        # Which word the first query of cross-attention is, the next map tells: its keys are these queries.
         if len(maps) > 1 and maps[0].kind == "cross":
             across, among_words = maps[:2]
             if across.part is not None and among_words.part is not None:
@@ -288,10 +289,10 @@ class Heatmap(MapsResult[AttentionMap]):
         return replace(self, maps=(merge_pictures(first, self.pictures), *others), pictures=())
 
     def make_square(self) -> Heatmap:
-        """Return the same with as many rows as columns, and pictures as one key each: rows not kept are empty.
+        """Return the same with as many rows as columns, zeros for those that a part lacks, and each picture as one key.
 
         Raises:
-            AttnscopeError: It is a part that holds some of the keys alone.
+            AttnscopeError: It is a part that lacks some of the keys.
         """
         record = self.with_pictures_as_one() if self.pictures else self
         maps = tuple(with_all_rows(attention, record.maps) for attention in record.maps)
@@ -327,6 +328,7 @@ class Heatmap(MapsResult[AttentionMap]):
         """Return what `Result` does; with `top` the largest weights are in `links`, the others are left out."""
         document = super().as_json()
         if self.top:
+            # "weights", and of further maps names such as "weights:cross".
             for name in list(document):
                 if name.partition(":")[0] == "weights":
                     del document[name]
@@ -383,7 +385,7 @@ class Heatmap(MapsResult[AttentionMap]):
         return more
 
     def require_whole(self) -> None:
-        """Refuse weights that are none, and tokens that are not those of its pictures or sound."""
+        """Refuse weights that cannot be weights, and tokens that are not those of its pictures or sound."""
         super().require_whole()
         for attention in self.maps:
             weights = attention.weights
@@ -408,8 +410,8 @@ class Heatmap(MapsResult[AttentionMap]):
 
 def _read_picture(fields: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
     """Return the picture that `Picture.describe` was made of, with its arrays; `cells` may be None."""
-    known = {key: freeze(value) for key, value in fields.items()}
-    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **known)
+    frozen = {key: freeze(value) for key, value in fields.items()}
+    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **frozen)
     picture.require_whole()
     return picture
 
@@ -477,7 +479,7 @@ class Rollout(Heatmap):
         target: str = "",
         answer_token: int = -1,
     ) -> Rollout:
-        """Return `rolled`, rollout or relevance, beside a `mean` over heads, both (layer, query, key) of a record."""
+        """Return the mean over heads of a record, and `rolled` (rollout or relevance), both (layer, query, key)."""
         names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
         # (layer, 2, query, key): the two stand where heads do.
         attention = replace(

@@ -21,14 +21,16 @@ LEAST_MASS = 0.1
 MOST_RELATIONS = 20
 """Rows of the map."""
 
-BEST, UPPER = "best", "upper half"
-"""The heads that time words: the best ones, or all of the upper half of the layers, which is Whisper's default."""
+BEST = "best"
+UPPER = "upper half"
+"""How heads are chosen to time words: the best ones, or all of the upper half of the layers, as Whisper does."""
 
 ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
 MASS = share("mass", "mean weight on the targets", short="mean weight")
 BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
 N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
 
+# The axes of arrays, and what a CSV file has a row for: each relation with each head.
 _BY_HEAD = ("relations", "heads")
 
 
@@ -156,6 +158,7 @@ class Relations(Result):
         """Return an array at one head of each relation, (relation,); NaN where the head is -1."""
         if not len(self.table("heads")):
             return np.full(len(heads), np.nan)
+        # Where a head is -1, the last one's value stands in, until NaN replaces it.
         values = self.grids[name].astype(np.float64)[np.arange(len(heads)), heads]
         return np.where(np.array(heads) < 0, np.nan, values)
 
@@ -198,7 +201,8 @@ class Relations(Result):
     def ranked(self) -> list[int]:
         """Return the rows of relations by their verdict, from "yes" to "none".
 
-        Relations of one verdict stand in the order of how far the low end of their best accuracy is above the baseline.
+        "yes" and "weakly" are one group. Within a group, those come first whose best head's accuracy has its low end
+        furthest above the baseline.
         """
         group = {"yes": 0, "weakly": 0, "others": 1, "no": 2, "none": 3}
         groups = [group[verdict] for verdict in self.verdicts]
@@ -350,6 +354,7 @@ def _answer_on_words(result: Relations) -> list[str]:
     if len(times):
         n_heads = len(result.alignment_heads or ())
         by, median = times["by"], times["median"]
+        # The row of as many best heads as follow the words.
         error = fixed(median[(by == BEST) & (times["n_heads"] == n_heads)][0], 3)
         upper_error = fixed(median[by == UPPER][0], 3)
         who = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
@@ -382,12 +387,12 @@ def _count_line(result: Relations) -> str:
     verdicts = result.verdicts
     n_found = sum(verdict in ("yes", "weakly", "others") for verdict in verdicts)
     n_without = verdicts.count("none")
-    if n_without == len(verdicts) > 0:
+    if verdicts and n_without == len(verdicts):
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
-    beside = f"; {n_without} more have too few examples" if n_without else ""
+    too_few = f"; {n_without} more have too few examples" if n_without else ""
     n_tried = amount(len(verdicts) - n_without, "relation")
     return (
-        f"{n_found} of {n_tried} expressed by some head, which looks from one word to the other{beside}"
+        f"{n_found} of {n_tried} expressed by some head, which looks from one word to the other{too_few}"
     )
 
 

@@ -183,7 +183,7 @@ def _trends(training: Training) -> Iterator[Block]:
             limits = (0.0, 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5)
         # Uniform attention is drawn as a level only if it gives all heads the same.
         known = uniform[np.isfinite(uniform)]
-        level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        by_chance = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
             heading=f"{label(name)}: {measure['meaning']} ({unit_words}); heads with and without the role",
@@ -194,7 +194,7 @@ def _trends(training: Training) -> Iterator[Block]:
             names=names,
             points=points,
             limits=limits,
-            level=level,
+            by_chance=by_chance,
         )
 
 

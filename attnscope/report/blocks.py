@@ -134,7 +134,7 @@ class Trends(Block):
         names: The name of each line.
         points: Values and the low and high ends of their intervals, (step, line, 3).
         limits: The ends of the scale, if they are known.
-        level: The value by chance, if it is the same for all lines.
+        by_chance: The value by chance, if it is the same for all lines.
     """
 
     y: str
@@ -143,7 +143,7 @@ class Trends(Block):
     names: Sequence[str]
     points: Floats
     limits: tuple[float, float] | None = None
-    level: float | None = None
+    by_chance: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +192,8 @@ class Special(Block):
     """A block of one question alone, which draws it itself.
 
     Attributes:
-        view: An object with `show(console, every=...)`, which returns the parts that the terminal prints, or with
-            `draw(report, lettering)`, which returns a page for its figure.
+        view: An object with `show(console, every=...)`, which returns the parts that the terminal prints (with
+            `every` those of --all, too), or with `draw(report, lettering)`, which returns a page for its figure.
     """
 
     view: Any

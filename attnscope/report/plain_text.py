@@ -60,7 +60,7 @@ class _PlainConsole(Console):
 
 
 def open_console(**options: Any) -> Console:
-    """Return the `rich` console of every command, without markup, emoji or control characters; names may hold any."""
+    """Return the `rich` console of every command, in which names cannot be markup, emoji or control characters."""
     console = _PlainConsole(markup=False, emoji=False, **options)
     # A terminal that does not know its size says 0.
     if console.width < 1:
@@ -69,9 +69,9 @@ def open_console(**options: Any) -> Console:
 
 
 def print_record(record: Result, console: Console, **options: Any) -> None:
-    """Print a record by the `show` of its kind, and below it the parts of the study that failed.
+    """Print a record by the function that `results.kinds` names as its `show`, and below it what failed in the study.
 
-    `options` are those of `Kind.shown_with`.
+    `options` are parameters of that function, as `Kind.shown_with` lists them.
     """
     view = record.record_kind().view("show")(record, console, **options)
     if view is not None:
@@ -100,6 +100,7 @@ def cut(label: str, cells: int, *, at_word: bool = False) -> str:
     if cells < 1:
         return ""
     begin = set_cell_size(label, cells - 1)
+    # A word that the cut goes through is left out as a whole.
     if at_word and " " in begin and not label[len(begin)].isspace():
         begin = begin.rpartition(" ")[0]
     return begin.rstrip(" ,;:(") + "…"

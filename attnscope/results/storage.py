@@ -61,6 +61,7 @@ def _undoing_folders(path: Path, verb: str = "write", shown: Path | None = None)
         raise AttnscopeError(
             f"cannot {verb} {str(shown)!r}: a name holds no NUL", "choose another with --out"
         )
+    # Looking for folders may fail, too; then there are none to remove.
     new: list[Path] = []
     try:
         new = [folder for folder in path.parents if not folder.exists()]
@@ -143,7 +144,7 @@ def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "
                     require_replaceable(target / name)
                 # All that can be refused has been checked: from here on, the target changes.
                 for name in {*earlier} - {*names}:
-                    # A name from a list in a file may hold a folder: such names are left alone.
+                    # Earlier names may be read from a file: never follow one to another folder.
                     if Path(name).name == name and is_plain_file(target / name):
                         (target / name).unlink()
                 for name in names:

@@ -1,4 +1,4 @@
-"""Classes of English words: features that compete with fitted terms, and names for them.
+"""Sort English words into classes, which are features of keys, and names for the tokens of a head's own features.
 
 Closed classes are lists. Open ones are lists of frequent words and endings, as no tagger is at hand: each word has one
 class in every sentence, and a word on no list is a noun.
@@ -6,7 +6,7 @@ class in every sentence, and a word on no list is a noun.
 
 from functools import cache
 
-_WORDS = {
+_CLOSED = {
     "determiners": "a an the this that these those each every some any no all both either neither",
     "pronouns": "i me my mine myself you your yours yourself he him his himself she her hers herself it its itself we "
     "us our ours ourselves they them their theirs themselves who whom whose which what",
@@ -18,10 +18,10 @@ _WORDS = {
     "negations": "not no never n't nothing none nobody nowhere without cannot",
 }
 
-CLOSED_CLASSES = {name: frozenset(words.split()) for name, words in _WORDS.items()}
+CLOSED_CLASSES = {name: frozenset(words.split()) for name, words in _CLOSED.items()}
 """Words of each class in lower case. A word may be in several."""
 
-_FREQUENT = {
+_OPEN = {
     "numbers": "one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty hundred "
     "thousand million billion first second third half dozen",
     "interjections": "yes yeah oh ah hi hello hey please thanks ok okay wow well dear",
@@ -58,13 +58,15 @@ _FREQUENT = {
     "reasonable bright brief",
 }
 
+_FREQUENT_WORDS = {name: frozenset(words.split()) for name, words in _OPEN.items()}
+
 _ENDINGS = {
     "adverbs": ("ly",),
     "verbs": ("ing", "ed", "ize", "ise", "ify"),
     "adjectives": ("ful", "ous", "able", "ible", "less", "ical", "ish"),
 }
 
-_NOUNS = (
+_NOUNS_WITH_ENDINGS = (
     "family july italy reply supply assembly thing things something nothing anything everything morning evening "
     "king ring spring string wing building ceiling wedding bed seed need speed deed feed wine exercise rise "
     "noise promise size prize table cable fish dish wish english"
@@ -82,17 +84,17 @@ def class_of(word: str) -> str:
         word: As it is written, in lower case.
     """
     # Lists first, because endings are guesses.
-    for name, words in (*CLOSED_CLASSES.items(), *_OF_FREQUENT.items()):
+    for name, words in (*CLOSED_CLASSES.items(), *_FREQUENT_WORDS.items()):
         if word in words:
             return name
     if not word.isalpha():
         return ""
     # Endings tell little of short words, and nothing of nouns that happen to have one.
-    if word not in _NOUNS.split() and len(word) > 4:
+    if word not in _NOUNS_WITH_ENDINGS.split() and len(word) > 4:
         for name, endings in _ENDINGS.items():
             if word.endswith(endings):
                 return name
-    return "verbs" if word.endswith("s") and word[:-1] in _OF_FREQUENT["verbs"] else "nouns"
-
-
-_OF_FREQUENT = {name: frozenset(words.split()) for name, words in _FREQUENT.items()}
+    # "walks" is a form of "walk".
+    if word.endswith("s") and word[:-1] in _FREQUENT_WORDS["verbs"]:
+        return "verbs"
+    return "nouns"

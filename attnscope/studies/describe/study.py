@@ -388,7 +388,7 @@ def _terms(
             term = {"feature": words.name(number), "words": words.of_term(number), "own": True}
         # How much the tokens of the term get, and how much under uniform attention; pairs have no such tokens.
         share = Estimate(float(values @ on), baseline=float(values @ even))
-        if column is not None and column.queries is not None:
+        if column is not None and column.query_levels is not None:
             share = Estimate(_NAN, baseline=_NAN)
         terms.append({**term, "part": part, "weight": float(weight), "share": share, "gain": gain})
     return terms

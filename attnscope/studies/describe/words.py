@@ -214,10 +214,10 @@ class HeadWords:
         if column is None:
             return self._features[term].words
         # The tokens that get most attention are the examples.
-        of_keys = column.key_values[column.keys][self.rows.key_types]
+        of_keys = column.key_values[column.key_levels][self.rows.key_types]
         weights = self.on * of_keys * (of_keys >= least_named(of_keys))
         words = "tokens like"
-        if column.queries is not None:
+        if column.query_levels is not None:
             weights = weights * self.rows.spread(_values_of_rows(self.rows, column))
             words = f"from {self.of_queries(column)[0]} to"
         labels = self.labels(self.rows.key_types, weights, TOKENS)
@@ -325,7 +325,7 @@ class HeadWords:
         column = self.column(term)
         if column is None:
             return self._features[term].about
-        return "kind" if column.queries is None else "pair"
+        return "kind" if column.query_levels is None else "pair"
 
     def _pair(self, term: int, others: Floats) -> str:
         """Say what the queries of a term about pairs attend to more than the scores of the others, (entry,), say."""
@@ -475,8 +475,8 @@ def _is_written(label: str) -> bool:
 
 def _values_of_rows(rows: Rows, column: Column) -> Floats:
     """Return the value of each row's query in the column of a pair, (row,), 0 to 1."""
-    assert column.queries is not None
-    return column.query_values[column.queries][rows.query_types]
+    assert column.query_levels is not None
+    return column.query_values[column.query_levels][rows.query_types]
 
 
 def _lift(share: Floats, expected: Floats, added: float = LEAST_SHARE / 2) -> Floats:

@@ -39,8 +39,8 @@ from attnscope.studies.run import Measurer, Part, run_blocks
 PASS_TOKENS = 8192
 """Tokens of a forward pass: as many texts as fit, at least one."""
 
-_TEXT_TIMES = 8
-"""So many tokens of a corpus are read, as a multiple of the longest haystack."""
+_HAYSTACKS_READ = 8
+"""How many times the tokens of the longest haystack are read of a corpus."""
 
 Numbers = NDArray[np.int64]
 
@@ -60,9 +60,10 @@ def retrieval_heads(
 
     The model reads a long text with a needle in it, a question at its end, and the right answer, in one pass. A token
     of the answer counts as written where the model gives it the most probability after the right tokens before it: up
-    to the first mistake that is greedy writing, after it the model is put right. A head has copied it where the
-    query that writes it gives the largest of its weights to that very token in the needle. The score of a head is the
-    share of all needle tokens that it has copied, so that no score is above the share that the model writes.
+    to its first mistake this is greedy writing; from there on it reads the right answer, not its own. A head has
+    copied the token where the query that writes it gives the largest of its weights to that very token in the needle.
+    The score of a head is the share of all needle tokens that it has copied, so that no score is above the share that
+    the model writes.
 
     Beside it stands `decoy`, the share of needle tokens at which the head looks at the same place of a second needle,
     which answers another question. A head is one of retrieval where its score is above the threshold, and above that
@@ -98,11 +99,11 @@ def retrieval_heads(
     texts = None if corpus is None else texts_of(corpus)
     hay = _make_hay(model, texts, options)
     # Make the first needle of each length now, so that errors come before the model runs.
-    first = [next(_needles(hay, options, length)) for length in options.lengths]
+    first_needles = [next(_needles(hay, options, length)) for length in options.lengths]
 
     # Read all needles, as many at once as a pass takes.
     n_all = len(options.lengths) * options.n
-    going = run_blocks(
+    needle_run = run_blocks(
         NeedleMeasurer,
         (model,),
         _blocks(hay, options),
@@ -110,7 +111,7 @@ def retrieval_heads(
         report=report,
         share=lambda block: (block.texts[-1].index + 1) / n_all,
     )
-    done = going.done
+    done = needle_run.done
     done.left_out.require_some_left(done.n_texts, model.info)
     if not done.n_texts:
         raise KeyboardInterrupt
@@ -126,11 +127,11 @@ def retrieval_heads(
             "retrieval, and no roles are given."
         )
     facts = _describe_needles(done, texts)
-    facts["problems"] += going.problems(model.info)
+    facts["problems"] += needle_run.problems(model.info)
     return Heads(
-        run=going.about(model.info, notes) | {"seed": options.seed},
-        corpus=settle_corpus(facts, interrupted=not going.complete),
-        options=_describe(options, len(first[0].places), is_random=hay.encode is None),
+        run=needle_run.about(model.info, notes) | {"seed": options.seed},
+        corpus=settle_corpus(facts, interrupted=not needle_run.complete),
+        options=_describe_options(options, len(first_needles[0].places), is_random=hay.encode is None),
         tables=tables,
     )
 
@@ -171,7 +172,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
         return [number for number in tokenizer.encode(text).ids.tolist() if number not in special]
 
     # Join the corpus' texts until they are long enough for every haystack.
-    n_wanted = _TEXT_TIMES * max(options.lengths)
+    n_wanted = _HAYSTACKS_READ * max(options.lengths)
     ids: list[int] = []
     for text in corpus:
         if text.text is None:
@@ -181,9 +182,10 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
         if len(ids) >= n_wanted:
             break
     # Tokens that end a sentence: needles are put after one.
-    ends = {number for number in set(ids) if tokenizer.spell(number).rstrip()[-1:] in tuple(".!?")}
+    ends = {number for number in set(ids) if tokenizer.spell(number).rstrip().endswith((".", "!", "?"))}
     words = word_ids(ordinary, tokenizer.spell)
-    return Hay(words, np.array(ids[:n_wanted], np.int64), encode, frozenset(ends), before)
+    text_ids = np.array(ids[:n_wanted], np.int64)
+    return Hay(words, text=text_ids, encode=encode, ends=frozenset(ends), before=before)
 
 
 def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
@@ -197,6 +199,7 @@ class _Text:
     index: int
     source: str
     needle: Needle
+    # Problems name the line of a text, too; a needle has none.
     line: None = None
 
     def __len__(self) -> int:
@@ -237,7 +240,8 @@ class _Read(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Return how many tokens a head copies on average that looks at a random key up to each query."""
+        """Return how many tokens a head copies on average if each query looks at a random one of its keys."""
+        # The query that writes a token stands right before it: its keys are all tokens up to there, (token,).
         n_keys = len(self.needle) - len(self.written) + np.arange(len(self.written))
         return float((self.written / n_keys).sum())
 
@@ -285,8 +289,9 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         written = logits.argmax(-1).cpu().numpy() == right
         is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
-        # Where heads look as these are written, (needle, head, token), beside needle and decoy, (needle, 2, token).
+        # Where the tokens stand in needle and decoy, (needle, 2, token).
         targets = np.stack([[needle.places, needle.decoys] for needle in needles])
+        # Of each layer where its heads look as they are written, (needle, head, token).
         keys = probe.maps["decoder"]
         n_heads = max(of_layer.shape[1] for of_layer in keys.values())
         copied = np.full((len(needles), max(keys) + 1, n_heads, 2), -1, np.int64)
@@ -300,6 +305,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Add needles, without those on which the model computes NaN or infinity."""
         for text, read in zip(batch, result, strict=True):
             if not read.is_finite:
+                # In the last hidden states of the unchanged model, see `failures.Place`.
                 part.broken[text.index] = ("", None)
                 continue
             part.n_texts += 1
@@ -323,6 +329,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     chance = np.array([read.chance for read in done.needles])
     layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
     needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
+    # The same for each head, (needle, head, measure).
     counts = np.repeat(counts[:, None], len(heads), axis=1)
     is_counted = counts > 0
     sums = RunningSums(counts.shape[1:])
@@ -334,11 +341,12 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     values = sums.ratio()
     by_chance = uniform.ratio()
     low, high = sums.share_interval(hits=True, dependence=1)
+    # Measure 0 is retrieval, measure 1 its decoy.
     baseline = np.fmax(values[:, 1], by_chance[:, 0])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-    texts = sums.sample().n_texts[:, 0]
+    n_texts = sums.sample().n_texts[:, 0]
     p = sums[:, 0].share_p_above(limit, hits=True, dependence=1)
-    p = np.where(texts < LEAST_TEXTS, np.nan, p)
+    p = np.where(n_texts < LEAST_TEXTS, np.nan, p)
     q = benjamini_hochberg(p)
 
     has_role = q <= LEVEL
@@ -351,6 +359,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
         low=low,
         high=high,
         baseline=by_chance,
+        # "c": the tokens that were counted.
         count=sums.total("c"),
     )
     roles = []
@@ -364,8 +373,8 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
-                "tentative": min(texts[head], done.n_texts) < FEWEST_TEXTS,
-                "effective_texts": texts[head],
+                "tentative": min(n_texts[head], done.n_texts) < FEWEST_TEXTS,
+                "effective_texts": n_texts[head],
             }
         )
     return {"heads": table, "roles": Table.of(ROLES, roles)}
@@ -407,7 +416,7 @@ def _describe_needles(done: NeedleSums, texts: Texts | None) -> dict[str, Any]:
     }
 
 
-def _describe(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
+def _describe_options(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
     """Return the choices of the study and the meaning of its role, as the record lists them.
 
     `n_answer` is how many tokens each needle has to be found.
