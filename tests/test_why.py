@@ -205,7 +205,7 @@ def test_the_command_prints_and_draws_the_parts(run, tmp_path):
     )
     assert status == 0, err
     assert "why L1H2 attends from cat (token 2) to the (token 1)" in out
-    assert "split by the query's parts, most of it is" in " ".join(out.split())
+    assert "split by the query's parts, the largest is" in " ".join(out.split())
     record = Why.load(tmp_path / "out" / "why.npz")
     lines = (tmp_path / "out" / "why.csv").read_text().splitlines()
     assert len(lines) == len(record["parts"]) + 1

@@ -84,7 +84,7 @@ def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
         heads += f" of layer{plural} {', '.join(map(str, choice.layers))}"
     formats = ", ".join(order.formats)
     texts = amount(len(result.drawn), "text")
-    return f"{texts} drawn in {folder}/: maps of {heads}, a folder with {formats} for each"
+    return f"{texts} in {folder}/: maps of {heads} as {formats}, a folder for each text"
 
 
 def _fail_if_not_whole(result: Batch) -> None:

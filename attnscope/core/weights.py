@@ -80,8 +80,8 @@ def singular_directions(
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"], Float[Tensor, " n"]]:
     """Return the first n singular directions of left @ right: those written, those read, and their shares of norm².
 
-    Directions have length 1, and shares are from 0 to 1. QR factors of `left` and `right` reduce the decomposition to
-    one of k x k.
+    Directions have length 1, and the largest number of each that is written is positive, so that every library gives
+    the same. Shares are from 0 to 1. QR factors of `left` and `right` reduce the decomposition to one of k x k.
     """
     # Orthonormal bases of left and right, (d, k), then the decomposition of the k x k core.
     q_left, r_left = torch.linalg.qr(in_float64(left))
@@ -90,9 +90,11 @@ def singular_directions(
     squares = s.pow(2)
     # All zeros have shares of 0.
     share = squares / squares.sum().clamp(min=1e-300)
-    written = q_left @ u[:, :n]
-    read = q_right @ vh[:n].mT
-    return written.mT, read.mT, share[:n]
+    written = (q_left @ u[:, :n]).mT
+    read = (q_right @ vh[:n].mT).mT
+    # A decomposition leaves the sign of each pair of directions open.
+    sign = written.gather(1, written.abs().argmax(1, keepdim=True)).sign()
+    return sign * written, sign * read, share[:n]
 
 
 def sender(

@@ -44,8 +44,8 @@ OUTSIDE_SINKS = (
 """What the attention on a key or pair is divided by in its lift."""
 
 _HOW_LINES_READ = (
-    "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all its "
-    "attention, on sinks; also: strong links beyond that"
+    "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all "
+    "attention that sinks get; also: further strong links"
 )
 
 _NAMED_FIRST = 5
@@ -222,9 +222,9 @@ class Atlas(Result):
         ranking = rank_heads(
             self, columns, order, printed="with --all", heading="all heads", most=len(order)
         )
-        n_examples = amount(len(self.table("examples")), "example text")
+        n_examples = amount(-(-len(self.table("examples")) // max(len(heads), 1)), "excerpt")
         order_words = ", those with most to say first" if sort is None else ""
-        answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with {n_examples}"
+        answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with up to {n_examples} each"
         # A single head has room for its whole line.
         cells = 1000 if len(order) == 1 else _LINE_CELLS
         lines = []

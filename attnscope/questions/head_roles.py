@@ -201,7 +201,7 @@ def evidence_line(result: Result) -> str:
             )
     if not result.table("roles")["tentative"].any():
         return ""
-    return f"tentative: few texts ({least} to {enough} of equal length) have what the role is about"
+    return f"tentative: a role that rests on few texts ({least} to {enough} of equal length)"
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:

@@ -315,8 +315,8 @@ def _answer(result: Heads) -> list[str]:
         answer.append(f"{model}: none of its {all_heads} has a role")
     if len(result.table("roles")):
         answer.append(
-            "value: such as mean weight on the previous token [95% interval]; KL explained: share of where the head "
-            "looks, sinks apart, that the line predicts"
+            "value: the role's measure, such as mean weight on the previous token [95% interval]; KL explained: how "
+            "well the words predict attention outside sinks"
         )
     return [*answer, *role_notes(result)]
 

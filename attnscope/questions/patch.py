@@ -172,6 +172,8 @@ class Patching(Result):
         """Return the heads that carry the behaviour first, then the paths between them."""
         clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
         difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
+        if self.total("clean")[0] < 0:
+            difference += " (even in the clean run the wrong answer is ahead)"
         # Values of the source run were put into the other run.
         is_noise = self.options.get("direction") == "noise"
         source, other = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
@@ -224,7 +226,11 @@ def _answer(patching: Patching) -> list[str]:
     verb = "carries most" if effect * total >= 0 else "works most against the others"
     total_words = f"the {_total(patching)} logits between the corrupt and the clean run"
     q = heads["effect_q"][strongest]
-    doubt = f"; among so many heads that may be chance (q {small_number(q)})" if q > _LARGEST_Q else ""
+    doubt = (
+        f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
+        if q > _LARGEST_Q
+        else ""
+    )
     return [f"{name} {verb}: {small_number(effect)} of {total_words}{doubt}"]
 
 

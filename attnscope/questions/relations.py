@@ -402,8 +402,8 @@ def _rule_line(result: Relations) -> list[str]:
         return []
     margin = result.options.get("margin", 0.1)
     return [
-        "accuracy: how often the head's largest weight is on the right word; expressed: it is "
-        f"{margin:g} above the best simple rule (such as the word before), at a false discovery rate of 5%"
+        "accuracy: how often the head's largest weight is on the right word; expressed: more than "
+        f"{margin:g} above the best simple rule (such as the word before), by a test at a false discovery rate of 5%"
     ]
 
 

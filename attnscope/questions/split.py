@@ -192,7 +192,8 @@ def _compromise(split: Split) -> str:
         phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
     if n > _MOST_AT_ODDS:
         phrases.append("…")
-    answer = f"cut into {n}, they disagree most on where {queries[query]} looks: {'; '.join(phrases)}"
+    difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
+    answer = f"cut into {n}, {difference}: {'; '.join(phrases)}"
     # A single head has to divide its attention between these keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]

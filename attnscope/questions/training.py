@@ -105,7 +105,7 @@ class Training(Result):
         question = f"heads with a role at the last of {line}, and since when"
         if first == last:
             line = f"1 checkpoint, step {first:,}"
-            question = f"heads with a role at {line}; several checkpoints show since when"
+            question = f"heads with a role at {line}; to see since when, name several checkpoints"
         roles = _heads_of_roles(self)
         blocks = [*_trends(self)]
         if roles:

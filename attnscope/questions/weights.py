@@ -214,7 +214,7 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         part = small_number(weights["composition"][index])
         chance = small_number(weights.expected[index])
         read = f"{names[receiver]}'s {READS[COMPOSITIONS[by]]}"
-        numbers = f"composition {part}; random weights have {chance}"
+        numbers = f"composition {part}; random weights have {chance} on average"
         if excess[index] > 0:
             yield f"{read} reads most of what {names[sender]} writes: {numbers}"
         else:
@@ -254,7 +254,10 @@ def _pairs(weights: HeadWeights) -> Block:
             inputs.append(READS[by])
             at_pair = (index, sender, receiver)
             rows.append((weights["composition"][at_pair], expected[at_pair]))
-    columns = (number("composition", range=(0, 1)), number("chance", range=(0, 1), label="by chance"))
+    columns = (
+        number("composition", range=(0, 1)),
+        number("chance", range=(0, 1), label="random weights"),
+    )
     table = Table.of_rows(columns, rows)
     order = largest_first(table["composition"] - table["chance"])
     return Ranking(

@@ -176,7 +176,9 @@ def _strongest_parts(why: Why) -> str:
         values = parts[f"{side}_nats"]
         strongest = int(np.abs(values).argmax())
         name = printable(parts["part"][strongest])
-        phrases.append(f"by the {side}'s parts, most of it is {name} ({signed(values[strongest])} nats)")
+        phrases.append(
+            f"by the {side}'s parts, the largest is {name} ({signed(values[strongest])} nats)"
+        )
     return f"split {'; split '.join(phrases)}"
 
 
