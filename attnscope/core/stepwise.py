@@ -153,6 +153,7 @@ def _projection_steps(
     d_value = inputs.d_value
     formula = f"head {head} takes columns {_span(head, d_head)} of Q"
     code = f"q = Q[{row}, {_columns(head, d_head)}]"
+    # From the inputs Q, K and V, (token, columns of all heads), to q, k and v of one head.
     yield "query", title, formula, code, (*_query_axis(query), "column")
     formula = f"columns {_span(kv_head, d_head)} of K{shared}"
     code = f"k = K[:, {_columns(kv_head, d_head)}]"
@@ -203,6 +204,7 @@ def _softmax_steps(
         code = "weights = exps / exps.sum(-1, keepdims=True)"
         yield "weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, axes
         return
+    # A sink is one score more in the sum, and no key.
     formula = "exp(sink - the row's largest): takes weight, gives no value"
     code = f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))"
     yield "sink", "Softmax: the sink's exponential", formula, code, (*_query_axis(query), "sink")
@@ -214,6 +216,7 @@ def _softmax_steps(
 def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
     """Yield the weights times the values."""
     code = f"H[{head}] = weights @ v"
+    # For one query the weighted values are a step of their own.
     if query is not None:
         code = "weighted = weights[:, None] * v"
         formula = "each value times its weight"

@@ -86,6 +86,7 @@ class Picture:
     def require_whole(self) -> None:
         """Refuse pixels that are not whole patches, and cells that are not those of the grid."""
         self.source.encode()
+        # Height, width and colour; whole patches down and across.
         is_picture = self.pixels.ndim == 3 and self.pixels.shape[2] == 3 and self.pixels.size > 0
         if not is_picture or min(self.grid) < 1 or np.mod(self.pixels.shape[:2], self.grid).any():
             raise ValueError("its picture does not fit its patches")
@@ -174,6 +175,7 @@ class Sound:
 
         `levels` are those of the spectrogram; None = it has none.
         """
+        # What belongs to the spectrogram stands beside the rest.
         fields = {**described}
         hertz = fields.pop("hertz", ())
         decibels = fields.pop("decibels", 0.0)
@@ -188,6 +190,7 @@ class Sound:
         lengths = (self.seconds_per_frame, self.seconds, self.window_seconds)
         if not len(self.envelope) or not all(0 < length < math.inf for length in lengths):
             raise ValueError("its sound makes no sense")
+        # The last word may end with the frame that holds the end of the sound.
         end = self.seconds + self.seconds_per_frame
         for word in self.words:
             if not 0 <= word.start <= word.end <= end:

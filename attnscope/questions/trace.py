@@ -166,6 +166,7 @@ class Trace(Result):
             if step["name"] == name and (head is None or step["head"] == head):
                 value: NDArray[np.float64] = step["value"]
                 return value
+        # Each name once: steps of heads are there for every head.
         known = ", ".join(dict.fromkeys(self.table("steps")["name"].tolist()))
         raise AttnscopeError(f"there is no step {name!r}", f"the steps are: {known}")
 
@@ -180,6 +181,7 @@ class Trace(Result):
     def require_whole(self) -> None:
         """Refuse a damaged result, also one whose steps have no value with their axes."""
         super().require_whole()
+        # Without these the steps have no axes.
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
         # A step without a head, -1, is of all heads.
@@ -187,6 +189,7 @@ class Trace(Result):
         for step in self.table("steps").as_dicts():
             if step["name"] not in self.grids or max(-1, step["head"]) not in heads:
                 raise ValueError(f"it has no value of the step {step['name'][:40]!r}")
+        # Only these two axes have labels.
         sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
         for step in self.steps:
             shape = step["value"].shape
@@ -232,6 +235,7 @@ def heading_of(trace: Trace) -> str:
     layer = "worked example"
     if trace.run.get("model") != layer:
         layer = f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
+    # Grouped heads share keys and values.
     heads = amount(about["n_heads"], "head")
     if about["n_kv_heads"] != about["n_heads"]:
         heads += f" on {about['n_kv_heads']} key/value heads"
@@ -282,6 +286,7 @@ def _check_line(trace: Trace) -> str:
         "outputs": "outputs differ by at most",
         "projected": "after W_O by",
     }
+    # What was not compared is left out.
     parts = []
     for name, phrase in phrases.items():
         if isinstance(check.get(name), float):

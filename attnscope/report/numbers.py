@@ -72,6 +72,7 @@ def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
 
     All have more where rounding would move a tick by over a twentieth of the smallest gap between ticks.
     """
+    # More digits until no tick moves visibly; twelve at most.
     positions = np.array(ticks)
     gap = min(np.diff(np.sort(positions)), default=math.inf)
     most = 3
@@ -115,6 +116,7 @@ def writer_for(table: Table, name: str) -> Callable[[float], str]:
         return q_value
     if column.kind != "number":
         return str
+    # Numbers that only rounding keeps from 0 are written as 0.
     sizes = np.abs(table[name])
     threshold = _ROUNDING * float(sizes[np.isfinite(sizes)].max(initial=0.0))
     return lambda value: "0" if abs(value) < threshold else small_number(value)
@@ -123,6 +125,7 @@ def writer_for(table: Table, name: str) -> Callable[[float], str]:
 def even_writer(values: NDArray[np.float64]) -> Callable[[float], str]:
     """Return a function that writes all these numbers with the same decimals, so that the largest has three digits."""
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
+    # From the place of the largest number's first digit; six decimals at most.
     decimals = min(max(0, 2 - math.floor(math.log10(largest))), 6)
     return lambda value: fixed(value, decimals)
 
@@ -176,6 +179,7 @@ def _scale(value: float, base: int, units: tuple[str, ...], n_digits: int = 3) -
         power += 1
     if power == 0:
         return f"{value:,.0f} {units[0]}".strip()
+    # Digits before the point count.
     decimals = max(0, n_digits - len(str(int(value))))
     return f"{value:,.{decimals}f} {units[power]}"
 
@@ -206,6 +210,7 @@ def find_moving(values: Floats, most: int) -> list[int]:
     Of a single step they are those with the largest values. Columns without any number are left out.
     """
     is_known: NDArray[np.bool_] = np.isfinite(values)
+    # The largest value of each column, then less its smallest, (column,).
     change = np.where(is_known, values, -np.inf).max(0)
     if len(values) > 1:
         change -= np.where(is_known, values, np.inf).min(0)

@@ -70,6 +70,7 @@ def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, N
     with _open_archive(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
+        # Objects, dates and the like come from elsewhere.
         if array.dtype.kind not in _DTYPE_LETTERS:
             raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
     described = _parse_description(arrays["record"])
@@ -99,6 +100,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
     refuse_pipe(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
+            # People give the JSON copy for the record: that has a message of its own.
             file.seek(0)
             if file.read(200).lstrip().startswith(b'{"schema"'):
                 raise ValueError("it is the JSON of one, a copy for other programs")
@@ -128,6 +130,7 @@ def _require_room(file: typing.IO[bytes], path: Path) -> None:
     """Refuse an archive that would unpack to far more bytes than it has, before anything of it is unpacked."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
+    # The sizes that the archive declares; NumPy reads no more than these.
     size = sum(member.file_size for member in members)
     if len({member.filename for member in members}) < len(members):
         raise ValueError("two of its members have one name")

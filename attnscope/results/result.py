@@ -117,10 +117,12 @@ class Result:
         n_rows = len(self.table(table))
         chosen = np.arange(n_rows)[rows]
         # The new number of each row, (row + 1,). The last entry is that of -1, which stays.
+        # Rows that are gone keep -1.
         new_numbers = np.full(n_rows + 1, -1)
         new_numbers[chosen] = np.arange(len(chosen))
         tables = {name: _renumber(other, table, new_numbers) for name, other in self.tables.items()}
         tables[table] = tables[table].select(chosen)
+        # Arrays lose the rows along each axis that follows the table.
         grids = dict(self.grids)
         for name in grids:
             for axis, axis_name in enumerate(self._array(name).axes):
@@ -177,6 +179,7 @@ class Result:
         """Return everything but the values of columns and arrays, the schema first."""
         columns = {}
         for name, table in self.tables.items():
+            # Files declare their own columns, so that a reader needs no class.
             columns[name] = [asdict(column) for column in table.columns.values()]
         return {
             "schema": self.SCHEMA,
@@ -233,6 +236,7 @@ class Result:
         Raises:
             UsageError: It has no such column.
         """
+        # The first of the rows has the names of the columns.
         rows = iter(self.rows())
         header = [*next(rows)]
         # A hint leaves out columns that stand beside others, such as effect_low.
@@ -427,6 +431,7 @@ class Result:
         # Options of the terminal alone have no use here.
         chosen = [name for name, value in {**style, **options}.items() if value is not None]
         replace(kind, shown_with=()).require_options(chosen)
+        # Some kinds have no figures.
         if not kind.draw:
             return []
         drawn_with = {name: options[name] for name in kind.drawn_with}

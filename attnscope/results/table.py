@@ -68,6 +68,7 @@ class Column:
         Raises:
             ValueError: It is damaged.
         """
+        # JSON has a list where the range is a tuple.
         low, high = described["range"]
         column = cls(**{**described, "range": (low, high)})
         # Every field is a text, but for the range: two numbers or None.
@@ -185,6 +186,7 @@ class Table:
     @classmethod
     def of_arrays(cls, columns: Sequence[Column], /, **values: Any) -> Table:
         """Make a table of arrays by name: of columns, and of what is beside them, such as `effect_low`."""
+        # Arrays beside a column have no declaration: they are numbers.
         known = {column.name: column for column in columns}
         arrays = {}
         for name, cells in values.items():
@@ -247,6 +249,7 @@ class Table:
 
         Numbers that a table lacks are NaN. No table may lack a column of another kind.
         """
+        # Names in the order in which they first stand in any table.
         columns: dict[str, Column] = {}
         names: dict[str, None] = {}
         for table in tables:
@@ -274,6 +277,7 @@ class Table:
         """Return a column of a table of heads, for one kind of attention, (layer, head); NaN = no such head."""
         mine = self.select(self["kind"] == kind)
         layers, heads = mine["layer"], mine["head"]
+        # As large as the last layer and the last head.
         grid = np.full((layers.max(initial=-1) + 1, heads.max(initial=-1) + 1), math.nan)
         grid[layers, heads] = mine[name]
         return grid
@@ -320,6 +324,7 @@ class Table:
         for column in wanted:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
+        # Every array has a value for each row, of its column's type and range.
         for column_name, values in self.values.items():
             full_name = f"{name}.{column_name}"
             if values.shape != (len(self),):

@@ -142,6 +142,7 @@ class MultiHeadAttention(nn.Module):
             ValueError: Shapes do not fit; the message has them.
             TypeError: A mask is not boolean.
         """
+        # Self-attention unless keys are given; values are the keys unless they are given.
         key = query if key is None else key
         value = key if value is None else value
         fits = key.shape == value.shape
@@ -152,6 +153,7 @@ class MultiHeadAttention(nn.Module):
                 f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
                 f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
+        # Each (batch, num_heads, token, d_head).
         queries = self._heads(self.q_proj(query))
         keys = self._heads(self.k_proj(key))
         if turn is not None:
@@ -169,6 +171,7 @@ class MultiHeadAttention(nn.Module):
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
+        # A probe computes in place of attention; else the whole map, or the fastest way.
         weights: Tensor | None = None
         if probe is not None:
             heads = probe(call)
@@ -210,5 +213,6 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"key_padding_mask must be (batch, key) = {(batch, n_keys)}; got {tuple(key_padding_mask.shape)}"
             )
+        # (batch, 1, 1, key): alike for all heads and queries.
         padding = key_padding_mask[:, None, None, :]
         return padding if attn_mask is None else attn_mask & padding

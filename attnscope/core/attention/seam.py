@@ -88,6 +88,7 @@ class AttentionCall:
         if n_kv_heads == 0 or n_heads % n_kv_heads:
             raise ValueError(f"{n_heads} query heads are not a multiple of {n_kv_heads} key/value heads")
         scores = (batch, n_heads, n_queries, n_keys)
+        # Masks and biases get all four axes, of size 1 where an axis is shared.
         if self.mask is not None:
             check_mask_is_boolean("mask", self.mask)
             object.__setattr__(self, "mask", _align_axes("mask", self.mask, scores))
@@ -203,6 +204,7 @@ def within_reach(
     """
     if not call.is_causal and call.window is None:
         return mask
+    # (query, 1) against (key,): both conditions are (query, key).
     queries = queries[:, None]
     is_near = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=keys.device)
     if call.is_causal:
@@ -222,6 +224,7 @@ def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Ten
     mask = allowed(call)
     if mask is None:
         return None, None
+    # (…, query, 1): true where no key is allowed.
     mask = mask.expand(-1, -1, -1, call.key.shape[2])
     empty = ~mask.any(-1, keepdim=True)
     if not bool(empty.any()):
@@ -251,6 +254,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     mask, empty = _allowed_without_empty_rows(call)
     with without_autocast(call.query.device):
+        # Scaled dot products, (batch, n_heads, query, key).
         queries = _per_kv_head(call.query.to(dtype) * call.scale, call.n_kv_heads)
         scores = queries @ call.key.to(dtype).mT
         scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
@@ -261,6 +265,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
             scores += call.bias.to(dtype)
         if mask is not None:
             scores.masked_fill_(~mask, -math.inf)
+        # Softmax over keys.
         weights = scores.softmax(-1)
         if call.sinks is not None:
             # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink): no
@@ -281,6 +286,7 @@ def attend_with_weights(
         in both.
     """
     weights = attention_weights(call)
+    # Dropout is on the way to the output only: the weights that come back are whole.
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     with without_autocast(call.query.device):
         output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
@@ -292,6 +298,7 @@ def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
     """Return the attention of some query heads, in the order given, each with the key/value head that it reads."""
     chosen = list(heads)
     group = call.n_heads // call.n_kv_heads
+    # Query heads of one group read one key/value head.
     kv_heads = [head // group for head in chosen]
 
     def select(tensor: Tensor | None) -> Tensor | None:
@@ -368,6 +375,7 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
     # Only plain causality can be given to the kernel as a flag; a mask or a bias has to carry it within.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
     mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
+    # The kernel takes one tensor: a mask, or numbers to add, -inf where hidden.
     kernel_mask = mask
     if call.bias is not None:
         added = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)

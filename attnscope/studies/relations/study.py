@@ -84,6 +84,7 @@ def relations(
         report=report,
         share=lambda _: share_read(corpus),
     )
+    # Judge what was added up.
     facts = {"unit": getattr(corpus, "unit", None)}
     asked = {
         "only": options.only,
@@ -163,6 +164,7 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
 
 def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str, str]:
     """Say why no link was measured, and what would help."""
+    # How many links each reason left out, over all relations.
     reasons: Counter[str] = Counter()
     for (_, reason), n in done.unmeasured.items():
         reasons[reason] += n
