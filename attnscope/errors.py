@@ -33,10 +33,10 @@ class UsageError(AttnscopeError):
     """A request without meaning, whatever the text and the model; the command line exits with 2."""
 
 
-def require_choice(what: str, name: str, known: Sequence[str]) -> None:
-    """Refuse an unknown name by a UsageError; `what` says what it names, such as "engine"."""
+def require_choice(noun: str, name: str, known: Sequence[str]) -> None:
+    """Refuse an unknown name by a UsageError; the noun says what is named, such as "engine"."""
     if name not in known:
-        raise UsageError(f"there is no {what} {name!r}", suggest(name, known))
+        raise UsageError(f"there is no {noun} {name!r}", suggest(name, known))
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
@@ -49,11 +49,11 @@ class RoundingError(AttnscopeError):
     """Two ways to compute the same differ by more than rounding."""
 
 
-def require_rounding(what: str, difference: float, rounding: float, hint: str = "") -> None:
+def require_rounding(finding: str, difference: float, rounding: float, hint: str = "") -> None:
     """Refuse numbers that differ from what the model computed by more than rounding explains.
 
     Args:
-        what: The message, such as "weights differ from the model's own".
+        finding: The message without its numbers, such as "weights differ from the model's own".
         difference: The largest difference.
         rounding: The largest difference that rounding explains.
         hint: What to do about it.
@@ -63,7 +63,7 @@ def require_rounding(what: str, difference: float, rounding: float, hint: str = 
     """
     if not difference <= rounding:  # this is also true of NaN
         raise RoundingError(
-            f"{what} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint
+            f"{finding} by {difference:.3g}; rounding explains at most {rounding:.3g}", hint
         )
 
 
@@ -119,7 +119,10 @@ MOST_SAID = 2000
 """The most characters of a message."""
 
 _LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
-"""A quotation mark, what is quoted, and the same mark again."""
+"""A quotation mark that begins a word, what is quoted, and the same mark at the end of a word.
+
+More than MOST_QUOTED characters follow the first mark, so that most short quotations are passed over at once.
+"""
 
 _LONG_WORD = re.compile(r"\S{260,}")
 """A word that is longer than the names of files may be."""
@@ -139,7 +142,11 @@ def one_line(message: str) -> str:
 
 def _shorten(text: str, most: int) -> str:
     """Return the beginning and the end of a text, with … between, if it has more than `most` characters."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most + most // 2 :]}"
+    if len(text) <= most:
+        return text
+    n_first = most // 2
+    n_last = most - n_first - 1
+    return f"{text[:n_first]}…{text[-n_last:]}"
 
 
 def parse_json(content: str | bytes, **hooks: Any) -> Any:
@@ -160,4 +167,5 @@ def amount(n: int, one: str, several: str = "") -> str:
         one: The singular of the noun.
         several: Its plural; "" = the singular with an s.
     """
-    return f"{n:,} {one if n == 1 else several or one + 's'}"
+    plural = several or f"{one}s"
+    return f"{n:,} {one if n == 1 else plural}"

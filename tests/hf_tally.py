@@ -38,7 +38,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.hf.assembling import wrap
 from attnscope.models.hf.examples import examples
 from attnscope.models.hf.model import HuggingFaceModel
-from attnscope.models.hf.parts import hidden_states, reads_text, sees_pictures, standing_arguments
+from attnscope.models.hf.parts import hidden_states, reads_text, sees_pictures_only, standing_arguments
 from attnscope.models.model import Batch, eyes_of
 
 VOCABULARY = 99
@@ -330,7 +330,7 @@ def judge(model_type: str) -> Verdict:
             "text"
             if reads_text(base)
             else "pictures"
-            if sees_pictures(base)
+            if sees_pictures_only(base)
             else "sound"
             if hears
             else "numbers"

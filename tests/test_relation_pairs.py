@@ -212,7 +212,7 @@ def test_the_probe_across_is_what_plain_loops_give():
     queries = [[-1, 0, 0, 1, 2, 3, 4, 4, 5, 6, 7], [-1, *range(10)]]
     links = [(0, [4], [1], 0), (0, [6, 7], [0, 3], 1), (1, [9], [4], 0), (1, [0], [2], 1)]
     facts = facts_of(queries, links)  # rows and their pieces are the target's
-    facts = replace(facts, units=torch.tensor(units), is_across=True)
+    facts = replace(facts, word_of_token=torch.tensor(units), is_across=True)
     probe = keep_links(facts)
     probe(call)
     weights = attention_weights(call)

@@ -35,7 +35,7 @@ def facts_of(units, links):
         rows.setdefault((text, tuple(source)), len(rows))
     numbers = torch.tensor
     return LinkFacts(
-        units=numbers(units),
+        word_of_token=numbers(units),
         row_text=numbers([text for text, _ in rows], dtype=torch.int64),
         pieces=numbers(
             [

@@ -47,10 +47,10 @@ def _over_corpus(
     texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
 ) -> Comparison:
     """Compare all heads with each other, with those of another model, or with those of the model without some heads."""
-    from attnscope.studies.compare.study import compare, compare_models, without_heads
+    from attnscope.studies.compare import study
 
-    shared = running.share(model.model, model.loading)
-    if shared is not None and order.ablated is not None:
+    workers = running.share(model.model, model.loading)
+    if workers is not None and order.ablated is not None:
         raise UsageError(
             "workers have no heads taken out", "leave out --workers, --executor and --threads"
         )
@@ -59,15 +59,17 @@ def _over_corpus(
     corpus = listed[0] if isinstance(listed, list) else listed
     loaded = model.loading.load(model.model)
     if order.ablated is not None:
-        return compare_models(loaded, without_heads(loaded, order.ablated), corpus, order, report=report)
+        ablated = study.without_heads(loaded, order.ablated)
+        return study.compare_models(loaded, ablated, corpus, order, report=report)
     if order.other_model is None:
-        return compare(loaded, corpus, order, report=report, workers=shared)
+        return study.compare(loaded, corpus, order, report=report, workers=workers)
+    # An adapter goes on the first model alone.
     other_loading = replace(model.loading, adapter=None)
     other = other_loading.load(order.other_model)
-    workers = None
-    if shared is not None:
-        workers = shared, replace(shared, spec=order.other_model, loading=other_loading)
-    return compare_models(loaded, other, corpus, order, report=report, workers=workers)
+    workers_of_both = None
+    if workers is not None:
+        workers_of_both = workers, replace(workers, spec=order.other_model, loading=other_loading)
+    return study.compare_models(loaded, other, corpus, order, report=report, workers=workers_of_both)
 
 
 def _on_one_text(

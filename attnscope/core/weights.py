@@ -26,6 +26,7 @@ def eigenvalue_score(matrix: Float[Tensor, "*heads k k"]) -> Float[Tensor, "*hea
 
 def inner_factors(rows: Float[Tensor, "heads k d"]) -> Float[Tensor, "heads k k"]:
     """Return L of rows = L Q, where Q has orthonormal rows: the factor without the directions, in the same unit."""
+    # rows.mT = Q' R, so that rows = R.mT Q.
     factor: Tensor = torch.linalg.qr(in_float64(rows).mT, mode="r").R.mT
     return factor
 
@@ -44,7 +45,7 @@ def random_rows(
     return rows
 
 
-def eigenvalue_scores(
+def scores_and_chance(
     reads: Float[Tensor, "heads k d"],
     core: Float[Tensor, "d d"],
     writes: Float[Tensor, "heads d k"],
@@ -109,11 +110,16 @@ def receiver(
     left: Float[Tensor, "heads d k"],
     reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads k d"]:
-    """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads."""
+    """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads.
+
+    `left` is what `writes` is to a sender: W_O, or W_Q or W_K transposed.
+    """
     return inner_factors(left.mT).mT @ in_float64(reads)
 
 
-def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -> Float[Tensor, "s r"]:
+def composition_shares(
+    receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]
+) -> Float[Tensor, "s r"]:
     """Return the composition of each pair, |R S| / (|R| |S|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
 
     R is what `receiver` gave, and S what `sender` gave.
@@ -134,7 +140,7 @@ def shares(receivers: Float[Tensor, "r k d"], senders: Float[Tensor, "s d j"]) -
 
 
 def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
-    """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix; NaN where all are 0.
+    """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, large where few hold all; NaN where all are 0.
 
     1 if one singular value has it all, 1/rank if all are equal.
     """

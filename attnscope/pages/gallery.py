@@ -38,12 +38,12 @@ _POLICY = (
     f"default-src 'none'; style-src {policy_hash(_CSS)}; img-src 'self' file:; form-action 'none'; "
     "base-uri 'none'"
 )
-"""No scripts; figures from beside the page, which is `file:` where 'self' is nothing for a page opened from disk."""
+"""No scripts. Figures come from beside the page: 'self' on a server; `file:` on disk, where 'self' allows nothing."""
 
 
 def page(batch: Batch) -> str:
     """Return the HTML page of a batch. Whatever a text holds is shown as it is, and means nothing to the browser."""
-    # The line of facts below the title.
+    # The line of facts below the title. Of an interrupted run it counts what is drawn, not what was tried.
     n_texts = batch.n_texts if batch.complete else len(batch.drawn)
     facts = [amount(n_texts, "text")]
     if batch.failed:
@@ -73,7 +73,7 @@ def _card(drawn: DrawnText) -> str:
     for name in drawn.files:
         link = quote(f"{drawn.folder}/{name}")
         files += f'<a href="{link}">{_to_html(name)}</a> '
-        # No width and height: an overview's depend on the model; the box has its own.
+        # No width and height: those of a figure depend on the model, and CSS gives its box a fixed height.
         if not figure and name.endswith(_SHOWN_IN_IMG):
             alt = f"{_to_html(name)} of text {drawn.index}"
             image = f'<img src="{link}" loading=lazy decoding=async alt="{alt}">'
@@ -83,7 +83,7 @@ def _card(drawn: DrawnText) -> str:
     text = drawn.text or " ".join(drawn.tokens)
     return (
         f'<article id="text-{drawn.index}">\n{figure}<div class=facts>\n<p class=where>{_to_html(where)}</p>\n'
-        f"<p class=text dir=auto>{_shorten(text)}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
+        f"<p class=text dir=auto>{_short_html(text)}</p>\n{notes}<p class=files>{files}</p>\n</div>\n</article>"
     )
 
 
@@ -91,12 +91,12 @@ def _failure(failed: FailedText) -> str:
     """Return a text that could not be drawn, with the reason."""
     text = ""
     if failed.text:
-        text = f"<div class=text dir=auto>{_shorten(failed.text)}</div>"
+        text = f"<div class=text dir=auto>{_short_html(failed.text)}</div>"
     return f"<li>{_to_html(str(failed))}{text}</li>"
 
 
-def _shorten(text: str) -> str:
-    """Return the beginning of a text for HTML."""
+def _short_html(text: str) -> str:
+    """Return the beginning of a text, escaped for HTML."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[:_MOST_CHARACTERS].rstrip()}…"
     return _to_html(text)

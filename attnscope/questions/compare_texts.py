@@ -119,7 +119,7 @@ def picked_report(comparison: Comparison) -> Report:
     how_they_differ = Panels(
         f"{listed}: differences",
         _panels(differences, axis),
-        difference="difference of attention weights",
+        difference_meaning="difference of attention weights",
     )
     heading = distance_line(comparison.distance_name)
     distances = comparison.distance()
@@ -330,7 +330,7 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
         "what changes: the heads that change most",
         _panels(differences, axis),
         notes=[AXES, "tokens that both texts have a place for"],
-        difference="attention weight in the second text − in the first",
+        difference_meaning="attention weight in the second text − in the first",
     )
     yield Special(printed="never", figure="differences", view=view)
 

@@ -38,7 +38,7 @@ class Panels:
         title: The title of the figure, after the model.
         panels: The maps.
         notes: Sentences on how to read them.
-        difference: The meaning of a number if the maps hold differences; empty = they hold weights.
+        difference_meaning: What a number means if the maps hold differences; empty = they hold weights.
         largest_px: Most width of a map.
         is_fitted: Whether the darkest colour is that of the largest weight of all maps; else it is that of 1.
     """
@@ -46,7 +46,7 @@ class Panels:
     title: str
     panels: Sequence[Panel]
     notes: Sequence[str] = (AXES,)
-    difference: str = ""
+    difference_meaning: str = ""
     largest_px: float = math.inf
     is_fitted: bool = False
 
@@ -55,9 +55,9 @@ class Panels:
         maps = [panel.values for panel in self.panels]
         # Colours of weights begin at 0, those of differences are symmetric: white = no change.
         high = 1.0
-        if self.difference or self.is_fitted:
+        if self.difference_meaning or self.is_fitted:
             high = max(float(np.nan_to_num(np.abs(values)).max(initial=0.0)) for values in maps) or 1.0
-        limits = (-high if self.difference else 0.0, high)
+        limits = (-high if self.difference_meaning else 0.0, high)
         # One pair of axes for all maps if all have the same tokens.
         axes = [(panel.queries, panel.keys) for panel in self.panels]
         if len({*axes}) == 1:
@@ -68,9 +68,10 @@ class Panels:
             notes=(*self.notes, *report.footer),
             axes=tuple(axes),
             titles=tuple(panel.title for panel in self.panels),
-            meaning=self.difference or weight_meaning,
-            cmap=TWO_WAYS if self.difference else ONE_WAY,
+            meaning=self.difference_meaning or weight_meaning,
+            cmap=TWO_WAYS if self.difference_meaning else ONE_WAY,
             largest_px=self.largest_px,
+            # The fonts must hold the title of the page too.
             lettered=(report.model, self.title),
         )
         # Maps with more cells than the paper has pixels are pooled: each cell keeps its largest size, with its sign.
@@ -78,8 +79,11 @@ class Panels:
         pooled = []
         for values in maps:
             highest = max_pool(values.astype(np.float32), page.pool)
-            deepest = max_pool(-values.astype(np.float32), page.pool)
-            pooled.append(np.where(highest >= deepest, highest, -deepest))
+            lowest = -max_pool(-values.astype(np.float32), page.pool)
+            pooled.append(np.where(highest >= -lowest, highest, lowest))
         ticks = tick_texts(layout.ticks_between(*limits))
-        page.show(f"{report.model} · {self.title}", pooled, [limits] * len(maps), limits, ticks)
+        # The colour bar has the limits that all maps share.
+        page.show(
+            f"{report.model} · {self.title}", pooled, [limits] * len(maps), bar_ends=limits, ticks=ticks
+        )
         return page

@@ -16,8 +16,10 @@ MOST_BYTES = 1_000_000_000
 """The most bytes of a file."""
 
 MOST_SAMPLES = 200_000_000
-"""The most samples of a file, all channels together, and of the one channel at the rate that a model hears. They are
-three and a half hours at 16,000 a second."""
+"""The most samples: of a file, all channels together; and of its one channel once resampled for a model.
+
+At 16,000 a second they last three and a half hours.
+"""
 
 MOST_RATE = 1_000_000
 """The most samples a second; studios use up to 768,000. The filter that resamples grows with it."""
@@ -107,7 +109,7 @@ def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
 
 
 def _too_long(name: str) -> AttnscopeError:
-    """Return the error for a recording of more than MOST_SAMPLES."""
+    """Return the error for a recording of more than MOST_SAMPLES, or of more bytes than MOST_BYTES."""
     return AttnscopeError(
         f"{name} is too long: more than {MOST_SAMPLES // 1_000_000} million samples",
         "cut it first: ffmpeg -i long.wav -t 30 short.wav",

@@ -15,11 +15,11 @@ from attnscope.core.attention.precision import in_float64
 from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_part
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.weights import (
-    eigenvalue_scores,
+    composition_shares,
     random_rows,
     receiver,
+    scores_and_chance,
     sender,
-    shares,
     singular_directions,
     spread,
 )
@@ -83,7 +83,7 @@ class _Vocabulary:
         written: The directions in which writing raises each token, (token, d_model), less their mean over tokens.
         name: Where these directions are from: "unembedding" or "static embeddings".
         cores: E U summed over the vocabulary, (d_model, d_model), for the scores "copying" and "matching"; see
-            `core.weights.eigenvalue_scores`.
+            `core.weights.scores_and_chance`.
     """
 
     ids: Tensor
@@ -247,7 +247,7 @@ class _Weights:
                 left = random_rows(N_DRAWS, width, len(core), self._seed).to(core)
                 right = random_rows(N_DRAWS, width, len(core), self._seed + 1).to(core)
                 self._draws[name, width] = left @ core @ right.mT
-            own, chance = eigenvalue_scores(reads, core, writes, self._draws[name, width])
+            own, chance = scores_and_chance(reads, core, writes, self._draws[name, width])
             scores = (own, chance.mean(1), chance.amin(1), chance.amax(1))
             for part, numbers in zip(SCORE_PARTS, scores, strict=True):
                 self._columns[name + part][rows] = numbers.cpu().double().numpy()
@@ -319,7 +319,7 @@ class _Weights:
                 received = receiver(*maps[which])
                 self._receiver_spread[number, rows] = spread(received).cpu().numpy()
                 for senders, written in self._sent:
-                    composed = shares(received.to(written), written)
+                    composed = composition_shares(received.to(written), written)
                     self._shares[number, senders, rows] = composed.cpu().numpy()
         if "OV" in maps:
             writes, reads = maps["OV"]

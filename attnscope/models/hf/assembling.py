@@ -18,9 +18,9 @@ from attnscope.models.hf.parts import (
     in_one_line,
     notes_on_quantisation,
     picture_tower,
-    reads_pictures,
-    reads_words,
-    sees_pictures,
+    reads_or_writes_text,
+    reads_pictures_in_text,
+    sees_pictures_only,
     silence,
     takes_recordings,
     text_tower,
@@ -68,7 +68,7 @@ def wrap(
     if kind != "processor":
         processor = getattr(tokenizer, kind, processor)
     reader: HuggingFaceTokenizer | NumbersTokenizer = NumbersTokenizer()
-    if not reads_words(base):
+    if not reads_or_writes_text(base):
         reader = wordless(name, base)
     elif backend is not None:
         reader = HuggingFaceTokenizer(backend)
@@ -84,11 +84,11 @@ def processor_kind(base: PreTrainedModel) -> str:
     """
     reader = cross_reader(base)
     reads_no_words = reader is not None and not reader.reads_words
-    if reads_no_words or sees_pictures(base) or picture_tower(base) is not None:
+    if reads_no_words or sees_pictures_only(base) or picture_tower(base) is not None:
         return "image_processor"
     if takes_recordings(base):
         return "feature_extractor"
-    return "processor" if reader is not None or reads_pictures(base) else ""
+    return "processor" if reader is not None or reads_pictures_in_text(base) else ""
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:

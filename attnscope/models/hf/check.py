@@ -81,7 +81,8 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             # The seam path: read the layers off the calls, then compare them with eager.
             output, seen = _rehearse(model, padded, alone)
             survey = read_survey(model.config, alone, output, seen)
-            if check or survey.n_calls < sum(survey.n_layers.values()):
+            has_layers_without = survey.n_calls < sum(survey.n_layers.values())
+            if check or has_layers_without:
                 notes = _check_seam(model, survey, padded, alone, _outcome(survey, output, seen))
                 survey = replace(survey, notes=(*survey.notes, *notes))
             return replace(survey, checked=check)
@@ -95,7 +96,7 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
 
 
 def _rehearse(model: PreTrainedModel, padded: Inputs, alone: Inputs) -> tuple[Any, Sequence[Seen]]:
-    """Run a model on one text through the seam; raise Unclear where it attends in a way that the seam refuses."""
+    """Run a model on the text alone through the seam; raise Unclear where the seam refuses how it attends."""
     try:
         return _with_hidden_states(padded, alone, lambda: rehearse(model, alone))
     except AttnscopeError as error:
@@ -105,7 +106,10 @@ def _rehearse(model: PreTrainedModel, padded: Inputs, alone: Inputs) -> tuple[An
 def _with_hidden_states(
     padded: Inputs, alone: Inputs, run: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """Return what `run` returns, an output first; where that has no hidden states, both inputs ask for them then."""
+    """Return what `run` returns, an output first; run again, asking for hidden states, where it has none.
+
+    Both inputs ask for them from then on.
+    """
     result = run()
     if hidden_states(result[0]) is None:
         for inputs in (padded, alone):
@@ -136,8 +140,9 @@ def _check_seam(
         except AttnscopeError:
             # Both may be right: convolutions see padding, and experts with limited room are shared with other texts.
             compare(model, survey, padded, both)
-            # AIMv2's tower of text: its first text, which has no padding, is not read as one alone is.
-            weights = [attention.weights[:1] for attention in seen]  # (1, head, query, key)
+            # AIMv2's text tower hides later tokens in a padded batch, and not from one text alone. The first text,
+            # which has no padding, tells: (1, head, query, key).
+            weights = [attention.weights[:1] for attention in seen]
             is_causal = "decoder" in survey.layers
             if not model.config.is_encoder_decoder and is_causal != hides_later(weights):
                 raise AttnscopeError(
@@ -153,10 +158,10 @@ def _check_seam(
     return notes
 
 
-def _last_text(both: Outcome, alone: Outcome) -> Outcome:
+def _last_text(both: Outcome, single: Outcome) -> Outcome:
     """Return the last text of a padded batch, cut to the sizes that it has alone."""
     last = {}
-    for name, values in alone.items():
+    for name, values in single.items():
         # (batch, query, head, key) or (batch, token, d_model)
         n_rows, size = values.shape[1], values.shape[-1]
         last[name] = both[name][-1:, :n_rows, ..., :size]
@@ -164,18 +169,19 @@ def _last_text(both: Outcome, alone: Outcome) -> Outcome:
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
+# A *reach* is the length of a window, chunk or block; a text must be longer to show what it does (`hf.examples`).
 
 _SHORTEST_LONG = 37
 """The fewest tokens of the longer text that is compared at load."""
 
 _WORK_AT_LOAD = 1e10
-"""Parameters x tokens up to which a longer text is tried at load: twice 74 tokens through 135 million parameters."""
+"""Parameters x tokens up to which a longer text is tried at load, by eager and by the seam: 135 million x 74."""
 
 _MAPS_AT_LOAD = 64 * 2**20
 """Bytes of weights that may be held to compare them with eager ones."""
 
-_SCORES = 2 * 2**30
-"""Bytes that eager attention of one layer may take: 12 per weight, three times its scores in float32."""
+_EAGER_BYTES = 2 * 2**30
+"""Bytes that eager attention of one layer may take: 12 per weight, for three float32 tensors of its scores' shape."""
 
 
 def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
@@ -183,22 +189,23 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
     # Two float32 maps per head take 8 bytes per weight.
-    most = min(_WORK_AT_LOAD / max(1, n_parameters), math.sqrt(_MAPS_AT_LOAD / (8 * n_heads)))
+    longest = min(_WORK_AT_LOAD / max(1, n_parameters), math.sqrt(_MAPS_AT_LOAD / (8 * n_heads)))
     lengths = map(length_beyond, reaches(model.config))
     return max(
-        (n_tokens for n_tokens in lengths if _SHORTEST_LONG < n_tokens <= most), default=_SHORTEST_LONG
+        (n_tokens for n_tokens in lengths if _SHORTEST_LONG < n_tokens <= longest),
+        default=_SHORTEST_LONG,
     )
 
 
 def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
     """Compare with eager once more where a text comes that reaches past a window that no comparison reached yet.
 
-    A window that was shown truly is compared once; texts beyond one that was not are refused each time. Windows whose
+    A window is compared once where the model passes; else each text beyond it is compared and refused. Windows whose
     comparison does not fit in memory are passed over.
     """
     n_tokens = count_tokens(inputs)
     # The longest text whose scores of one layer, which eager attention holds, fit in memory.
-    longest = math.sqrt(_SCORES / (12 * max(1, *survey.n_heads.values())))
+    longest = math.sqrt(_EAGER_BYTES / (12 * max(1, *survey.n_heads.values())))
     lengths = [length_beyond(reach) for reach in survey.reaches if reach < n_tokens]
     fitting = [length for length in lengths if length <= longest]
     if fitting and survey.checked:
@@ -211,6 +218,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
     """Compare hidden states, and where asked for also weights, with eager on a text of so many tokens."""
     n_tokens = min(n_tokens, max_tokens(model) or n_tokens)
     _, inputs = examples(model, n_tokens)
+    # Nothing new is seen without a text, or on one no longer than the one that was compared alone.
     if not count_tokens(inputs) or n_tokens <= LENGTHS[1]:
         return
     inputs |= survey.extras
@@ -236,6 +244,7 @@ def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     padded |= survey.extras
     try:
         with torch.no_grad():
+            # From 1 key on: always.
             light = states_of(perform(model, padded, survey.plan, attend, light_from=1))
             written_out = states_of(perform(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
@@ -261,14 +270,14 @@ def compare_on(
 
 
 def _logits_or_states(output: Any) -> Outcome:
-    """Return the scores of the vocabulary, as "hidden", or hidden states without a head: (batch, token, ...)."""
+    """Return the logits, under the name "hidden"; of a model without a head, hidden states: (batch, token, ...)."""
     logits = getattr(output, "logits", None)
     return states_of(output) if logits is None else {"hidden": logits}
 
 
 # Comparing --------------------------------------------------------------------------------------------------------
 
-_TIMES = 16.0
+_ALLOWED_ERRORS = 16.0
 """Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
 
 _NOTED = 0.05
@@ -286,13 +295,14 @@ def compare(
 
     A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
     scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
-    for this. The bound is _TIMES the error of eager attention against float64. Both need a copy of the model, so only a
-    comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that the seam is
-    right, and the note that is returned says that rounding decides.
+    for this. The bound is _ALLOWED_ERRORS times the error of eager attention against float64. Both need a copy of the
+    model, so only a comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that
+    the seam is right, and the note that is returned says that rounding decides.
 
     Raises:
         AttnscopeError: They differ.
     """
+    # What is no hidden state in an outcome is a map of weights.
     with_maps = bool(ours.keys() - STATES)
     if theirs is None:
         theirs = _by_eager(model, survey, inputs, with_maps=with_maps)
@@ -304,7 +314,7 @@ def compare(
         # If seam and eager agree in float64, the model's own rounding may explain the difference.
         exact = _exact_outcome(model, survey, inputs, with_maps=with_maps)
         error = max(_differences(inputs, theirs, exact).values(), default=0.0)
-        bound = _TIMES * error
+        bound = _ALLOWED_ERRORS * error
         # "not >", so that NaN raises too.
         if not bound > allowed:
             raise
@@ -329,7 +339,7 @@ def require_equal(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome, all
 
 
 def _differences(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome) -> dict[str, float]:
-    """Return the largest difference of each result that two outcomes share, at real tokens; of hidden states relative.
+    """Return the largest difference of each result that two outcomes share, at real tokens.
 
     Hidden states are compared relative to the largest of `theirs`.
     """
@@ -357,11 +367,12 @@ def _differences(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome) -> d
                 )
             difference /= max(_largest(other), 1e-30)
         else:
-            # A query that sees no key has no weights; some eager functions leave out the part that a sink takes.
             totals = own.sum(-1, keepdim=True)
-            difference = min(
-                difference, _largest(own - other * (totals > 0)), _largest(own - other * totals)
-            )
+            # A query that sees no key has no weights at the seam, whatever eager gives it.
+            where_seeing = _largest(own - other * (totals > 0))
+            # Some eager functions leave out the part that a sink takes.
+            with_sinks = _largest(own - other * totals)
+            difference = min(difference, where_seeing, with_sinks)
         differences[name] = difference
     return differences
 
@@ -432,6 +443,7 @@ def _at_seam(
     """Return the outcome of a model through the seam; without maps, hidden states alone, in less memory."""
     if with_maps:
         return _outcome(survey, *rehearse(model, inputs))
+    # Without a plan all attention is "beside" it: computed at the seam, and never kept.
     return states_of(perform(model, inputs, {}, attend, beside=True))
 
 
@@ -479,6 +491,7 @@ def _read_eager(
     try:
         output, seen = checked_weights(model, alone)
         survey = read_survey(model.config, alone, output, seen)
+        # Weights alone are compared: {} is an output without hidden states.
         single = _outcome(survey, {}, seen)
         both = _outcome(survey, *checked_weights(model, padded))
         if survey.n_calls < n_seen:

@@ -35,7 +35,7 @@ from attnscope.models.hf.parts import (
     notes_on_quantisation,
     picture_tower,
     quantisation,
-    reads_words,
+    reads_or_writes_text,
     require_peft,
     silence,
     text_tower,
@@ -200,7 +200,7 @@ def _readers(
         if cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
     # Behind a tower a tokenizer is optional: the tower is shown without.
-    is_wordless = not reads_words(base) or (kind == "image_processor" and tower is None)
+    is_wordless = not reads_or_writes_text(base) or (kind == "image_processor" and tower is None)
     is_optional = tower is not None and text_tower(base) is None
     if is_wordless or (is_optional and tokenizer is None):
         return wordless(source.name, base), processor

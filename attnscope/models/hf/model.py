@@ -40,9 +40,9 @@ from attnscope.models.hf.parts import (
     max_tokens,
     pad_id,
     position_table,
-    reads_pictures,
+    reads_pictures_in_text,
     reads_text,
-    sees_pictures,
+    sees_pictures_only,
     silence,
     standing_arguments,
     takes_recordings,
@@ -153,7 +153,7 @@ class HuggingFaceModel(Model):
         """Return the part that sees pictures; None if it sees none."""
         if self._open_eyes is not None:
             return self._open_eyes().eyes
-        return HuggingFaceEyes(self, self._processor) if sees_pictures(self.base) else None
+        return HuggingFaceEyes(self, self._processor) if sees_pictures_only(self.base) else None
 
     @cached_property
     def viewer(self) -> VisionLanguageReader | None:
@@ -163,13 +163,13 @@ class HuggingFaceModel(Model):
         reader = cross_reader(self.base) if self.survey.beside else None
         if reader is not None:
             return reader(self, self._processor)
-        interleaved = self.writer is not None and reads_pictures(self.base)
+        interleaved = self.writer is not None and reads_pictures_in_text(self.base)
         return VisionLanguageReader(self, self._processor) if interleaved else None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
         """Return the part that hears recordings, or refuses them with a reason; None for other models."""
-        if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures(self.base)):
+        if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures_only(self.base)):
             return None
         return HuggingFaceEars(self, self._processor)
 
@@ -272,7 +272,9 @@ class HuggingFaceModel(Model):
                 )
             else:
                 light = None if survey.beside else self._light_from(inputs)
-                beside = survey.beside or ("pixel_values" in inputs and reads_pictures(self.base))
+                beside = survey.beside or (
+                    "pixel_values" in inputs and reads_pictures_in_text(self.base)
+                )
                 output = perform(
                     self.base, inputs, plan, probe, light, through=survey.through, beside=beside
                 )

@@ -1,7 +1,7 @@
 """Read transformers' models by their code and configuration: the part to show, its inputs, and its longest text.
 
-Heads for tasks are left off. Of models that put two together, such as CLIP's of text and of pictures, each is a model
-for itself: neither attends to the other. What fails in a model's own code becomes one line.
+Heads for tasks are left off. Two towers of which neither attends to the other, such as CLIP's of text and of pictures,
+are two models here. What fails in a model's own code becomes one line.
 """
 
 import contextlib
@@ -52,7 +52,9 @@ def input_name(model: PreTrainedModel) -> str:
     That is pixel_values for vision towers whose main input is said to be their language model's.
     """
     name = main_input(model)
-    return "pixel_values" if not accepts(model, name) and accepts(model, "pixel_values") else name
+    if accepts(model, name) or not accepts(model, "pixel_values"):
+        return name
+    return "pixel_values"
 
 
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
@@ -177,12 +179,12 @@ def reads_text(base: PreTrainedModel) -> bool:
     return accepts(base, "input_ids")
 
 
-def reads_words(base: PreTrainedModel) -> bool:
+def reads_or_writes_text(base: PreTrainedModel) -> bool:
     """Return whether a model takes token numbers, if only in its decoder."""
     return reads_text(base) or accepts(base, "decoder_input_ids")
 
 
-def sees_pictures(base: PreTrainedModel) -> bool:
+def sees_pictures_only(base: PreTrainedModel) -> bool:
     """Return whether a model reads pictures and no text."""
     return (
         input_name(base) == "pixel_values"
@@ -191,13 +193,13 @@ def sees_pictures(base: PreTrainedModel) -> bool:
     )
 
 
-def reads_pictures(base: PreTrainedModel) -> bool:
+def reads_pictures_in_text(base: PreTrainedModel) -> bool:
     """Return whether a model's language model reads pictures among the tokens of its text, as LLaVA's does."""
     is_decoder = reads_text(base) and not base.config.is_encoder_decoder
     return is_decoder and accepts(base, "pixel_values") and picture_tower(base) is None
 
 
-def hears(base: PreTrainedModel) -> bool:
+def hears_windows(base: PreTrainedModel) -> bool:
     """Return whether a model listens as Whisper does.
 
     Its encoder hears a window of fixed length, and a decoder reads the encoder.
@@ -209,7 +211,7 @@ def hears(base: PreTrainedModel) -> bool:
     )
 
 
-def listens(base: PreTrainedModel) -> bool:
+def hears_frames(base: PreTrainedModel) -> bool:
     """Return whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM."""
     hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
     return hears_samples and not base.config.is_encoder_decoder
@@ -217,13 +219,13 @@ def listens(base: PreTrainedModel) -> bool:
 
 def takes_recordings(base: PreTrainedModel) -> bool:
     """Return whether a model takes recordings, as Whisper or as wav2vec 2.0 does."""
-    return hears(base) or listens(base)
+    return hears_windows(base) or hears_frames(base)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
     """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why."""
-    reads_no_target = not accepts(base, "decoder_input_ids")
-    if sees_pictures(base) or (base.main_input_name == "pixel_values" and reads_no_target):
+    writes_no_text = not accepts(base, "decoder_input_ids")
+    if sees_pictures_only(base) or (base.main_input_name == "pixel_values" and writes_no_text):
         reason = "sees pictures, and reads no text"
         hint = "attnscope heatmap --image photo.png"
     elif takes_recordings(base):
@@ -252,15 +254,16 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
     None where there is none. A language model that reads pictures among its tokens (LLaVA) has no such tower.
     """
+    tower: Any = None
     # SmolVLM's parts have the names of CLIP's, but its text has tokens that stand for a picture.
-    is_beside = hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None
-    tower: Any = getattr(base, "vision_model", None) if is_beside else None
+    if hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None:
+        tower = getattr(base, "vision_model", None)
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
     if not isinstance(tower, PreTrainedModel):
         return None
     tower = base_of(tower)
-    return tower if sees_pictures(tower) else None
+    return tower if sees_pictures_only(tower) else None
 
 
 def quantisation(config: Any) -> str:
@@ -283,8 +286,9 @@ def notes_on_quantisation(config: Any) -> tuple[str, ...]:
 
 # Adapters -------------------------------------------------------------------------------------------------------
 
-_WEIGHTS = "adapter_model.safetensors"
+_WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+"""What peft writes before the name of a module."""
 
 
 @dataclass(frozen=True)
@@ -311,9 +315,9 @@ def require_peft(folder: Path) -> None:
             f"{folder} holds an adapter, which needs the package peft",
             'install the extra: pip install "attnscope[peft]", or move adapter_config.json away to see the base alone',
         )
-    if not (folder / _WEIGHTS).is_file():
+    if not (folder / _WEIGHTS_FILE).is_file():
         raise AttnscopeError(
-            f"{folder} holds no {_WEIGHTS}", "save the adapter there with peft, as safetensors"
+            f"{folder} holds no {_WEIGHTS_FILE}", "save the adapter there with peft, as safetensors"
         )
 
 
@@ -325,7 +329,7 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
     """
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
-    path = folder / _WEIGHTS
+    path = folder / _WEIGHTS_FILE
     try:
         weights = load_file(path)
         config: Any = PeftConfig.from_pretrained(str(folder))
@@ -334,7 +338,8 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         # An adapter of a model with a head is fitted to the base alone where the head is not loaded.
         target: PreTrainedModel = model
         heads: set[str] = set()
-        if not {name.removeprefix(_PREFIX).partition(".")[0] for name in weights} <= {*model._modules}:
+        top_modules = {name.removeprefix(_PREFIX).partition(".")[0] for name in weights}
+        if not top_modules <= {*model._modules}:
             target = model.base_model  # type: ignore[assignment]
             prefix = f"{_PREFIX}{target.base_model_prefix}."
             of_base = {}
@@ -342,6 +347,7 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
                 if name.startswith(prefix):
                     of_base[_PREFIX + name.removeprefix(prefix)] = weight
             if of_base:
+                # base_model.model.HEAD…
                 heads = {name.split(".")[2] for name in weights if not name.startswith(prefix)}
                 weights = of_base
 
@@ -349,7 +355,8 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
         config.task_type = None
         config.inference_mode = True
         parts = {name.rpartition(".")[2] for name, _ in target.named_modules()}
-        config.modules_to_save = [name for name in config.modules_to_save or () if name in parts] or None
+        saved = config.modules_to_save or ()
+        config.modules_to_save = [name for name in saved if name in parts] or None
         adapted = PeftModel(target, config, autocast_adapter_dtype=False)
         # Every weight of the adapter must have its place, and every place its weight.
         odd = sorted(set(get_peft_model_state_dict(adapted)) ^ set(weights))
@@ -433,7 +440,8 @@ def load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[No
 def _is_ours(error: BaseException) -> bool:
     """Return whether code outside of transformers raised an error: a probe, say, which is not the model's own code.
 
-    An error that torch raises is its caller's. One of a call with arguments that a model does not take is the model's.
+    An error that torch raises counts as its caller's. One that calling the model raises, on arguments that it does not
+    take, counts as the model's.
     """
     # The last frame outside of torch is the one whose call failed.
     caller = ("", "")
@@ -442,6 +450,7 @@ def _is_ours(error: BaseException) -> bool:
         if module.partition(".")[0] != "torch":
             caller = (module, frame.f_code.co_name)
     module, function = caller
+    # These three, of `hf.seam` and `hf.eager`, call a model.
     calls_the_model = module.startswith("attnscope.") and function in (
         "_forward",
         "run_eager",
@@ -450,13 +459,13 @@ def _is_ours(error: BaseException) -> bool:
     return not (module.startswith("transformers") or calls_the_model)
 
 
-_loading = threading.RLock()
+_silence_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
     """Keep transformers from writing to the terminal. Its switches are global, so one load at a time."""
-    with _loading, warnings.catch_warnings():
+    with _silence_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verbosity = transformers_logging.get_verbosity()
         bars = transformers_logging.is_progress_bar_enabled()

@@ -351,7 +351,7 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
         return torch.tensor(numbers, dtype=torch.int64, device=device)
 
     return LinkFacts(
-        units=torch.from_numpy(units).to(device),
+        word_of_token=torch.from_numpy(units).to(device),
         row_text=tensor([number for number, _ in rows]),
         pieces=tensor(pieces).view(-1, 2),
         link_row=tensor(link_row),

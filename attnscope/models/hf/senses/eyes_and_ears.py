@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnscope.errors import AttnscopeError, as_failure
-from attnscope.models.hf.parts import accepts, hears, patch_order, takes_recordings
+from attnscope.models.hf.parts import accepts, hears_windows, patch_order, takes_recordings
 from attnscope.models.model import SensoryInput
 from attnscope.questions.places import Picture, Sound, Spectrogram
 from attnscope.senses.photos import Photo
@@ -137,7 +137,9 @@ class HuggingFaceEars(Sense):
             )
         self._require_processor("feature extractor")
         # Whisper listens for a window of fixed length, wav2vec 2.0 to the whole recording.
-        return self._hear_window(recording) if hears(self._base) else self._hear_frames(recording)
+        return (
+            self._hear_window(recording) if hears_windows(self._base) else self._hear_frames(recording)
+        )
 
     @property
     def _rate(self) -> int:

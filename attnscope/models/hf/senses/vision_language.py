@@ -63,7 +63,7 @@ class VisionLanguageReader(Sense):
         self._writer = HuggingFaceWriter(model)
         # The number of the token that stands for pictures, if there is one.
         self._picture_id: int | None = getattr(self._base.config, "image_token_id", None)
-        self._compared: set[tuple[int, ...]] = set()
+        self._compared_shapes: set[tuple[int, ...]] = set()
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
         """Return photos and a text as the model takes them, and at most n tokens that it writes, greedily.
@@ -76,7 +76,7 @@ class VisionLanguageReader(Sense):
 
         # What the processor makes of photos and text, and where in it the patches are.
         prompt = self._write_prompt(text, len(photos))
-        output = self._make([photo.image for photo in photos], prompt)
+        output = self._make_prompt([photo.image for photo in photos], prompt)
         ids = self._ids_of(output.inputs)
         n_given = len(ids)
         require_length(self.model.info, n_given + n)
@@ -111,12 +111,14 @@ class VisionLanguageReader(Sense):
         content = [{"type": "image"}] * n_photos
         content.append({"type": "text", "text": text})
         messages: Any = [{"role": "user", "content": content}]
-        template = ProcessorMixin.apply_chat_template  # SmolVLM's own needs what is for videos
+        # SmolVLM's own method asks its video processor, which may be missing.
+        template = ProcessorMixin.apply_chat_template
         with as_failure(f"the chat template of {self._name} fails"):
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt)
 
-    def _make(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
+    def _make_prompt(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
+        """Return what the processor makes of images and a prompt, with them and the model."""
         with as_failure(f"the processor of {self._name} fails"), silence():
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
@@ -189,9 +191,9 @@ class VisionLanguageReader(Sense):
             raise unplaced(
                 f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}"
             )
-        # A photo of slopes goes the same way, and tells which part of the photo each picture covers.
+        # Photos whose colours rise to the right and down go the same way: a picture's colours tell what it covers.
         sloping = [Image.fromarray(slopes(*size)) for size in output.sizes]
-        guides, _ = self._cut(self._make(sloping, prompt))
+        guides, _ = self._cut(self._make_prompt(sloping, prompt))
         names = [photo.source for photo in photos]
         pictures = []
         labels: dict[int, str] = {}
@@ -236,7 +238,7 @@ class VisionLanguageReader(Sense):
         return self._words(inputs, labels, n_given), {}
 
     def _words(self, inputs: Inputs, labels: Mapping[int, str], n_given: int) -> Tokens:
-        """Return the text, in which tokens that stand for patches have these labels; others of a picture "picture"."""
+        """Return the text. Tokens of patches are named by these labels, other tokens of a picture "picture"."""
         marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
         return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)
 
@@ -250,7 +252,7 @@ class VisionLanguageReader(Sense):
         shape: tuple[int, ...] = ()
         if axes:
             shape = (*inputs["pixel_values"].shape, len(axes["cross"].keys))
-        if shape in self._compared:
+        if shape in self._compared_shapes:
             return
 
         def observe(call: AttentionCall) -> Tensor:
@@ -267,4 +269,4 @@ class VisionLanguageReader(Sense):
 
         with in_one_line(self._name, "does not run on this picture and these words"), silence():
             compare_on(self._base, survey, inputs, observe)
-        self._compared.add(shape)
+        self._compared_shapes.add(shape)
