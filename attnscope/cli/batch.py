@@ -1,4 +1,4 @@
-"""Run `attnscope batch`."""
+"""Run `attnscope batch`: have all texts of files drawn (`studies.batch`), and say what was drawn."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iter
     Yields:
         The function to call after each text; None = nothing is shown.
     """
-    started = last_report = time.monotonic()
+    started = time.monotonic()
+    last_report = started
     step = ""
     with _bar(quiet, "reading") as update:
 
@@ -62,7 +63,10 @@ def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], 
 
 @contextlib.contextmanager
 def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
-    """Yield the function that moves the bar, or writes a line a minute; None = nothing is shown."""
+    """Yield the function that moves the bar, or writes a line a minute; None = nothing is shown.
+
+    It takes what `rich.progress.Progress.update` does, without the task; with `restart` the bar begins anew.
+    """
     # No bar where nobody looks, a line a minute where output goes to a file.
     if quiet or sys.stderr is None:
         yield None
@@ -80,13 +84,16 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
         task = bar.add_task(what, total=None)
 
         def update(restart: bool = False, **facts: Any) -> None:
-            (bar.reset if restart else bar.update)(task, **facts)
+            if restart:
+                bar.reset(task, **facts)
+            else:
+                bar.update(task, **facts)
 
         yield update
 
 
 def _once_a_minute(what: str) -> "Callable[..., None]":
-    """Return a function that prints once a minute how far the work is; it takes what a progress bar takes."""
+    """Return a function that prints once a minute how far the work is; it takes what `_bar` says."""
     last_line = time.monotonic()
 
     def update(
