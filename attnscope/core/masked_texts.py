@@ -7,6 +7,8 @@ Sums have two views: 0 = of all keys, 1 = of keys outside sinks. A unit is a tex
 one (`catalogue.unit_queries`). A column is a measure's place in sums (`catalogue.Columns`).
 
 Shapes: b texts, m mask heads (1 if all heads share one), h heads, q queries, k keys, c columns.
+
+Source: ours.
 """
 
 import torch
@@ -166,7 +168,7 @@ class MaskedTexts:
         weights: Tensor,
         tile: Tile | None,
     ) -> Float[Tensor, "b h q statistic"]:
-        """Return the statistics of each row. Overwrites the scores of the tile, if there is one."""
+        """Return the statistics of rows of weights, (b, h, q, k). Overwrites the scores of a tile."""
         largest = weights.amax(-1)
         entropies = torch.special.entr(weights).sum(-1) if tile is None else tile.entropies(largest)
         by_name = {
