@@ -75,41 +75,45 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
     `owner` is the class that declares the field.
     """
     option = _option_of(field)
-    kind, default = _type_of(owner, field)
+    kind, default = _type_and_default(owner, field)
     complete = complete_models if option.complete else None
     # An argument is found by its position, an option by its flags.
-    about: Any
+    typer_info: Any
     if option.argument:
         metavar = option.metavar or field.name.upper()
-        about = typer.Argument(
+        typer_info = typer.Argument(
             help=option.help, show_default=False, metavar=metavar, autocompletion=complete
         )
     else:
         flags = option.flags or (f"--{field.name.replace('_', '-')}",)
-        about = typer.Option(
+        typer_info = typer.Option(
             *flags, help=option.help, min=option.least, max=option.most, autocompletion=complete
         )
         # The help of an option that may be repeated names the type of one value.
         if "list[" in str(kind):
-            about.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
+            typer_info.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
         # The heading of the help under which it stands.
-        about.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
-    about.hidden = option.rare
+        typer_info.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
+    typer_info.hidden = option.rare
     # Typer requires a parameter without a default.
     if option.needed or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, about]
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, typer_info],
     )
 
 
-def _type_of(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
+def _type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any, Any]:
     """Return the type of the value that typer gives for a field, and its default; MISSING = it is required.
 
     `_read` makes the field's own value of typer's.
     """
     option = _option_of(field)
-    list_of: Any = list  # type checkers know no list of a type that is found when it runs
+    # As Any: type checkers refuse list[x] where x is a value.
+    list_of: Any = list
     # The field's own parser reads it later, so typer passes text.
     if option.several:
         return list_of[str] | None, None
@@ -146,7 +150,7 @@ def _build(group: Any, values: dict[str, Any]) -> Any:
 
 
 def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """Return the field's value from typer's; see `_type_of`."""
+    """Return the field's value from typer's; see `_type_and_default`."""
     option = _option_of(field)
     if option.read is not None:
         return option.read(value)
@@ -187,7 +191,8 @@ class Command(_PlainFlags, TyperCommand):
         elif "-h" in words or "--help" in words:
             typer.echo(write_help(self, ctx.command_path, f"{ctx.command_path} {HELP_ALL}"))
             ctx.exit()
-        elif not ctx.resilient_parsing:  # as it is where a shell completes a line that is not finished
+        # A line that a shell completes is not finished: it is not refused.
+        elif not ctx.resilient_parsing:
             values, *_ = self.make_parser(ctx).parse_args(args=[*args])
             if values.get("out") == "":
                 raise UsageError(

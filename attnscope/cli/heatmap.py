@@ -102,38 +102,39 @@ def heatmap(
     # Draw maps.
     output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
     record = study(model.model, _read_input(source, reading), maps, model.loading)
-    home = home_of(record, output.options.get("query"), output.style(record))
-    return output.deliver(record, HOME / home)
+    # Without -o, figures go to a folder that is named by what they show.
+    folder = HOME / home_of(record, output.options.get("query"), output.style(record))
+    return output.deliver(record, folder)
 
 
 def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Chosen) -> None:
     """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.derived import relevance
-    from attnscope.studies.maps.derived import rollout as study
+    from attnscope.studies.maps.derived import relevance, rollout
 
-    # Options that a rollout has no use for.
+    # Options that a rollout has no use for: all of the maps but --query, and --rollout beside --relevance.
     target = source.relevance
     name = "--rollout" if target is None else "--relevance"
-    both = source.rollout and target is not None
-    refuse_beside(name, dataclasses.replace(maps, query=None), audio=source.audio, rollout=both)
+    is_both = source.rollout and target is not None
+    refuse_beside(name, dataclasses.replace(maps, query=None), audio=source.audio, rollout=is_both)
     # A photo.
     if source.image:
         refuse_beside("--image", OneText(source.text, source.file))
         if len(source.image) > 1:
             raise UsageError("one picture is followed through the layers", "give one --image")
-        photo = read_photo(source.image[0])  # before the model takes its time
+        # The photo is read before the model takes its time.
+        photo = read_photo(source.image[0])
         loaded = model.load_with_head()
         if target is None:
-            return output.deliver(study(loaded, image=photo))
+            return output.deliver(rollout(loaded, image=photo))
         return output.deliver(relevance(loaded, target, image=photo))
     # A text.
     text = source.read()
     if target is not None:
         return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
     loaded = model.loading.load_to_look(model.model, [Prompt(text)])
-    return output.deliver(study(loaded, text, query=maps.query))
+    return output.deliver(rollout(loaded, text, query=maps.query))
 
 
 def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:

@@ -1,4 +1,4 @@
-"""Add up sums and counts over texts in six numbers per quantity, and merge them.
+"""Add up a head measure over texts, and merge what was added up: six numbers hold a quantity.
 
 A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
 how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
@@ -133,21 +133,23 @@ class RunningSums:
         """
         n, _, sum_c, ss, sc, cc = self.moments
         ratio = self.ratio()
-        # Σc², and (Σc)² - Σc², which is 0 where at most one text has a count.
+        # Σc², and (Σc)² - Σc², the products of the counts of different texts: 0 where at most one text has a count.
         square_of_sum = sum_c**2
-        squares = cc + _divide(square_of_sum, n, 0.0)
-        beyond_squares = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
+        sum_of_squares = cc + _divide(square_of_sum, n, 0.0)
+        pair_products = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
         # Σd² from the moments; less than rounding is 0, so that equal texts have no error.
         r = np.nan_to_num(ratio)
-        cross = 2 * r * sc
-        own = ss + r**2 * cc
-        residual = own - cross
-        residual = np.where(residual > _ROUNDING * (own + np.abs(cross)), residual, 0.0)
-        error = np.sqrt(_divide(residual, beyond_squares, np.nan))
+        cross_term = 2 * r * sc
+        square_terms = ss + r**2 * cc
+        residual = square_terms - cross_term
+        rounding = _ROUNDING * (square_terms + np.abs(cross_term))
+        residual = np.where(residual > rounding, residual, 0.0)
+        # m / (m - 1) = (Σc)² / ((Σc)² - Σc²), so se² = Σd² / ((Σc)² - Σc²).
+        error = np.sqrt(_divide(residual, pair_products, np.nan))
         # m - 1, undefined as the error is.
-        degrees = _divide(beyond_squares, squares, np.nan)
-        degrees = np.where(beyond_squares > 0, degrees, np.nan)
-        effective_texts = _divide(square_of_sum, squares, 0.0)
+        degrees = _divide(pair_products, sum_of_squares, np.nan)
+        degrees = np.where(pair_products > 0, degrees, np.nan)
+        effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
         return Sample(ratio, error, degrees, effective_texts, sum_c.copy())
 
     def interval(self) -> tuple[Floats, Floats]:
@@ -170,14 +172,14 @@ class RunningSums:
 def _moments_of(s: Floats, c: Floats) -> Floats:
     """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
     # A text with s = c = 0 counts in nothing.
-    counts = (s != 0) | (c != 0)
-    n = counts.sum(0)
+    is_counted = (s != 0) | (c != 0)
+    n = is_counted.sum(0)
     sum_s = s.sum(0)
     sum_c = c.sum(0)
     at_least_one = np.maximum(n, 1)
     # Distances from the means.
-    ds = (s - sum_s / at_least_one) * counts
-    dc = (c - sum_c / at_least_one) * counts
+    ds = (s - sum_s / at_least_one) * is_counted
+    dc = (c - sum_c / at_least_one) * is_counted
     ss = (ds * ds).sum(0)
     sc = (ds * dc).sum(0)
     cc = (dc * dc).sum(0)

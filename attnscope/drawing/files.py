@@ -44,6 +44,7 @@ def write_pages(
                     pixels = page.pixels()
                     content = partial(png, pixels, page.dpi)
                 else:
+                    # It is whole already: `bytes` only hands it on.
                     content = partial(bytes, page.vector(kind))
                 yield Path(folder) / f"{stem}.{kind}", content
 
@@ -61,7 +62,7 @@ def _write(file: tuple[Path, Callable[[], bytes]]) -> Path:
 
 
 def distinct(stems: Iterable[str]) -> list[str]:
-    """Return names of files with numbers after those that differ from an earlier one by case at most.
+    """Return file names, with a number after each that equals an earlier one, or differs from it only by case.
 
     Some disks take such names for one file.
     """

@@ -1,5 +1,6 @@
 """Show records of attention weights in the terminal: of a text, a pooled long text, a picture or a recording."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -33,14 +34,25 @@ from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes, hidden_tokens
 from attnscope.results.tokens import Tokens
 
-_SHADES, _ASCII_SHADES = " ·░▒▓█", " .:+#@"
-_WHITE, _BLUE = "#ffffff", "#08306b"
+_SHADES = " ·░▒▓█"
+_ASCII_SHADES = " .:+#@"
+_WHITE = "#ffffff"
+_BLUE = "#08306b"
+
+# Up to so many heads are drawn large, or listed with all their far links.
 _MOST_LARGE = 4
-_MOST_QUERY_HEADS = 24
-_LABEL_CELLS = 14
-_LEAST_SHOWN = 0.05
-_MOST_ORIGINS = 3
+# Of more heads there are fewer far links, by their tokens alone.
 _LINKS_OF_MANY = 2
+# Of more heads those that tell most of a query are listed.
+_MOST_QUERY_HEADS = 24
+# The widest label beside a map, in characters of the terminal.
+_LABEL_CELLS = 14
+# Between a label and its map: the token's number, with a space on both sides.
+_NUMBER_CELLS = 6
+# Smaller weights have no shade.
+_LEAST_SHOWN = 0.05
+# Input tokens that a row of a rollout names.
+_MOST_ORIGINS = 3
 
 
 def show(
@@ -63,7 +75,7 @@ def show(
         console: Tells the width, and whether there are colours (NO_COLOR is respected).
         drawn: Whether maps are shown. Without them and without a query nothing is; a query alone has its table.
         query: Whose attention is shown.
-        answered: Whether in place of maps and tables the strongest links are shown, in at most six lines.
+        answered: Whether, if no maps are shown, the strongest links are, in at most six lines, and no tables.
         scale: Of the figures: what their darkest colour means.
     """
     # A short answer in place of maps.
@@ -81,7 +93,7 @@ def show(
     # Text: maps, then what the query attends to.
     tables = [] if query is None else query_tables(record, query)
     n_heads = sum(len(record.chosen(attention)) for attention in record.maps)
-    # Hundreds of lines of maps would hide them.
+    # Hundreds of lines of maps would hide the tables.
     if not drawn or (tables and n_heads > _MOST_QUERY_HEADS):
         return Group(*tables)
     return Group(*_maps(record, console), *tables, *_word_times(record.sound))
@@ -90,10 +102,11 @@ def show(
 def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None, scale: str) -> Text:
     """Return the strongest links of different heads, one line each; if they are faint, the option that helps."""
     # Links from the query, or from anywhere.
-    left_out = hidden_tokens(record.maps[0].kind)
-    found = [] if query is None else [attention.queries.find(query) for attention in record.maps]
+    places: list[int] = []
+    if query is not None:
+        for attention in record.maps:
+            places += [place for place in attention.queries.find(query) if place not in places]
     title = "the strongest links, one a head (query → key, weight from 0 to 1)"
-    places = list(dict.fromkeys(place for tokens in found for place in tokens))
     links = find_links(record, query)
     if len(places) == 1:
         title = f"where “{query}” (token {places[0]}) attends most (query → key, weight from 0 to 1)"
@@ -106,11 +119,16 @@ def _answer(record: Heatmap | PooledHeatmap, console: Console, query: str | None
     is_faint = scale == "fixed" and (not links or links[0].weight < FAINT)
     # One line per link: the number stays, long words are cut.
     lines = []
-    most = max(5, len(places)) - is_faint
+    most = max(5, len(places))
+    if is_faint:
+        most -= 1
     for link in links[:most]:
         number = f"  {weight(link.weight)}"
         words = safe(f"{link.head}  “{link.query}” → “{link.key}”")
-        lines.append(cut(words, max(8, min(console.width, 80) - len(number))) + number)
+        room = min(console.width, 80) - len(number)
+        lines.append(cut(words, max(8, room)) + number)
+    # Which links were not looked at.
+    left_out = hidden_tokens(record.maps[0].kind)
     if len(places) > len(links):
         lines.append(
             f"{len(places) - len(links)} of {len(places)} tokens attend to {left_out} or themselves alone"
@@ -174,7 +192,9 @@ def query_tables(record: Heatmap, query: str) -> list[RenderableType]:
 def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Sequence[Pair]:
     """Return the heads whose query has the largest weights on keys other than sinks and itself, in their order."""
     heads = record.chosen(attention)
-    left_out = record.sinks(attention)[1].copy()
+    _, key_sinks = record.sinks(attention)
+    left_out = key_sinks.copy()
+    # In a whole map of a text on itself the query is a key too, at the same place.
     if attention.kind != "cross" and attention.part is None:
         left_out[token] = True
     largest = [attention.of(*pair)[token][~left_out].max(initial=0.0) for pair in heads]
@@ -183,14 +203,16 @@ def _most_telling(record: Heatmap, attention: AttentionMap, token: int) -> Seque
 
 def links_table(record: Heatmap, attention: AttentionMap) -> TextTable:
     """Return a row a head: how much of its attention sinks get, and its strongest links between the others."""
-    has_sinks = bool(record.sinks(attention)[1].any())
+    _, key_sinks = record.sinks(attention)
+    has_sinks = bool(key_sinks.any())
 
     # Columns as functions of a head: the table calls them only for rows that it shows.
     def links(pair: Pair) -> Text:
-        queries, keys = attention.queries.labels, attention.keys.labels
+        queries = attention.queries.labels
+        keys = attention.keys.labels
         return list_numbers(
-            (f"{safe(queries[query])} → {safe(keys[key])}", f"{weight:.2f}")
-            for query, key, weight in strongest_links(record, attention, pair)
+            (f"{safe(queries[query])} → {safe(keys[key])}", f"{value:.2f}")
+            for query, key, value in strongest_links(record, attention, pair)
         )
 
     def share(pair: Pair) -> str:
@@ -220,14 +242,10 @@ def _query_table(attention: AttentionMap, heads: Sequence[Pair], token: int) -> 
 
 def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: float, gap: str) -> Text:
     """Return the tokens with the largest numbers, each with its number."""
+    # Where even the smallest numbers are listed, two decimals would be 0.00.
+    digits = ".2f" if least else ".3g"
     largest = [key for key in largest_first(row, most) if row[key] >= least]
-    return list_numbers(
-        (
-            (safe(tokens.labels[key]), f"{row[key]:.2f}" if least else f"{row[key]:.3g}")
-            for key in largest
-        ),
-        gap,
-    )
+    return list_numbers(((safe(tokens.labels[key]), f"{row[key]:{digits}}") for key in largest), gap)
 
 
 # Cells --------------------------------------------------------------------------------------------------------------
@@ -235,16 +253,19 @@ def _name_largest(row: NDArray[np.float32], tokens: Tokens, most: int, least: fl
 
 def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableType:
     """Draw one head with a label for each query, and the number of every fifth column."""
-    weights, queries = attention.of(*pair), attention.queries
+    weights = attention.of(*pair)
+    queries = attention.queries
     width = min(_LABEL_CELLS, max(cell_len(safe(label)) for label in queries.labels))
-    pool = -(-weights.shape[1] // max(1, (console.width - width - 6) // 2))
+    # A column is two characters wide, and shows as many keys as it must for all to fit.
+    n_columns = max(1, (console.width - width - _NUMBER_CELLS) // 2)
+    pool = math.ceil(weights.shape[1] / n_columns)
     pooled = max_pool(weights, pool, (1,))
     more = f" (a column shows the largest of {pool} keys)" if pool > 1 else ""
     lines = Text().append(f"\n{attention.name_of(*pair)}", style="bold")
     lines.append(f"  rows: queries, columns: keys by number{more}\n")
-    # A column is two characters wide.
+    # The first key of every fifth column.
     numbers = "".join(f"{column * pool:<10}" for column in range(0, pooled.shape[1], 5))
-    lines.append(f"{'':{width + 6}}{numbers.rstrip()}", style="dim")
+    lines.append(f"{'':{width + _NUMBER_CELLS}}{numbers.rstrip()}", style="dim")
     for token, label in enumerate(queries.labels):
         name = set_cell_size(cut(safe(label), width), width)
         lines.append(f"\n{name}", style="yellow" if queries.special[token] else "")
@@ -256,22 +277,25 @@ def _large(attention: AttentionMap, pair: Pair, console: Console) -> RenderableT
 def _paint(lines: Text, weights: NDArray[np.float32], cells: int, console: Console) -> None:
     """Append a row of weights, each of a number of cells."""
     if _has_colours(console):
-        for weight in weights.tolist():
-            shade = blend(min(1.0, max(0.0, weight)), _WHITE, _BLUE)
+        for value in weights.tolist():
+            shade = blend(min(1.0, max(0.0, value)), _WHITE, _BLUE)
             lines.append(" " * cells, style=Style(bgcolor=shade))
         return
     shades = _SHADES if has_unicode(console) else _ASCII_SHADES
-    steps = np.clip(1 + (weights * (len(shades) - 1)).astype(int), 1, len(shades) - 1)
-    steps[~(weights >= _LEAST_SHOWN)] = 0  # small ones stay empty
+    # From the first shade that is not empty to the last; small weights, and NaN, stay empty.
+    darkest = len(shades) - 1
+    steps = np.clip(1 + (weights * darkest).astype(int), 1, darkest)
+    steps[~(weights >= _LEAST_SHOWN)] = 0
     lines.append("".join(shades[step] * cells for step in steps))
 
 
 def _legend(console: Console) -> Text:
     """Return the meaning of a map's shades."""
     lines = Text("\nweight  ", style="dim")
-    for mark in (
-        (0.0, 0.25, 0.5, 0.75, 1.0) if _has_colours(console) else (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
-    ):
+    marks = (_LEAST_SHOWN, 0.2, 0.4, 0.6, 0.8)
+    if _has_colours(console):
+        marks = (0.0, 0.25, 0.5, 0.75, 1.0)
+    for mark in marks:
         _paint(lines, np.array([mark], np.float32), 2, console)
         lines.append(f" {mark:g}  ")
     lines.rstrip()
@@ -287,7 +311,8 @@ def _has_colours(console: Console) -> bool:
 
 def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     """Yield what a query attends to in a picture, a row a head."""
-    attention, picture = record.maps[0], record.picture
+    attention = record.maps[0]
+    picture = record.picture
     assert picture is not None
     token, name = query_of(attention, query)
 
@@ -306,7 +331,7 @@ def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
 
 def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     """Yield how much of its attention each word gives to a picture: words of a query, or those that the model wrote."""
-    words, more = words_of(record, query)
+    words, others_note = words_of(record, query)
     heads = record.chosen(record.maps[0])
     columns = [
         TextColumn("word", lambda row: row[0], style="bold"),
@@ -323,7 +348,7 @@ def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
         yield TextTable(columns, rows)
         yield Text()
     note = "the mean of all heads" if record.picked is None else "the mean of the heads that were picked"
-    yield Text(f"{note} ({more})" if more else note, style="dim")
+    yield Text(f"{note} ({others_note})" if others_note else note, style="dim")
 
 
 def _name_patch(patches: NDArray[np.float64]) -> str:
@@ -352,10 +377,8 @@ def _pooled(record: PooledHeatmap) -> Iterable[RenderableType]:
     for attention in record.maps:
         if record.chosen(attention):
             yield from _kind_heading(record, attention)
-            queries, keys = (
-                amount(len(attention.queries), "query", "queries"),
-                amount(len(attention.keys), "key"),
-            )
+            queries = amount(len(attention.queries), "query", "queries")
+            keys = amount(len(attention.keys), "key")
             cell = f"{attention.query_cell} × {attention.key_cell}"
             yield Text(f"{queries} and {keys}; figures show {cell} in a cell\n", style="dim")
             yield _pooled_table(record, attention)
@@ -365,11 +388,11 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
     """Return a row a head: how many keys its queries spread over, the key that receives most, its far links."""
     heads = record.chosen(attention)
 
-    # Means over queries of entropy, (query,), as an effective number of keys.
+    # e to the mean entropy of all queries: an effective number of keys.
     def entropy(pair: Pair) -> str:
-        return (
-            f"{np.exp(attention.entropy_nats[attention.place(*pair)].mean(dtype=np.float64)):,.0f} keys"
-        )
+        entropy_nats = attention.entropy_nats[attention.place(*pair)]
+        n_keys = np.exp(entropy_nats.mean(dtype=np.float64))
+        return f"{n_keys:,.0f} keys"
 
     # The key that receives most, as the mean over all queries.
     def received(pair: Pair) -> str:
@@ -390,9 +413,12 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
 
 
 def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
-    """Return the far links of a head: all with the text around them, a line each, or two by their tokens."""
+    """Return the far links of a head: all of them, a line each, with the text around; or two, by tokens alone."""
+    shown = attention.links(*pair)
+    if not with_text:
+        shown = shown[:_LINKS_OF_MANY]
     links = []
-    for link in attention.links(*pair)[: None if with_text else _LINKS_OF_MANY]:
+    for link in shown:
         names = []
         for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
             name = around(tokens, place, 20) if with_text else tokens.labels[place]
@@ -407,18 +433,18 @@ def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
 def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None) -> RenderableType:
     """Show where tokens came from: all after the last layer, or those of a query after every layer."""
     attention = rollout.maps[0]
-    # A rollout with a target is read at the token of its answer.
-    labels, layers = attention.queries.labels, attention.layers
+    labels = attention.queries.labels
+    layers = attention.layers
     is_mean = rollout.picture is not None and (query is None or query.casefold() == MEAN)
+    # A rollout with a target is read at the token of its answer.
     if query is None and rollout.target:
         query = f"@{rollout.answer_token}"
     # All tokens after the last layer.
     if query is None and not is_mean:
         title = f"where each token came from, after layer {layers[-1]}"
-        return _origins(
-            rollout, title, "token", [(label, layers[-1], n) for n, label in enumerate(labels)]
-        )
-    # One token, after every layer.
+        rows = [(label, layers[-1], token) for token, label in enumerate(labels)]
+        return _origins(rollout, title, "token", rows)
+    # One token, after every layer: over a picture CLS, in place of the mean over patches.
     wanted = "CLS" if is_mean or query is None else query
     tokens = attention.queries.find(wanted)
     if not tokens:
@@ -428,23 +454,30 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
         title = f"where “{safe(labels[token])}” (token {token}) came from"
         if rollout.target:
             title = f"what matters for “{safe(rollout.target)}”, as of “{safe(labels[token])}” (token {token})"
-        groups.append(
-            _origins(rollout, title, "layer", [(f"L{layer}", layer, token) for layer in layers])
-        )
+        rows = [(f"L{layer}", layer, token) for layer in layers]
+        groups.append(_origins(rollout, title, "layer", rows))
     return Group(*groups)
 
 
-def _origins(rollout: Rollout, title: str, first: str, rows: Sequence[tuple[str, int, int]]) -> Group:
-    """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout."""
+def _origins(
+    rollout: Rollout, title: str, row_title: str, rows: Sequence[tuple[str, int, int]]
+) -> Group:
+    """Draw a table of tokens after layers, with the largest shares of mean attention and of rollout.
+
+    A row is (name, layer, token); `row_title` stands over the names.
+    """
     attention = rollout.maps[0]
     least = LEAST_LINK if rollout.picture is None else 0.0
 
     def name_origins(head: int) -> Callable[[tuple[str, int, int]], Text]:
-        return lambda row: _name_largest(
-            attention.of(row[1], head)[row[2]], attention.keys, _MOST_ORIGINS, least, "  "
-        )
+        def origins(row: tuple[str, int, int]) -> Text:
+            _, layer, token = row
+            shares = attention.of(layer, head)[token]
+            return _name_largest(shares, attention.keys, _MOST_ORIGINS, least, "  ")
 
-    columns = [TextColumn(first, lambda row: row[0], wraps=True, least=16, style="bold")]
+        return origins
+
+    columns = [TextColumn(row_title, lambda row: row[0], wraps=True, least=16, style="bold")]
     columns += [
         TextColumn(attention.head_name(head), name_origins(head), wraps=True, least=14)
         for head in attention.heads

@@ -106,10 +106,13 @@ class Tokens:
     def find(self, wanted: str) -> tuple[int, ...]:
         """Return the places of the tokens that a user names.
 
-        `@9` is the token at place 9, and `@3-5` are the tokens from 3 to 5. Any other name is a whole word (all its
-        pieces), else a label as it is, else a label without the mark of a word piece or a space; then the same without
-        regard to case; else a phrase, wherever it stands in the text; else a list of names, such as `it,cat` or
-        `@3,@7`.
+        `@9` is the token at place 9, and `@3-5` are the tokens from 3 to 5. Any other name is read in these ways, in
+        this order, until one finds tokens:
+
+        1. A whole word (all its pieces); a label as it is; a label without the mark of a word piece or a space.
+        2. The same three, without regard to case.
+        3. A phrase, wherever it stands in the text.
+        4. A list of names, such as `it,cat` or `@3,@7`.
 
         Returns:
             The places, ascending; empty if there is no such token, or none for one name of a list.
@@ -133,6 +136,7 @@ class Tokens:
         Its hint lists all tokens with their places, as `find` takes them: `@0 [CLS]  @1 it`.
         """
         sides = (self, *others)
+        # A dict, so that sides with the same tokens are listed once.
         lines: dict[str, None] = {}
         for side in sides:
             lines["  ".join(f"@{place} {label}" for place, label in enumerate(side.labels))] = None
@@ -183,7 +187,7 @@ class Tokens:
         return overlaps
 
     def with_words(self, words: Sequence[str]) -> Tokens:
-        """Return the tokens with other words: each listed word becomes one, and other tokens keep theirs.
+        """Return the tokens with new words: tokens that make up one of `words` become one word, others keep theirs.
 
         Words that make up the whole text are taken in their order; else wherever they stand, the longest first.
         """

@@ -80,5 +80,6 @@ def relevance(layers: Floats) -> Floats:
         Chefer, Gur & Wolf 2021, Generic Attention-model Explainability for Interpreting Bi-Modal and Encoder-Decoder
         Transformers, section 3.1.
     """
+    # R + Ā R = (I + Ā) R, so it is the product that rollout takes, of I + Ā.
     identity = np.eye(layers.shape[-1])
     return rollout(identity + layers)

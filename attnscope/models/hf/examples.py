@@ -1,6 +1,6 @@
-"""Make up inputs to check a Hugging Face model on: random texts, pictures or sounds, and the lengths of texts.
+"""Make up inputs to check a Hugging Face model on: random texts, pictures or sounds.
 
-Windows, chunks and rotary factors that a configuration names are lengths from which on a model may compute otherwise.
+Also find the lengths from which on a model may compute otherwise: windows, chunks and rotary limits.
 """
 
 import re
@@ -40,8 +40,8 @@ _MANY_POSITIONS = 512
 _GRID = (2, 3)
 """Rows and columns of patches of a picture that comes cut already."""
 
-_STEPS = 24
-"""Steps of what a decision transformer did."""
+_TRAJECTORY_STEPS = 24
+"""Steps of the trajectory that a decision transformer reads."""
 
 _FRAMES = 96
 """Hundredths of a second in a spectrogram: more than eight, which encoders of speech make one token of."""
@@ -74,10 +74,10 @@ def examples(model: PreTrainedModel, n_tokens: int | None = None) -> tuple[Input
         lengths = TARGET_LENGTHS if n_tokens is None else (n_tokens, n_tokens)
         target_padded, target_alone = _make_texts(model, "decoder_", lengths, generator)
         if padded is not alone:
-            padded |= target_padded
-        alone |= target_alone
+            padded.update(target_padded)
+        alone.update(target_alone)
     for inputs in (padded, alone):
-        inputs |= standing_arguments(model)
+        inputs.update(standing_arguments(model))
     return padded, alone
 
 
@@ -86,7 +86,8 @@ def real_tokens(inputs: Mapping[str, Any], name: str) -> Tensor | None:
 
     Args:
         inputs: Arguments of a forward pass.
-        name: What has a row for each of these tokens: "hidden" or "encoded" states, or a kind of attention.
+        name: Which tokens: those with a row in "hidden" states (of the decoder, if there is one), in "encoded" states,
+            or in attention of this kind.
     """
     is_target = "decoder_input_ids" in inputs and name.startswith(("hidden", "decoder", "cross"))
     prefix = "decoder_" if is_target else ""
@@ -118,12 +119,14 @@ def _make_texts(
     choices = torch.randint(len(plain), (2, lengths[0]), generator=generator)
     real = torch.arange(lengths[0])[None] < torch.tensor(lengths)[:, None]
     ids = plain[choices].masked_fill(~real, pad_id(model)).to(input_device(model))
-    alone = ids[1:, : lengths[1]]
-    return {
+    padded = {
         f"{prefix}input_ids": ids,
         f"{prefix}attention_mask": real.long().to(ids.device),
         **causal_types(model, ids),
-    }, {f"{prefix}input_ids": alone, **causal_types(model, alone)}
+    }
+    second = ids[1:, : lengths[1]]
+    alone = {f"{prefix}input_ids": second, **causal_types(model, second)}
+    return padded, alone
 
 
 # What is no text --------------------------------------------------------------------------------------------------
@@ -136,39 +139,42 @@ def _make_samples(
     config = model.config
     shape = _sample_shape(config, name)
     both = torch.randn(2, *shape, generator=generator).to(input_device(model), model.dtype)
-    alone = {name: both[1:], **_beside(model, both[1:])}
+    alone = {name: both[1:], **_other_arguments(model, both[1:])}
     n_positions = getattr(config, "max_source_positions", 0)
     patch_size = getattr(config, "patch_size", None)
     if len(shape) == 3 and isinstance(patch_size, int):
         n_positions = (shape[-1] // patch_size) * (shape[-2] // patch_size)
     if n_positions > _MANY_POSITIONS:
         return alone, alone
-    return {name: both, **_beside(model, both)}, alone
+    return {name: both, **_other_arguments(model, both)}, alone
 
 
-def _beside(model: PreTrainedModel, values: Tensor) -> Inputs:
+def _other_arguments(model: PreTrainedModel, values: Tensor) -> Inputs:
     """Return the arguments that a model needs beside its main input, (batch, ...), without padding."""
     if accepts(model, "noise"):
         return patch_order(model, values)
-    whole = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
-    if accepts(model, "spatial_shapes"):  # SigLIP 2, whose patches come cut already
+    all_real = torch.ones(values.shape[:2], dtype=torch.int64, device=values.device)
+    # SigLIP 2, whose patches come cut already.
+    if accepts(model, "spatial_shapes"):
         shape = torch.tensor([_GRID], device=values.device).expand(len(values), -1)
-        return {"pixel_attention_mask": whole, "spatial_shapes": shape}
-    if accepts(model, "returns_to_go"):  # Decision Transformer: what it did, what that brought, and when
+        return {"pixel_attention_mask": all_real, "spatial_shapes": shape}
+    # Decision Transformer: what it did, what that brought, and when.
+    if accepts(model, "returns_to_go"):
         return {
             "actions": values[..., :1].expand(-1, -1, model.config.act_dim),
             "rewards": values[..., :1],
             "returns_to_go": values[..., 1:2],
             "timesteps": torch.arange(values.shape[1], device=values.device).expand(len(values), -1),
-            "attention_mask": whole,
+            "attention_mask": all_real,
         }
-    if accepts(model, "past_values_padding"):  # TimesFM: no padding, and a frequency of days or finer
-        padding = torch.zeros_like(whole)
-        arguments = {"past_values_padding": padding}
+    # TimesFM: 0 is no padding, and as a series' frequency it is days or finer.
+    if accepts(model, "past_values_padding"):
+        zeros = torch.zeros_like(all_real)
+        arguments = {"past_values_padding": zeros}
         if accepts(model, "freq"):
-            arguments["freq"] = padding[:, :1]
+            arguments["freq"] = zeros[:, :1]
         return arguments
-    return {"input_features_mask": whole} if accepts(model, "input_features_mask") else {}
+    return {"input_features_mask": all_real} if accepts(model, "input_features_mask") else {}
 
 
 def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
@@ -183,20 +189,23 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             size = setting(inner, "image_size") or 32
             height, width = size if isinstance(size, (tuple, list)) else (size, size)
             picture = (getattr(inner, "num_channels", 3), height, width)
-            n_frames = getattr(inner, "num_frames", None)  # of a video
+            # Of a video.
+            n_frames = getattr(inner, "num_frames", None)
             return picture if n_frames is None else (n_frames, *picture)
         case "past_values":
             n_steps = min(config.context_length, _MANY_POSITIONS)
             n_channels = getattr(config, "num_input_channels", None)
             return (n_steps,) if n_channels is None else (n_steps, n_channels)
         case "states":
-            return _STEPS, config.state_dim
-        case "input_values" if hasattr(config, "frequency_stride"):  # of AST a whole spectrogram
+            return _TRAJECTORY_STEPS, config.state_dim
+        case "input_values" if hasattr(config, "frequency_stride"):
+            # AST: a spectrogram of full length.
             return config.max_length, config.num_mel_bins
         case "input_values":
+            # A wave: a quarter of a second at 16 kHz.
             return (4000,)
         case "input_features" if hasattr(config, "feature_projection_input_dim"):
-            # w2v-BERT: frames of a spectrogram, two by two.
+            # w2v-BERT: a dozen pairs of a spectrogram's frames.
             return 12, config.feature_projection_input_dim
     # A spectrogram, whose sizes may stand in the configuration of the part that hears.
     part = setting(config, "encoder_config", "audio_config") or config
@@ -206,7 +215,8 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             f"{config.model_type} reads {name}, which attnscope cannot make up for its self-check",
             OWN_INPUTS,
         )
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):  # Whisper
+    # Encoders of full length only, which halve the number of frames: Whisper first.
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         return n_bands, 2 * config.max_source_positions
     if part.model_type in ("glmasr_encoder", "voxtral_realtime_encoder"):
         return n_bands, 2 * part.max_position_embeddings
@@ -216,22 +226,26 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
 
 # Lengths ----------------------------------------------------------------------------------------------------------
 
-_REACH = re.compile(
+_LENGTH_SETTING = re.compile(
     r"(window|window_size|chunk_size|chunk_length|block_size|local_attention|local_radius|index_top_?k"
     r"|original_max_position_embeddings)$"
 )
-_ELSEWHERE = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio|speech|conv|n_window")
+"""Names of settings that are windows, chunks or limits, in tokens."""
+
+_OTHER_PART = re.compile(r"mamba|ssm|linear|feed_forward|vision|image|video|audio|speech|conv|n_window")
+"""Names of settings of parts other than attention over text."""
 
 
 def reaches(config: Any) -> list[int]:
     """Return the windows, chunks and blocks that a configuration names, in tokens, sorted."""
     settings = _settings(config)
+    # Rotary settings are dicts: what they hold counts too.
     for name, value in list(settings):
         if isinstance(value, dict) and "rope" in name:
             settings += value.items()
     lengths: set[int] = set()
     for name, value in settings:
-        if _REACH.search(str(name)) and not _ELSEWHERE.search(str(name)):
+        if _LENGTH_SETTING.search(str(name)) and not _OTHER_PART.search(str(name)):
             lengths |= {number for number in as_list(value) if isinstance(number, int) and number > 1}
     return sorted(lengths)
 
@@ -246,6 +260,7 @@ def count_tokens(inputs: Mapping[str, Any]) -> int:
 
 def length_beyond(reach: int) -> int:
     """Return a length at which some queries see past a window, and that is no multiple of a block."""
+    # Half a window further, and one more: an odd number for windows that are multiples of 4.
     return reach + 1 + min(reach // 2, 32)
 
 

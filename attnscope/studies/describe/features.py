@@ -37,7 +37,7 @@ FARTHEST_OFFSET = 9
 """How far away the farthest token is that has a feature of its own."""
 
 WITHIN = 4
-"""How far away, in tokens, the tokens are at most that the features `within` are about."""
+"""The features `within` are about tokens at most this many tokens away."""
 
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
@@ -62,7 +62,7 @@ _SIGNS = {
     "bracket": "([{)]}",
     "opening": _QUOTES + "([{",
 }
-_WRITTEN = (
+_WRITTEN_KINDS = (
     *_SIGNS,
     "punctuation",
     "sentence_end",
@@ -72,6 +72,7 @@ _WRITTEN = (
     *CLOSED_CLASSES,
     *OPEN_CLASSES,
 )
+"""The kinds of tokens that are told by how a token is written: see `_kinds_of`."""
 
 # The catalogue
 
@@ -83,12 +84,12 @@ class Feature:
     Attributes:
         name: Its name in files.
         words: Its name in a description, such as "the previous token".
-        about: The part of a line that says it: on which sinks heads rest, kinds of keys whatever the query is, the
-            distance of the key, or another relation of query and key.
+        about: What it is a property of: a sink on which heads rest, the kind of the key whatever the query is, the
+            distance of the key, or another relation of query and key. A description has a part for each.
         rank: How simple it is; of features that explain alike, the one with the smallest rank is taken.
         levels: How many levels it has.
-        shown_by: Of a feature with several levels, the name of a feature with two, which tells the tokens that it is
-            about.
+        shown_by: Where it has several levels: the name of the feature of two levels that marks the tokens with high
+            ones.
     """
 
     name: str
@@ -164,7 +165,7 @@ def catalogue(special_labels: Sequence[str]) -> list[Feature]:
 
 
 def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Numbers) -> Levels:
-    """Return the levels of features for some queries of a text, (feature, query, key), uint8."""
+    """Return a block of levels, (query, key), for each feature and some queries: (feature, query, key), uint8."""
     tokens = facts.tokens
     labels = np.array(tokens.labels, object)
     levels = facts.of_keys | _levels_of_distances(facts, queries) | _levels_of_relations(facts, queries)
@@ -189,10 +190,10 @@ def _levels_of_distances(facts: TextFacts, queries: Numbers) -> dict[str, NDArra
     # The higher, the nearer: the highest level less the distance or its logarithm; 0 on the other side of the query.
     log_steps = np.rint(_LOG_STEPS * np.log2(1 + away)).astype(np.int64)
     for side, (sign, _) in _SIDES.items():
-        is_there = distance * sign >= 0
-        levels[f"within{side}"] = is_there & (away <= WITHIN)
-        levels[f"near{side}"] = is_there * np.maximum(FARTHEST - 1 - log_steps, 0)
-        levels[f"window{side}"] = is_there * np.maximum(FARTHEST - 1 - away, 0)
+        is_on_side = distance * sign >= 0
+        levels[f"within{side}"] = is_on_side & (away <= WITHIN)
+        levels[f"near{side}"] = is_on_side * np.maximum(FARTHEST - 1 - log_steps, 0)
+        levels[f"window{side}"] = is_on_side * np.maximum(FARTHEST - 1 - away, 0)
     return levels
 
 
@@ -285,7 +286,7 @@ class TextFacts:
         """Return the levels of features of the key alone by name, each (token,): kinds, sinks, and how rare it is."""
         tokens = self.tokens
         is_ordinary = ~tokens.special
-        flags = {name: np.zeros(self.n, np.bool_) for name in _WRITTEN}
+        flags = {name: np.zeros(self.n, np.bool_) for name in _WRITTEN_KINDS}
         for place in np.flatnonzero(is_ordinary).tolist():
             for name in _kinds_of(self.stripped[place]):
                 flags[name][place] = True
@@ -328,9 +329,9 @@ class TextFacts:
         for place, surface in enumerate(self.stripped):
             if self.tokens.special[place] or not surface:
                 continue
-            # A closing mark belongs to the sentence before it, unless a space stands between them: the character before
-            # the token, or the first one in it.
             is_end = surface[0] in _SENTENCE_ENDS
+            # A closing mark belongs to the sentence before it, unless a space stands between them: as the character
+            # before the token, or as the token's own first one.
             start = max(0, int(self.spans[place, 0]))
             around_start = self.written[max(0, start - 1) : start] + self.surfaces[place][:1]
             closes = is_end or (surface[0] in _CLOSING and not any(map(str.isspace, around_start)))
@@ -361,17 +362,19 @@ class TextFacts:
         places = [-1]
         openers = np.full(self.n, -1, np.int64)
         for place, surface in enumerate(self.stripped):
-            innermost = places[-1]
-            # A closing bracket ends the innermost open one, if it is of the same kind. Special tokens write nothing.
+            innermost_before = places[-1]
+            # Special tokens write nothing.
             written = "" if self.tokens.special[place] else surface
             for sign in written:
+                # A closing bracket ends the innermost open one, if it is of the same kind.
                 if sign in _BRACKETS.values():
                     signs.append(sign)
                     places.append(place)
                 elif sign in _BRACKETS and signs[-1] == _BRACKETS[sign]:
                     signs.pop()
                     places.pop()
-            openers[place] = max(innermost, places[-1])
+            # The later of the two is the inner one: what this token closes, or what it opens.
+            openers[place] = max(innermost_before, places[-1])
         return openers
 
 

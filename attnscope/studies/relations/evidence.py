@@ -4,9 +4,8 @@
 if it looks at a target. A head expresses a relation where a one-sided test says that it is above the best simple rule,
 at a false discovery rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above
 that rule. Its interval is that of shares in `core.intervals`: few texts that all say the same do not make a head
-certain. The test is the t-test over texts, and beside it the binomial test over links: the larger p counts. With
-`share_p_above` in its place a head of 0.9 beside a rule of 0.3, on 12 texts of 2 links, is found in 90% of samples, not
-in 98%.
+certain. There are two tests, a t-test over texts and a binomial test over links: the larger p counts. They find a head
+of 0.9 beside a rule of 0.3, on 12 texts of 2 links, in 98% of samples; with `share_p_above` for the t-test it is 90%.
 """
 
 import hashlib
@@ -55,29 +54,30 @@ OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
 """The fixed offsets, in words of the annotation, that heads are compared with."""
 
 ALONG = tuple(range(-3, 4))
-"""How many words from the diagonal of a target and its text rules look."""
+"""The steps of the rules of the diagonal: how many words away from it they look."""
 
 
-def _sign_rule(name: str, number: int) -> str:
-    """Return the name of a rule with its number, such as "offset −1"; without a number that is 0."""
+def _signed_name(name: str, number: int) -> str:
+    """Return the name of a rule with its number, such as "offset −1"; for 0 the name alone."""
     return f"{name} {number:+d}".replace("-", "−") if number else name
 
 
 RULES = (
-    *(_sign_rule("offset", offset) for offset in OFFSETS),
+    *(_signed_name("offset", offset) for offset in OFFSETS),
     "same word before",
     "same word after",
     "same place",
-    *(_sign_rule("diagonal", step) for step in ALONG),
+    *(_signed_name("diagonal", step) for step in ALONG),
     "same word",
 )
-"""The simple rules. Within a text: the word that many words on, and the nearest word that is written alike (case
-aside). From a target to its text: the word at the same place, or that many words on; the word as far along the text
-as the target's is along the target, or some words from there; and the nearest to that that is written alike."""
+"""The simple rules. Within a text they look at the word at an offset, or at the nearest word before or after that is
+spelled the same (case aside). From a target to its text: at the word at the same place, or at an offset from it; at
+the word on the diagonal, as far along the text as the target's word is along the target, or some steps from it; or, of
+the words spelled the same, at the nearest to the diagonal."""
 
+# Where the rules after the offsets stand in `RULES`, in its order; `_SAME` is that of "same word".
 _BEFORE, _AFTER, _SAME_PLACE, FIRST_DIAGONAL = range(len(OFFSETS), len(OFFSETS) + 4)
 _SAME = len(RULES) - 1
-"""Places in `RULES` of those behind the offsets."""
 
 _FAR = 2**40
 """Further than any word."""
@@ -91,7 +91,7 @@ Floats = NDArray[np.float64]
 def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]:
     """Return whether each simple rule is right on each link of a text, (link, rule).
 
-    From several words offsets count from the outermost one, and no word between them is at any offset.
+    Where a link leads from several words, offsets to the left count from the first of them, to the right from the last.
     """
     n_words = len(text.words)
     n_links = len(links)
@@ -104,6 +104,7 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
         source_text = text.target
         spans = text.target_words
     places_of = _places_by_spelling(text)
+    # Far words on both sides, as in `places_of`: there always is one before and one after.
     nowhere = np.array([-_FAR, _FAR])
 
     # The word that each rule looks at, (link, rule); `_FAR` = none.
@@ -111,7 +112,7 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     offsets = np.array(OFFSETS)
     outermost = np.where(offsets < 0, first[:, None], last[:, None])
     looked_at[:, : len(OFFSETS)] = outermost + offsets
-    # Words are as wide as each other, and the middle of one stands at the same share of its text.
+    # The diagonal, as if all words were equally wide: the middle of the source, as a share of its text.
     share = (first + last + 1) / 2 / len(spans)
     along = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
@@ -128,14 +129,14 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
             distances = np.abs(places - along[row])
             looked_at[row, _SAME] = places[distances.argmin()]
 
-    # Whether the link names that word: one number stands for a link and a word.
+    # Whether that word is a target of the link: one code stands for a pair of link and word.
     n_targets = [len(link.targets) for link in links]
     link_of_target = np.repeat(np.arange(n_links), n_targets)
     targets = np.array(list(chain.from_iterable(link.targets for link in links)), np.int64)
-    named = link_of_target * n_words + targets
-    looked = np.arange(n_links)[:, None] * n_words + looked_at
+    target_codes = link_of_target * n_words + targets
+    looked_codes = np.arange(n_links)[:, None] * n_words + looked_at
     is_word = (looked_at >= 0) & (looked_at < n_words)
-    is_right: NDArray[np.bool_] = is_word & np.isin(looked, named)
+    is_right: NDArray[np.bool_] = is_word & np.isin(looked_codes, target_codes)
     if text.target is not None:
         # From a target to its text: whether any right word is at the place of the source.
         is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
@@ -176,13 +177,14 @@ class Lots:
         if source is not None:
             number = self._numbers.setdefault(source, number)
         is_first = number == self._n_sources
-        self._n_sources += is_first
+        if is_first:
+            self._n_sources += 1
         self._n_texts += 1
         return (_half(number), _half(self._n_texts - 1)), is_first
 
 
 def _half(number: int) -> int:
-    """Return 0 or 1: a coin for every two that falls the same way each time."""
+    """Return 0 or 1: of numbers 2k and 2k + 1 each gets one, by a coin that falls the same way in every run."""
     pair, second = divmod(number, 2)
     digest = hashlib.blake2b(str(pair).encode(), digest_size=1).digest()
     return (digest[0] + second) % 2
@@ -199,15 +201,15 @@ class Cell:
         relation: The relation.
         halves: The halves that they go to: by sources, and by texts.
         is_first: Whether the text is the first of its source.
-        n: How many links there are.
-        rules: On how many of them each rule is right, (rule,).
+        n_links: How many links there are.
+        rule_hits: On how many of them each rule is right, (rule,).
     """
 
     relation: str
     halves: tuple[int, int]
     is_first: bool
-    n: int
-    rules: NDArray[np.int64]
+    n_links: int
+    rule_hits: NDArray[np.int64]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -228,20 +230,20 @@ class LinkPart(Part):
     n_copies: int = 0
 
     def add_cells(self, cells: Sequence[Cell], values: Floats) -> None:
-        """Set the sums to those over texts: the hits and mass of all heads in each cell.
+        """Set the sums of this part, which has none yet, to those over cells: hits and mass of all heads.
 
         Args:
             cells: The cells, at least one.
             values: Hits and mass, (cell, 2, layer, head); NaN = there is no such head.
         """
         # One row per cell: rules, then hits, then mass. (cell, rule + head + head)
-        rules = np.array([cell.rules for cell in cells])
-        n_links = np.array([cell.n for cell in cells])
+        rule_hits = np.array([cell.rule_hits for cell in cells])
+        n_links = np.array([cell.n_links for cell in cells])
         of_heads = values.reshape(len(cells), -1)
-        rows = np.concatenate([rules, of_heads], 1)
+        rows = np.concatenate([rule_hits, of_heads], 1)
         is_there = ~np.isnan(rows)
         counts = is_there * n_links[:, None]
-        # A head that there is not has a sum and a count of 0.
+        # A head that a layer lacks has a sum and a count of 0.
         rows = np.where(is_there, rows, 0.0)
         # The rows of each relation and half go to sums of their own.
         rows_of: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
@@ -268,6 +270,7 @@ class LinkPart(Part):
                 by_sources[source_half] = by_sources[source_half].merge(self.sums[key])
                 by_texts[text_half] = by_texts[text_half].merge(self.sums[key])
         chosen_on, scored_on = by_sources
+        # Where each text is a source of its own, both deals are the same.
         n_sources = self.count_sources(relation)
         are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
         suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
@@ -297,12 +300,14 @@ class Half:
 
     def __init__(self, sums: Sequence[RunningSums]) -> None:
         # (relation, rule + head + head)
-        every = RunningSums.of_moments(np.stack([each.moments for each in sums], 1), 0)
-        n_heads = (every.shape[1] - len(RULES)) // 2
-        self.rules = every[:, : len(RULES)]
-        self.hits = every[:, len(RULES) : -n_heads]
-        self.mass = every[:, -n_heads:]
-        self.n_texts = np.array([each.n_texts for each in sums])
+        moments = np.stack([of_relation.moments for of_relation in sums], 1)
+        joined = RunningSums.of_moments(moments, 0)
+        n_heads = (joined.shape[1] - len(RULES)) // 2
+        self.rules = joined[:, : len(RULES)]
+        self.hits = joined[:, len(RULES) : -n_heads]
+        self.mass = joined[:, -n_heads:]
+        self.n_texts = np.array([of_relation.n_texts for of_relation in sums])
+        # Every rule counts all links.
         self.n_links = self.rules.total("c")[:, 0].astype(np.int64)
 
 
@@ -345,8 +350,11 @@ def judge(
     )
     is_there, grids = _judge_heads(chosen, scored, baseline, no_verdict == "")
 
-    # The tables: relations, the heads that there are, and what was left out.
+    # The best head of each relation, by accuracy on the half on which heads are chosen; -1 = none.
     choice = np.nan_to_num(grids["choice"], nan=-1.0)
+    best_heads = np.where(choice.max(1) >= 0, choice.argmax(1), -1)
+
+    # The tables: relations, the heads that there are, and what was left out.
     layers, heads = np.nonzero(is_there.reshape(shape))
     left_out = []
     for row, name in enumerate(names):
@@ -364,7 +372,7 @@ def judge(
             rule=np.where(scored.n_links > 0, best_rules, ""),
             baseline=baseline,
             no_verdict=no_verdict,
-            best=np.where(choice.max(1) >= 0, choice.argmax(1), -1),
+            best=best_heads,
             n_sources=[sum(part.count_sources(name)) for name in names],
             halves=dealt,
         ),
@@ -398,7 +406,8 @@ def _judge_heads(
     is_there: NDArray[np.bool_] = counts.max(0) > 0
     hits = scored.hits[:, is_there]
     low, high = hits.share_interval(hits=True)
-    # The larger p-value of the t-test over texts and of the binomial test over links.
+    # The larger p-value of the t-test over texts and of the binomial test over links, which takes whole hits: words
+    # that share the largest weight share a hit.
     rule = baseline[:, None]
     n_hits = np.floor(hits.total("s") + 1e-9)
     with np.errstate(invalid="ignore"):
