@@ -256,6 +256,9 @@ def _plan(
     # Check that there is a folder for files, and that there are files for the folder and the columns.
     names = tuple(usual) if formats is None else read_names(formats, known, "format")
     files = tuple(name for name in names if name != TEXT)
+    # The script of a trace reads the npz file beside it.
+    if "py" in files and "npz" not in files:
+        files = ("npz", *files)
     if files and formats is not None and out is None and not has_folder:
         raise UsageError(
             "there is no folder to write files to", "give one with --out, or leave out --format"

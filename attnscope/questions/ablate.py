@@ -219,16 +219,17 @@ def _answer(ablation: Ablation) -> Iterator[str]:
     row = _largest_first(heads[main])[0]
     column = heads.columns[main]
     name = printable(ablation.head_names[row])
+    subject = f"{name} matters most: without it" if len(heads) > 1 else f"without {name}"
     size = (
         f"{with_interval(heads.interval(main)[row], small_number)} {printable(column.unit, 40)}".rstrip()
     )
     if main.endswith("_loss"):
         loss = ablation.row("whole", "loss")
         of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
-        yield f"{name} matters most: without it the loss rises by {size}{of_loss}"
+        yield f"{subject} the loss rises by {size}{of_loss}"
     elif _is_of_hidden_states(main):
         size = small_number(heads[main][row])
-        yield f"{name} matters most: without it the last hidden states change by {size} of their norm"
+        yield f"{subject} the last hidden states change by {size} of their norm"
     else:
         yield f"{name} has the largest {main}: {size}"
     # Heads that back each other up do more together than the sum of their single effects.
