@@ -21,7 +21,7 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import attend
 from attnscope.core.interventions import Patch, Patched
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, UsageError, one_line
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line
 from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, Slice, example_tokens
 from attnscope.questions.ablate import AblateOptions, Ablation
@@ -108,9 +108,7 @@ def prune(
             shutil.copytree(source.folder, part, ignore=ignored)
             _write_weights(files, part, slices)
             difference = _compare(model, heads, loading.load(str(part)))
-            note = (
-                f"set to zero: weights of {len(table)} heads; outputs differ from the gated model's by "
-            )
+            note = f"set to zero: weights of {amount(len(table), 'head')}; outputs differ from the gated model's by "
             notes = [*effect.run.get("notes", ()), f"{note}{difference:.1g}"]
             effect = replace(effect, run={**effect.run, "notes": notes})
             (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
