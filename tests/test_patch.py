@@ -500,3 +500,5 @@ def test_the_command_prints_and_writes(run, tmp_path):
         "patching.csv",
         "effect.png",
     }
+    header, *_ = (tmp_path / "out" / "patching.csv").read_text().splitlines()
+    assert header.startswith("kind,layer,head,patched_with,effect,")

@@ -318,16 +318,15 @@ class _Study:
         if "estimated" in averages:
             columns.append(ATTRIBUTION)
             values |= _columns("attribution", *pair_means(averages["estimated"]))
-        units = self._units
-        kinds, layers = zip(*(unit.place for unit in units), strict=True)
-        values |= {
-            "kind": np.array(kinds),
-            "layer": np.array(layers),
-            "patched_with": np.array([unit.name for unit in units]),
-        }
-        heads = chain.from_iterable(unit.heads for unit in units)
-        by_head = {name: of_units[rows] for name, of_units in values.items()}
-        return Table.of_arrays(columns, head=list(heads), **by_head)
+        units = [self._units[row] for row in rows]
+        return Table.of_arrays(
+            columns,
+            kind=[unit.place[0] for unit in units],
+            layer=[unit.place[1] for unit in units],
+            head=list(chain.from_iterable(unit.heads for unit in self._units)),
+            patched_with=[unit.name for unit in units],
+            **{name: of_units[rows] for name, of_units in values.items()},
+        )
 
     def _table_of_pairs(self, pairs: Sequence[ReadPair], measured: Measured) -> Table:
         """Return the texts of pairs, the answers as they are spelled, and the logit differences."""
