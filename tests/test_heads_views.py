@@ -155,7 +155,7 @@ class TestAnswer:
             run={"model": "tiny"},
         )
         lines = shown(show, findings, 200).splitlines()
-        rest = "rest mostly on sinks (special tokens, the first)"
+        rest = "rest mostly on sinks (special tokens, the first token)"
         assert lines[0] == f"tiny: 3 of 5 heads {rest}, 1 attends to neighbours, 1 has no role"
 
     def test_a_line_joins_role_and_description(self):

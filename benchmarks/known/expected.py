@@ -173,10 +173,10 @@ def _values_of_terms(
         if term < len(shared):
             return np.asarray(text.features[shared[term]] / (group.features[shared[term]].levels - 1))
         own = columns[term - len(shared)]
-        keys = own.key_values[own.keys[text.types]][None]
-        if own.queries is None:
+        keys = own.key_values[own.key_levels[text.types]][None]
+        if own.query_levels is None:
             return np.broadcast_to(keys, (n, n))
-        values: NDArray[np.float64] = own.query_values[own.queries[text.types]][:, None] * keys
+        values: NDArray[np.float64] = own.query_values[own.query_levels[text.types]][:, None] * keys
         return values
 
     for term, weight in zip(description.terms, description.weights, strict=True):

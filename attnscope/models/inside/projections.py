@@ -185,8 +185,11 @@ def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, i
             precision = torch.promote_types(hidden.dtype, torch.float32)
             latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precision)
 
-    with hooks(blocks.values(), note, before=True):
-        yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
+    try:
+        with hooks(blocks.values(), note, before=True):
+            yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
+    finally:
+        latest.clear()
 
 
 @dataclass(frozen=True, eq=False)
