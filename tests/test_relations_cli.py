@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from attnscope.questions.relations import MOST_RELATIONS, Relations, best_heads, expressed_by
+from attnscope.questions.relations import MOST_RELATIONS, Relations, expressed_by, names_of
 from attnscope.report.blocks import Grid
 from attnscope.report.terminal import show
 from attnscope.results.table import Table
@@ -119,7 +119,7 @@ def printed(result, width=120, *, every=False):
 def test_the_verdicts():
     result = made_up(4)
     assert result.verdicts == ["yes", "others", "no", "none"]
-    assert best_heads(result)[0] == "L0H1"
+    assert names_of(result, result.table("relations")["best"])[0] == "L0H1"
     assert expressed_by(result) == ["yes", "yes", "no", "too few"]
     few = result.select("relations", [3])
     assert "1 relation, and too few examples for any verdict" in printed(few, 200)

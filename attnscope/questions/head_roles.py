@@ -189,16 +189,18 @@ def evidence_line(result: Result) -> str:
     least = result.options.get("least_texts")
     enough = result.options.get("fewest_texts")
     effective = result.corpus.get("effective_texts")
-    # The effective number of texts, by Kish: unequal lengths count for less.
-    effective_words = ""
-    if isinstance(effective, int | float) and len(result.table("heads")):
+    are_few = False
+    if isinstance(effective, int | float) and isinstance(least, int):
+        are_few = effective < least
+    if are_few and len(result.table("heads")):
+        # The effective number of texts, by Kish: unequal lengths count for less.
+        effective_words = ""
         if result.corpus.get("n_texts") != 1:
             effective_words = f"; effective number of texts: {effective:.1f}"
-        if isinstance(least, int) and effective < least:
-            return (
-                f"too few texts to say what heads do: {least} at least{effective_words}. Give a file of texts "
-                "(--file), or cut long ones into chunks (--chunk 512); where heads look in one text: attnscope heatmap"
-            )
+        return (
+            f"too few texts to say what heads do: {least} at least{effective_words}. Give a file of texts "
+            "(--file), or cut long ones into chunks (--chunk 512); where heads look in one text: attnscope heatmap"
+        )
     if not result.table("roles")["tentative"].any():
         return ""
     return f"tentative: a role that rests on few texts ({least} to {enough} of equal length)"

@@ -253,18 +253,17 @@ class Relations(Result):
 # Blocks
 
 
-def best_heads(result: Relations) -> list[str]:
-    """Return the name of the best head of each relation; `–` where there is none."""
-    # Index -1, which stands for no head, is the last name.
+def names_of(result: Relations, heads: Sequence[int]) -> list[str]:
+    """Return the names of heads by their rows; `–` for -1, no head."""
+    # Index -1 is the last name.
     names = [*result.table("heads").head_names(), UNDEFINED]
-    return [names[head] for head in result.table("relations")["best"].tolist()]
+    return [names[head] for head in heads]
 
 
 def _ranking(result: Relations) -> Block:
     """Rank relations, each with one head and its verdict."""
     relations = result.table("relations")
     heads = result.shown_heads
-    names = [*result.table("heads").head_names(), UNDEFINED]
     table = Table.of_arrays(
         (ACCURACY, BASELINE, N_SCORED, MASS),
         accuracy=result.at_heads("accuracy", heads),
@@ -280,7 +279,7 @@ def _ranking(result: Relations) -> Block:
         names=relations["relation"].tolist(),
         table=table,
         columns=[
-            Words("head", [names[head] for head in heads]),
+            Words("head", names_of(result, heads)),
             "accuracy",
             "baseline",
             Words("expressed", expressed_by(result), wraps=True),
@@ -337,9 +336,8 @@ def _answer_on_words(result: Relations) -> list[str]:
     # Recordings have one relation: from a word to its sound.
     relation = result.table("relations").as_dicts()[0]
     verdict = result.verdicts[0]
-    head = best_heads(result)[0]
+    head, follower = names_of(result, [relation["best"], *result.shown_heads])
     if verdict == "others":
-        follower = result.table("heads").head_names()[result.shown_heads[0]]
         return [f"{head} was chosen, but {follower} follows the words surely"]
     if verdict != "yes":
         why = f": {relation['no_verdict']}" if relation["no_verdict"] else ""

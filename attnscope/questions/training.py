@@ -172,7 +172,9 @@ def _trends(training: Training) -> Iterator[Block]:
     held = [role for role in training.table("roles")["name"].tolist() if training.since(role)]
     intervals = training.interval("value")
     for row in sorted(range(len(measures)), key=lambda row: measures[row]["name"] not in held):
-        measure, points, uniform = measures[row], intervals[row], training["uniform"][row]
+        measure = measures[row]
+        points = intervals[row]
+        uniform = training["uniform"][row]
         name, unit = measure["name"], measure["unit"]
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":

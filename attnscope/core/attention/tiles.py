@@ -159,7 +159,7 @@ def blocks(
     else:
         texts_at_once = 1
 
-    # Of the call tiles need no numbers, but the mask with all its keys.
+    # Blocks hold no queries, keys or values of the call, but its mask with all keys.
     mask = None if call.mask is None else call.mask.expand(batch, -1, -1, n_keys)
     query, key, value = (part[..., :0].clone() for part in (call.query, call.key, call.value))
     masked = replace(call, query=query, key=key, value=value, mask=mask)
