@@ -19,7 +19,7 @@ from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_terminal import show
 from attnscope.questions.links import find_links
-from attnscope.questions.map_changes import divide_by_rest
+from attnscope.questions.map_changes import renormalise
 from attnscope.questions.shares import find_shares
 from attnscope.report.plain_text import cut, open_console
 from attnscope.results.result import load_record as load
@@ -151,7 +151,7 @@ def test_a_special_query_keeps_its_row_where_special_tokens_are_hidden(run):
     whole = load_whole(run)
     assert record.maps[0].queries.labels == ("[CLS]", *record.tokens) == ("[CLS]", "the", "cat", "sat")
     rows = whole[:, :4, 1:4].astype(np.float64)
-    np.testing.assert_allclose(record["weights"], divide_by_rest(rows), atol=1e-6)
+    np.testing.assert_allclose(record["weights"], renormalise(rows), atol=1e-6)
     assert Path("out/query-000.png").is_file()
     assert find_links(record)[0].query != "[CLS]"
     assert find_links(record, "[CLS]")[0].query == "[CLS]"
@@ -223,7 +223,7 @@ def test_without_sinks_rows_are_divided_by_what_other_keys_get(run):
     run("heatmap", TIRED, "-L", "3", "-o", "whole", "-f", "npz")
     weights = load("whole")["weights"].astype(np.float64)
     weights[..., [0, -1]] = 0
-    np.testing.assert_allclose(load("out")["weights"], divide_by_rest(weights), atol=1e-6)
+    np.testing.assert_allclose(load("out")["weights"], renormalise(weights), atol=1e-6)
     record = load("out")
     assert record.changes == ("without_sinks",)
     assert "special tokens get nothing" in str(next(iter(plates_of(record))).figure.notes)

@@ -89,13 +89,13 @@ def _parameter(owner: Any, field: "dataclasses.Field[Any]") -> inspect.Parameter
         typer_info = typer.Option(
             *flags, help=option.help, min=option.least, max=option.most, autocompletion=complete
         )
-        # The help of an option that may be repeated names the type of one value.
+        # The help of an option that may be repeated (list[str] or list[Path]) names the type of one value.
         if "list[" in str(kind):
             typer_info.metavar = "<path>" if "list[pathlib" in str(kind) else "<str>"
         # The heading of the help under which it stands.
         typer_info.rich_help_panel = option.panel or getattr(owner, "PANEL", None)
     typer_info.hidden = option.rare
-    # Typer requires a parameter without a default.
+    # Typer requires a parameter without a default. An option may be needed here and have a default in Python.
     if option.needed or default is dataclasses.MISSING:
         default = inspect.Parameter.empty
     return inspect.Parameter(
@@ -114,20 +114,22 @@ def _type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any,
     option = _option_of(field)
     # As Any: type checkers refuse list[x] where x is a value.
     list_of: Any = list
-    # The field's own parser reads it later, so typer passes text.
+    # Typer passes text, which the field's own parser reads later: several words, or one. `written` is its default, as
+    # one would type it.
     if option.several:
         return list_of[str] | None, None
     if option.read is not None:
         return str | None, option.written
-    # Annotations are strings: resolve this one alone, in the module of its class.
+    # Annotations are strings. Resolve this one alone: others may name modules that are not imported yet.
     scope = vars(sys.modules[owner.__module__])
     named = SimpleNamespace(__annotations__={field.name: owner.__annotations__[field.name]})
     kind = get_type_hints(named, scope)[field.name]
-    # A tuple is a flag that may be repeated.
+    # A tuple is an option that may be repeated. None leaves the field's own default in place.
     if get_origin(kind) is tuple:
-        default = field.default if field.default is dataclasses.MISSING else None
+        default = dataclasses.MISSING if field.default is dataclasses.MISSING else None
         return list_of[get_args(kind)[0]] | None, default
-    # The flag of what is True by default switches it off: typer says whether the flag was given.
+    # A field that is True by default has a flag that switches it off, such as --no-check. Typer's value says whether
+    # the flag was given: by default it was not.
     if field.default is True:
         return kind, False
     # Typer passes text, and the dataclass refuses what is none of the choices.
@@ -138,15 +140,15 @@ def _type_and_default(owner: Any, field: "dataclasses.Field[Any]") -> tuple[Any,
 
 def _build(group: Any, values: dict[str, Any]) -> Any:
     """Return a group of options, and the groups in it, from typer's values by name; None = the field's default."""
-    fields = {}
+    field_values = {}
     for field in dataclasses.fields(group):
         inner = field.metadata.get("group")
         value = values.get(field.name)
         if inner is not None:
-            fields[field.name] = _build(inner, values)
+            field_values[field.name] = _build(inner, values)
         elif value is not None and not _option_of(field).python_only:
-            fields[field.name] = _read(field, value)
-    return group(**fields)
+            field_values[field.name] = _read(field, value)
+    return group(**field_values)
 
 
 def _read(field: "dataclasses.Field[Any]", value: Any) -> Any:
@@ -178,7 +180,7 @@ class _PlainFlags:
 
 
 class Command(_PlainFlags, TyperCommand):
-    """A command whose `--help` shows the first sentence on what a question needs, and `--help-all` everything."""
+    """A command whose `--help` shows the options that most need, one line each, and `--help-all` everything."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line, or print help. An empty `--out` is refused: a shell's variable may not be set."""

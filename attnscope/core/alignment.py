@@ -24,12 +24,12 @@ def align_tokens(weights: NDArray[np.floating]) -> Integers:
 
     `weights` are attention weights, (head, token, frame), 0 to 1.
     """
-    mean = level_weights(weights).mean(0)
+    mean = standardise(weights).mean(0)
     frames: Integers = cheapest_paths(-mean[None])[0]
     return frames
 
 
-def level_weights(weights: NDArray[np.floating]) -> Floats:
+def standardise(weights: NDArray[np.floating]) -> Floats:
     """Return each head's weights, standardised over tokens and smoothed over frames.
 
     Args:
@@ -47,14 +47,14 @@ def level_weights(weights: NDArray[np.floating]) -> Floats:
     # nothing of where they are: it is 0.
     distances = values - values.mean(1, keepdims=True)
     deviation = values.std(1, keepdims=True)
-    level = np.zeros_like(values)
-    np.divide(distances, deviation, out=level, where=deviation > 0)
+    standardised = np.zeros_like(values)
+    np.divide(distances, deviation, out=standardised, where=deviation > 0)
     # Running median over frames; both ends are mirrored.
     half = MEDIAN_FRAMES // 2
     if values.shape[2] > half:
-        padded = np.pad(level, ((0, 0), (0, 0), (half, half)), mode="reflect")
-        level = np.median(sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1)
-    return level
+        padded = np.pad(standardised, ((0, 0), (0, 0), (half, half)), mode="reflect")
+        standardised = np.median(sliding_window_view(padded, MEDIAN_FRAMES, axis=2), axis=-1)
+    return standardised
 
 
 def cheapest_paths(costs: Floats) -> Integers:
@@ -72,17 +72,19 @@ def cheapest_paths(costs: Floats) -> Integers:
     n_paths, n_tokens, n_frames = costs.shape
     n_diagonals = n_tokens + n_frames - 1
 
-    # Cells by diagonal and token, (diagonal, path, token); those beyond the map cost infinitely much.
+    # On diagonal d lie the cells with token + frame = d. Cells beyond the map cost infinitely much.
     tokens = np.arange(n_tokens)
+    # (diagonal, token)
     frames = np.arange(n_diagonals)[:, None] - tokens
     is_inside = (frames >= 0) & (frames < n_frames)
+    # (path, diagonal, token) -> (diagonal, path, token)
     cell_costs = costs[:, tokens, np.where(is_inside, frames, 0)].swapaxes(0, 1)
     cell_costs = np.where(is_inside[:, None], cell_costs, np.inf)
 
     # Steps into a cell: 0 = from the token and the frame before, 1 = the token before, 2 = the frame before.
     steps = np.full(cell_costs.shape, 2, np.int8)
-    # Costs of the cheapest paths to the cells of the last two diagonals, (path, 1 + token). Before the first token
-    # stands a cell that no path has: from it, at no cost, all paths start.
+    # Costs of the cheapest paths to the cells of the last two diagonals, (path, 1 + token). Column 0 stands for a token
+    # before the first. It costs nothing two diagonals before the first cell alone, so every path starts there.
     last = np.full((n_paths, n_tokens + 1), np.inf)
     before_last = last.copy()
     before_last[:, 0] = 0.0
@@ -90,7 +92,7 @@ def cheapest_paths(costs: Floats) -> Integers:
         from_both = before_last[:, :-1]
         from_token = last[:, :-1]
         from_frame = last[:, 1:]
-        # Of equally cheap steps the last one is taken, as Whisper does.
+        # As in Whisper, a step is 2 unless one of the others is cheaper than both.
         step = steps[diagonal]
         step[(from_both < from_token) & (from_both < from_frame)] = 0
         step[(from_token < from_both) & (from_token < from_frame)] = 1
@@ -99,7 +101,8 @@ def cheapest_paths(costs: Floats) -> Integers:
         before_last = last
         last = path_costs
 
-    # Back from the last cell, all paths at once; those that have come to the first cell stay there.
+    # Back from the last cell, all paths at once; those that have come to the first cell stay there. The first frame of
+    # a token is reached last, and overwrites the later ones.
     arrivals = np.zeros((n_paths, n_tokens), np.int64)
     path = np.arange(n_paths)
     token = np.full(n_paths, n_tokens - 1)

@@ -17,10 +17,10 @@ from attnscope.questions.map_changes import (
     AXES,
     MEAN_OF,
     average,
-    divide_by_rest,
     largest_of_rows,
     merge_pictures,
     merge_weights,
+    renormalise,
     with_all_rows,
 )
 from attnscope.questions.maps import LINK, MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
@@ -169,7 +169,7 @@ class Heatmap(MapsResult[AttentionMap]):
             raise AttnscopeError("sinks are left out of whole maps of tokens, not of a part or of words")
         maps = []
         for attention, sinks in zip(self.maps, key_sinks, strict=True):
-            weights = divide_by_rest(np.where(sinks, 0, attention.weights)).astype(np.float32)
+            weights = renormalise(np.where(sinks, 0, attention.weights)).astype(np.float32)
             maps.append(replace(attention, weights=weights))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "without_sinks"))
 
@@ -206,7 +206,7 @@ class Heatmap(MapsResult[AttentionMap]):
                     "nothing is left when special tokens are hidden", "the text has no other tokens"
                 )
             left = attention.weights[:, :, rows][:, :, :, columns]
-            weights = divide_by_rest(left).astype(np.float32)
+            weights = renormalise(left).astype(np.float32)
             queries, keys = attention.queries.take(rows), attention.keys.take(columns)
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))

@@ -1,4 +1,8 @@
-"""Change maps of weights: leave out keys, merge word pieces and patches, average heads. NumPy only."""
+"""Change maps of weights: leave out keys, merge word pieces and patches, average heads. NumPy only.
+
+The maps (`questions.maps`) hold an array of weights, (layer, head, query, key), and what its axes stand for. `part` is
+None for whole maps; else it is (first query, first key, queries of the whole, keys of the whole).
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,62 +17,72 @@ from attnscope.questions.maps import M
 from attnscope.questions.places import Picture
 
 LEAST_LEFT = 0.01
-"""What must be left of a row without special tokens for it to be shown."""
+"""The least sum of a row, after special tokens were left out, for the row to be shown."""
 
 MEAN_OF = "mean of "
-"""A change that begins so says what was averaged."""
+"""The beginning of the names that averaged heads get, such as "mean of 3 heads"."""
 
 AXES: dict[str, tuple[int, ...]] = {"heads": (1,), "layers": (0,), "all": (0, 1)}
-"""The axes of maps, (layer, head, query, key), that a mean is over."""
+"""The axes of (layer, head, query, key) that each kind of mean is taken over."""
 
 
 def merge_weights(
-    weights: NDArray[Any], rows: Sequence[Sequence[int]], columns: Sequence[Sequence[int]]
+    weights: NDArray[Any], query_groups: Sequence[Sequence[int]], key_groups: Sequence[Sequence[int]]
 ) -> NDArray[np.float32]:
-    """Return weights, (layer, head, query, key), of groups of tokens: summed over keys, averaged over queries."""
-    first_rows = [group[0] for group in rows]
-    first_columns = [group[0] for group in columns]
+    """Return weights, (layer, head, query, key), of groups of tokens: summed over keys, averaged over queries.
+
+    Each list of groups holds all tokens in their order; a group holds consecutive ones.
+    """
+    first_queries = [group[0] for group in query_groups]
+    first_keys = [group[0] for group in key_groups]
     # (layer, head, query, word), then (layer, head, word, word).
-    summed = np.add.reduceat(weights.astype(np.float64), first_columns, axis=3)
-    # A piece whose row is empty says nothing of its word.
-    n_filled = np.add.reduceat(summed.any(-1), first_rows, axis=2, dtype=np.int64)
-    means = np.add.reduceat(summed, first_rows, axis=2) / np.maximum(n_filled, 1)[..., None]
+    summed = np.add.reduceat(weights.astype(np.float64), first_keys, axis=3)
+    # Empty rows do not count in the mean over the pieces of a word.
+    n_filled = np.add.reduceat(summed.any(-1), first_queries, axis=2, dtype=np.int64)
+    means = np.add.reduceat(summed, first_queries, axis=2) / np.maximum(n_filled, 1)[..., None]
     return np.asarray(means, np.float32)
 
 
-def divide_by_rest(weights: NDArray[Any]) -> NDArray[np.float64]:
-    """Return what is left of rows without some of their keys, (..., key), each divided by its sum.
+def renormalise(weights: NDArray[Any]) -> NDArray[np.float64]:
+    """Return rows of weights, (..., key), from which keys were left out, each divided by its sum.
 
-    A row of which less than 1% is left becomes zeros; NaN stays.
+    A row with a sum below LEAST_LEFT becomes zeros; NaN stays.
     """
     exact = weights.astype(np.float64)
     total = exact.sum(-1, keepdims=True)
-    nothing = np.where(np.isnan(exact), np.nan, 0.0)
-    shares: NDArray[np.float64] = np.divide(exact, total, out=nothing, where=total >= LEAST_LEFT)
+    # Rows that are not divided keep these values.
+    fallback = np.where(np.isnan(exact), np.nan, 0.0)
+    shares: NDArray[np.float64] = np.divide(exact, total, out=fallback, where=total >= LEAST_LEFT)
     return shares
 
 
 def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
-    """Return a map of means of some heads over "heads", "layers" or "all"; an averaged axis has the size 1."""
+    """Return a map of means over heads, each (layer, head); an averaged axis has the size 1.
+
+    `over` is "heads" (a mean for each layer), "layers" (one for each number of a head) or "all" (a single one).
+    """
     # (layer, head)
     is_shown = np.zeros(attention.values.shape[:2], bool)
     for pair in heads:
         is_shown[attention.place(*pair)] = True
-    rows = np.flatnonzero(is_shown.any(1))
-    columns = np.flatnonzero(is_shown.any(0))
+    # The places of layers and heads on their axes.
+    layer_places = np.flatnonzero(is_shown.any(1))
+    head_places = np.flatnonzero(is_shown.any(0))
     # (layer, head, query, key), and which of these heads count, (layer, head, 1, 1).
-    chosen = np.ix_(rows, columns)
+    chosen = np.ix_(layer_places, head_places)
     block = attention.values[chosen]
     is_counted = is_shown[chosen][..., None, None]
     means = np.mean(block, axis=AXES[over], dtype=np.float64, where=is_counted, keepdims=True)
-    # What is left of the layers, and what stands in the place of heads.
+    # The layers that the means have, and the names that stand in the place of heads.
     layers: tuple[int, ...] = (0,)
-    names: tuple[str, ...] = (f"{MEAN_OF}{amount(len(heads), 'head')}",)
     if over == "heads":
-        layers = tuple(attention.layers[row] for row in rows)
-        names = (f"{MEAN_OF}heads",)
+        layers = tuple(attention.layers[place] for place in layer_places)
+        names: tuple[str, ...] = (f"{MEAN_OF}heads",)
     elif over == "layers":
-        names = tuple(attention.head_name(attention.heads[column]) for column in columns)
+        names = tuple(attention.head_name(attention.heads[place]) for place in head_places)
+    else:
+        names = (f"{MEAN_OF}{amount(len(heads), 'head')}",)
+    # The weights are the first array of every class of maps.
     changed: dict[str, Any] = {attention.ARRAYS[0]: np.asarray(means, np.float32)}
     return replace(
         attention,
@@ -83,19 +97,19 @@ def average(attention: M, heads: Sequence[tuple[int, int]], over: str) -> M:
 
 
 def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
-    """Return a map with each photo as one key, that gets what all its patches get: a map of words is left.
+    """Merge the patches of each photo into one key, with the sum of their weights.
 
-    What stands between its patches (ends of rows, marks of tiles) is one key more. Where words attend across to the
-    pictures, all else that they look at is one key.
+    The tokens between the patches of a photo (ends of rows, marks of tiles) become one key more. In cross-attention
+    from words to pictures, all other keys become one, "elsewhere".
     """
     is_across = attention.kind == "cross"
     n_keys = len(attention.keys)
-    # The patches of each photo, of which there may be several pictures.
+    # Photo -> the keys of its patches. A photo may be cut into several pictures; cells without a patch are negative.
     photos: dict[str, list[int]] = {}
     for picture in pictures:
         assert picture.cells is not None
         photos.setdefault(picture.photo, []).extend(picture.cells[picture.cells >= 0].tolist())
-    # The keys that become one, by its name.
+    # Name of a new key -> the keys that become it.
     merged = {**photos}
     if is_across:
         patches = list(chain(*photos.values()))
@@ -123,7 +137,7 @@ def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
     if part is not None:
         first_query, _, n_queries, _ = part
         if not is_across:
-            # Queries are counted among the keys. Where no row is kept, the first one lies behind all keys.
+            # Queries are keys too, and are counted by groups. Of a part without rows, `first_query` is n_keys.
             first_query = int(group_of[min(first_query, n_keys - 1)])
             n_queries = n_groups
         part = (first_query, 0, n_queries, n_groups)
@@ -133,22 +147,24 @@ def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
 
 
 def with_all_rows(attention: M, maps: Sequence[M]) -> M:
-    """Return a part with empty rows for the queries that it lacks: a word has the same row in all maps of a record.
+    """Return a part of a map with empty rows for the missing queries: so a word has the same row in all maps.
 
-    A part of cross-attention stays as it is where no other map has its queries as keys.
+    `maps` are all maps of the record. A part of cross-attention whose queries are the keys of none of them is taken as
+    whole.
 
     Raises:
-        AttnscopeError: It is a part that holds some of the keys alone.
+        AttnscopeError: The part lacks some of the keys.
     """
     if attention.part is None:
         return attention
     first_query, first_key, n_queries, n_keys = attention.part
+    # In self-attention, queries are the same tokens as keys.
     queries = attention.keys
     if attention.kind == "cross":
-        others = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
-        if not others:
+        same_length = [m.keys for m in maps if m.kind != "cross" and len(m.keys) == n_queries]
+        if not same_length:
             return replace(attention, part=None)
-        queries = others[0]
+        queries = same_length[0]
     rows = slice(first_query, first_query + len(attention.queries))
     if first_key or len(attention.keys) != n_keys or queries.labels[rows] != attention.queries.labels:
         raise AttnscopeError("a part of a map with some of its keys has no page", "leave out --cols")
@@ -159,12 +175,15 @@ def with_all_rows(attention: M, maps: Sequence[M]) -> M:
     return replace(attention, **changed, queries=queries, part=None)
 
 
-def largest_of_rows(weights: NDArray[Any], most: int) -> Iterator[tuple[int, ...]]:
-    """Yield (query, key) of the `most` largest weights of each query, the largest first; 0 = of all, in their order."""
-    if not most:
+def largest_of_rows(weights: NDArray[Any], n_largest: int) -> Iterator[tuple[int, ...]]:
+    """Yield (query, key) of each query's largest weights, the largest first; 0 = all pairs, in the order of keys.
+
+    `weights` are those of one head, (query, key).
+    """
+    if not n_largest:
         yield from np.ndindex(weights.shape)
         return
-    order = np.argsort(-weights, axis=1, kind="stable")[:, :most]
+    order = np.argsort(-weights, axis=1, kind="stable")[:, :n_largest]
     for query, keys in enumerate(order.tolist()):
         for key in keys:
             yield query, key

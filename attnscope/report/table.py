@@ -52,7 +52,7 @@ class TextTable:
         self._columns = columns
         self._gap = gap
         self._header = header
-        # Cells by column; the width of each column at least, and where nothing wraps.
+        # By column: its cells, its least width, and its width where nothing wraps.
         self._cells: list[list[Text]] = []
         self._least_widths: list[int] = []
         self._whole_widths: list[int] = []
@@ -79,8 +79,8 @@ class TextTable:
                 style="dim",
             )
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
-        return [self._columns[number].name for number in numbers]
+    def _names(self, indices: Sequence[int]) -> list[str]:
+        return [self._columns[index].name for index in indices]
 
     def _measure(self, column: TextColumn, cells: Sequence[Text]) -> tuple[int, int]:
         """Return the least width of a column, and its width if nothing wraps."""
@@ -95,18 +95,19 @@ class TextTable:
         if column.right:
             unbroken += [cell.plain for cell in cells]
         words = " ".join(unbroken).split()
-        return min(whole, max(column.least, *map(cell_len, words), 1)), whole
+        longest_word = max(map(cell_len, words), default=1)
+        return min(whole, max(column.least, longest_word)), whole
 
     def _choose(self, width: int) -> tuple[list[int], list[int]]:
         """Return the indices of the columns that are shown, and of those that are dropped."""
         shown = list(range(len(self._columns)))
         # Each width here has a gap behind it, the last one too: so there is room for one gap more.
-        while sum(self._least_widths[number] + self._gap for number in shown) > width + self._gap:
-            soonest = max(self._columns[number].drop for number in shown)
+        while sum(self._least_widths[index] + self._gap for index in shown) > width + self._gap:
+            soonest = max(self._columns[index].drop for index in shown)
             if not soonest:
                 break
-            shown = [number for number in shown if self._columns[number].drop < soonest]
-        return shown, [number for number in range(len(self._columns)) if number not in shown]
+            shown = [index for index in shown if self._columns[index].drop < soonest]
+        return shown, [index for index in range(len(self._columns)) if index not in shown]
 
     def _fit_widths(self, shown: Sequence[int], width: int) -> list[int]:
         """Return the width of each column that is shown.
@@ -114,14 +115,14 @@ class TextTable:
         The widest column that wraps shrinks first; if that is not enough, the cells of all columns break.
         """
         room = max(len(shown), width - self._gap * (len(shown) - 1))
-        widths = [self._whole_widths[number] for number in shown]
-        least = [self._least_widths[number] for number in shown]
+        widths = [self._whole_widths[index] for index in shown]
+        least = [self._least_widths[index] for index in shown]
         if sum(least) > room:
             widths = least
             least = [1] * len(shown)
         while sum(widths) > room:
             # The widest column that may still shrink; of equal ones, the first.
-            shrinkable = [index for index in range(len(shown)) if widths[index] > least[index]]
+            shrinkable = [place for place in range(len(shown)) if widths[place] > least[place]]
             widths[max(shrinkable, key=widths.__getitem__)] -= 1
         return widths
 
@@ -131,8 +132,8 @@ class TextTable:
         grid = Grid(
             box=None, pad_edge=False, header_style="dim", show_header=self._header, padding=padding
         )
-        for number, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
-            column = self._columns[number]
+        for index, column_width in zip(shown, self._fit_widths(shown, width), strict=True):
+            column = self._columns[index]
             justify: Literal["left", "right"] = "right" if column.right else "left"
             grid.add_column(
                 Text(column.name),
@@ -141,7 +142,7 @@ class TextTable:
                 width=column_width,
                 overflow="fold",
             )
-        for row in zip(*(self._cells[number] for number in shown), strict=True):
+        for row in zip(*(self._cells[index] for index in shown), strict=True):
             grid.add_row(*row)
         return grid
 

@@ -25,8 +25,16 @@ _WIDTH = 12.0
 _LEAST_PT = 9.0
 """Points of the smallest letters on a screen."""
 
-_EVENLY = 5.0
+_LOG_AXIS_RATIO = 5.0
 """If the last step is more than so many times the middle one, the axis of steps is logarithmic."""
+
+# Inches above and below the plots, at letters of screen size: with and without a caption; a plot's title and the labels
+# of its axis; a plot's title alone; a line of notes.
+_HEAD = 0.85
+_HEAD_WITHOUT_CAPTION = 0.1
+_PLOT_MARGINS = 0.95
+_PLOT_TITLE = 0.35
+_NOTE_LINE = 0.2
 
 
 @matplotlib_defaults()
@@ -34,17 +42,22 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
     """Draw a plot for each block: the lines that change most in colours, all others in grey."""
     from matplotlib.figure import Figure
 
-    # Sizes in inches: two plots side by side, on narrow paper one. `size` is that of letters, relative to a screen's.
+    # Sizes in inches. `scale` is that of letters: the smallest ones that the paper allows over a screen's.
     paper = lettering.paper
-    size = paper.least_px * 72 / paper.inch_px / _LEAST_PT if paper.least_px else 1.0
-    full_width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px if paper.fixed else _WIDTH
+    scale = 1.0
+    if paper.least_px:
+        scale = paper.least_px * 72 / paper.inch_px / _LEAST_PT
+    # Paper of a fixed width is cropped at both sides. Two plots lie side by side, on narrow paper one.
+    full_width = _WIDTH
+    if paper.fixed:
+        full_width = (paper.width_px - 2 * paper.crop_px) / paper.inch_px
     n_across = 1 if paper.is_narrow else 2
     n_rows = math.ceil(len(blocks) / n_across)
     plot_height = (0.5 if paper.is_narrow else 0.2) * full_width
-    head_height = (0.85 if paper.caption else 0.1) * size
-    pitch = plot_height + 0.95 * size
+    head_height = (_HEAD if paper.caption else _HEAD_WITHOUT_CAPTION) * scale
+    row_height = plot_height + _PLOT_MARGINS * scale
 
-    # The notes: without a caption only the parts of the study that failed.
+    # The notes below the plots. Without a caption they only say which parts of the study failed (`paper.failed`).
     notes = []
     if paper.caption:
         notes = [*filter(None, [report.source]), *report.footer]
@@ -54,50 +67,52 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
             notes.append(
                 "dotted: by chance, that is uniform attention, or of composition random directions"
             )
-    # A screen has 96 pixels per inch; letters of text fill 0.92 of the width.
-    lines = wrap_lines(" · ".join([*notes, *paper.failed]), full_width * 96 / size * 0.92, lettering)
-    foot_height = (0.35 + 0.2 * len(lines)) * size
+    # Text fills 0.92 of the width. Lines are broken in pixels of a screen, 96 an inch, at letters of screen size.
+    text_px = full_width * 96 / scale * 0.92
+    lines = wrap_lines(" · ".join([*notes, *paper.failed]), text_px, lettering)
+    foot_height = (_PLOT_TITLE + _NOTE_LINE * len(lines)) * scale
 
     # The figure with its title.
-    height = head_height + n_rows * pitch + foot_height
+    height = head_height + n_rows * row_height + foot_height
     figure = Figure(figsize=(full_width, height), dpi=paper.dpi, facecolor="white")
     families = list(lettering.families)
 
     def write(down: float, text: str, points: float, color: str = FAINT, **look: Any) -> None:
         """Write a line of text so many inches below the upper edge."""
         look |= {"va": "center", "parse_math": False, "family": families, "color": color}
-        figure.text(0.02, 1 - down / height, text, fontsize=points * size, **look)
+        figure.text(0.02, 1 - down / height, text, fontsize=points * scale, **look)
 
     if paper.caption:
         bold = "bold" if lettering.has_bold else "normal"
         title = lettering.fit(report.model, 20, 400 if paper.is_narrow else 900)
-        write(0.28 * size, title, 15, INK, fontweight=bold)
-        write(0.58 * size, report.subtitle, 11)
+        write(0.28 * scale, title, 15, INK, fontweight=bold)
+        write(0.58 * scale, report.subtitle, 11)
 
     # The plots, in shares of the figure, and the notes below them.
     left, width = (0.16, 0.55) if paper.is_narrow else (0.06, 0.31)
     for number, block in enumerate(blocks):
         row, column = divmod(number, n_across)
-        top = head_height + row * pitch + 0.35 * size
+        top = head_height + row * row_height + _PLOT_TITLE * scale
         box = (left + 0.5 * column, 1 - (top + plot_height) / height, width, plot_height / height)
-        _draw_plot(figure.add_axes(box), block, size, families)
+        _draw_plot(figure.add_axes(box), block, scale, families)
     for number, line in enumerate(lines):
-        write(height - foot_height + (0.3 + 0.2 * number) * size, line, 9)
+        write(height - foot_height + (0.3 + _NOTE_LINE * number) * scale, line, 9)
     return Drawing(figure, lettering.families)
 
 
-def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -> None:
+def _draw_plot(axes: Any, block: Trends, scale: float, families: Sequence[str]) -> None:
     """Draw the lines of one plot: grey ones below, coloured ones with their intervals above them.
 
-    `size` is that of letters and lines, relative to a screen's.
+    `scale` is that of letters and lines, relative to a screen's. Points are (step, line, 3): value and interval.
     """
     steps = block.steps
+    # The columns of the lines that change most.
     chosen = find_moving(block.points[..., 0], len(_COLORS))
     others = np.delete(block.points[..., 0], chosen, 1)
     for values in others.T:
-        axes.plot(steps, values, color=_OTHER, linewidth=0.7 * size, alpha=0.7, zorder=1)
+        axes.plot(steps, values, color=_OTHER, linewidth=0.7 * scale, alpha=0.7, zorder=1)
     if block.by_chance is not None:
-        axes.axhline(block.by_chance, color=FAINT, linewidth=size, linestyle=(0, (2, 2)), zorder=1)
+        axes.axhline(block.by_chance, color=FAINT, linewidth=scale, linestyle=(0, (2, 2)), zorder=1)
     # A single line is black; a single step is a dot.
     is_single = len(block.names) == 1
     colors = (INK,) if is_single else _COLORS
@@ -105,22 +120,22 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
     for color, line in zip(colors, chosen, strict=False):
         values, low, high = block.points[:, line].T
         name = block.names[line]
-        axes.plot(steps, values, color=color, label=name, linewidth=1.8 * size, zorder=3, marker=marker)
+        axes.plot(steps, values, color=color, label=name, linewidth=1.8 * scale, zorder=3, marker=marker)
         if np.isfinite(low + high).any():
             axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0, zorder=2)
     # Axes: a faint grid, and no frame above and at the right.
     _scale_steps(axes, steps)
     axes.locator_params(axis="y", nbins=5)
-    axes.grid(color=LINE, linewidth=0.5 * size, alpha=0.6)
+    axes.grid(color=LINE, linewidth=0.5 * scale, alpha=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     # Letters.
-    axes.set_title(block.y, fontsize=11 * size, loc="left", color=INK)
-    axes.set_xlabel("step", fontsize=9.5 * size, color=FAINT)
+    axes.set_title(block.y, fontsize=11 * scale, loc="left", color=INK)
+    axes.set_xlabel("step", fontsize=9.5 * scale, color=FAINT)
     ticks = (*axes.get_xticklabels(), *axes.get_yticklabels())
     for text in ticks:
-        text.set_fontsize(9 * size)
+        text.set_fontsize(9 * scale)
     for text in (axes.title, axes.xaxis.label, *ticks):
         text.set_family(families)
     if block.limits is not None:
@@ -129,7 +144,7 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
     # A legend of the lines, at the right of the plot.
     if chosen and not is_single:
         legend = axes.legend(
-            fontsize=9 * size,
+            fontsize=9 * scale,
             frameon=False,
             loc="upper left",
             bbox_to_anchor=(1.0, 1.04),
@@ -141,10 +156,10 @@ def _draw_plot(axes: Any, block: Trends, size: float, families: Sequence[str]) -
 
 
 def _scale_steps(axes: Any, steps: Sequence[int]) -> None:
-    """Scale the axis of steps: logarithmic for five steps or more that grow as if they doubled."""
+    """Scale the axis of steps: logarithmic where the last of five steps or more is far beyond the middle one."""
     first, last = steps[0], steps[-1]
     positive = [step for step in steps if step > 0]
-    if len(positive) < 5 or last <= _EVENLY * positive[len(positive) // 2]:
+    if len(positive) < 5 or last <= _LOG_AXIS_RATIO * positive[len(positive) // 2]:
         axes.set_xlim(first, last if last > first else first + 1)
         axes.locator_params(axis="x", nbins=6, integer=True)
         return

@@ -19,8 +19,8 @@ class AtlasHeads(HeadsOptions):
 class AtlasOptions:
     """How an atlas is made.
 
-    Profiles, token tables and distances rest on the first texts of the sample (`rows.SHARE`). A hash of what texts say,
-    with a seed, draws it.
+    Profiles, token tables and distances rest on the first texts of the sample (`rows.ONE_TOKEN_IN`). A hash of what
+    texts say, with a seed, draws it.
     """
 
     rank: str = option(

@@ -1,6 +1,8 @@
 """Read the attention of sampled texts and of examples: the second pass of an atlas.
 
-`scores` says which texts, `tables` adds up those of the sample, and `study` makes the result.
+An atlas shows every head of a model on a corpus: its profile, and texts that show best what it does. Its first pass
+scored each text for each head (`scores`, which also draws the sample). Here the chosen texts are read again. `tables`
+adds up those of the sample, and `study` makes the result.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from attnscope.core.attention.row_samples import read_rows as read_some
+from attnscope.core.attention.row_samples import read_rows as attention_rows
 from attnscope.core.lifts import keep_rows
 from attnscope.corpus import TOKEN_BUDGET, Chunk, CorpusText, batches, chunks
 from attnscope.corpus.batching import tokens_of
@@ -33,9 +35,14 @@ from attnscope.studies.seen import Attention, count_heads, see
 Head = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
 
-FEWEST_TOKENS, MOST_TOKENS, SHARE = 4096, 32_768, 8
-"""How many tokens of the sample are read for profiles, tables and distances: one of `SHARE` of the corpus, within these
-bounds. So an atlas of a small corpus takes little longer than a study of its heads."""
+ONE_TOKEN_IN = 8
+"""The sample is an eighth of the corpus, within the next two bounds: so an atlas takes little longer than `heads`."""
+
+FEWEST_TOKENS = 4096
+"""The least size of the sample, in tokens."""
+
+MOST_TOKENS = 32_768
+"""The largest size of the sample, in tokens."""
 
 DISTANCE_QUERIES = 16
 """Queries of a text on which heads are compared, at even distances."""
@@ -44,7 +51,7 @@ WINDOW = 64
 """Tokens of an example that are shown at most."""
 
 _PINS = 4
-"""Special tokens at either end of a text that are shown with any part of it."""
+"""How many special tokens at either end of a text are shown with any part of it."""
 
 _AROUND_KEY = 2
 """Tokens on either side of the key with the largest weight that are shown with it."""
@@ -76,7 +83,7 @@ class Example:
 
     Attributes:
         wanted: Which head it shows, and why.
-        text: The text's number in the corpus.
+        text: The index of its text in the corpus.
         source: Where the text comes from, such as alice.txt:12.
         n_tokens: How many tokens the text has, or the chunk of a long one.
         places: The places of the shown tokens in their text, (token,), rising.
@@ -85,8 +92,8 @@ class Example:
         focus: Which of the shown tokens to look at first.
         excerpt: The source's own characters, see `excerpt_of`.
         offsets: The first and the last + 1 character of each token in the excerpt, (token, 2).
-        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last ends, (token + 1,).
-        keys: The kept keys, as numbers of shown tokens; largest weight first.
+        starts: Where each token's kept keys begin in `keys` and `codes`, and where the last one's end, (token + 1,).
+        keys: The kept keys, as indices of shown tokens; largest weight first.
         codes: Their weights x 255, rounded.
     """
 
@@ -128,12 +135,12 @@ class Unit:
 
 
 @dataclass(eq=False)
-class Rows:
+class SecondPass:
     """Hold the results of the second pass, as far as it got.
 
     Attributes:
-        tables: By kind of attention.
-        examples: In no order.
+        tables: Kind of attention -> what is added up of the sample.
+        examples: The examples that were read, in no order.
         n_sampled: How many texts of the sample are in the tables.
         complete: Whether all texts were read.
     """
@@ -145,36 +152,38 @@ class Rows:
 
 
 def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> list[Unit]:
-    """Return the texts that are read again, those of the sample first, in the order of their hashes.
+    """Return the texts that are read again: those of the sample in its random order, then those of examples.
 
     Args:
         model: The model.
-        scores: The texts that show what heads do.
+        scores: How well each text, or chunk of a long one, shows what each head does.
         n_tokens: Tokens of the whole corpus.
-        cut: How long texts are cut, as in `corpus.chunks`.
+        cut: `chunk` and `stride` of `corpus.chunks`, which cuts long texts.
     """
-    # Sample texts up to a number of tokens. One that is too long for what is left is passed over.
-    left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // SHARE))
+    # Sample texts up to a number of tokens. One that is too long for the room left is passed over.
+    n_left = min(MOST_TOKENS, max(FEWEST_TOKENS, n_tokens // ONE_TOKEN_IN))
     sampled = []
-    for number in scores.sample:
-        if scores.texts[number].n_tokens <= left:
-            sampled.append(number)
-            left -= scores.texts[number].n_tokens
+    for index in scores.sample:
+        if scores.texts[index].n_tokens <= n_left:
+            sampled.append(index)
+            n_left -= scores.texts[index].n_tokens
     # Two are needed to tell how sure anything is, however long they are.
     if len(sampled) < 2:
         sampled = list(scores.sample[:2])
-    # By number of the text: the best texts of each head, and one per decile. There -1 = no text.
+    # Index of a scored text -> the examples that it gives: the best texts of each head, and one of each decile.
     wanted: dict[int, list[Wanted]] = defaultdict(list)
-    for why, numbers in (("top", scores.best()), ("decile", scores.deciles()[1])):
-        for head, rank in np.argwhere(numbers >= 0).tolist():
-            number = int(numbers[head, rank])
-            score = float(scores.values[number, head])
-            wanted[number].append(Wanted(head, why, rank, score))
+    _, text_of_decile = scores.deciles()
+    for why, indices in (("top", scores.best()), ("decile", text_of_decile)):
+        # (head, rank); -1 = there is no such text.
+        for head, rank in np.argwhere(indices >= 0).tolist():
+            index = int(indices[head, rank])
+            score = float(scores.values[index, head])
+            wanted[index].append(Wanted(head, why, rank, score))
     # Cut these texts again, as they were cut when they were scored.
     special = special_ids(model)
     units = []
-    for number in dict.fromkeys([*sampled, *wanted]):
-        scored = scores.texts[number]
+    for index in dict.fromkeys([*sampled, *wanted]):
+        scored = scores.texts[index]
         tokens = tokens_of(scored.text, model.tokenizer.encode, special)
         parts = chunks(
             tokens,
@@ -182,24 +191,29 @@ def units_of(model: Model, scores: Scores, n_tokens: int, **cut: int | None) -> 
             limit=model.info.max_tokens,
             **cut,
         )
+        # A scored text knows which chunk of its text it is.
         units.append(
             Unit(
                 scored.text,
                 parts[scored.number],
-                number in sampled,
-                wanted[number],
+                index in sampled,
+                wanted[index],
             )
         )
     return units
 
 
 def read_rows(
-    rows: Rows, model: Model, heads: Sequence[Head], units: Sequence[Unit], report: Report | None = None
+    second_pass: SecondPass,
+    model: Model,
+    heads: Sequence[Head],
+    units: Sequence[Unit],
+    report: Report | None = None,
 ) -> None:
-    """Run the model on texts again, and add to `rows` what an atlas shows of them, text by text.
+    """Run the model on texts again, and add what an atlas shows of them to the results, text by text.
 
     Args:
-        rows: The results; an interruption leaves those so far.
+        second_pass: The results; an interruption leaves those so far.
         model: The model.
         heads: All heads, in the order of the table of heads.
         units: The texts.
@@ -211,76 +225,76 @@ def read_rows(
     sampled = [chunk for chunk, unit in unit_of.items() if unit.is_sampled]
     others = [chunk for chunk, unit in unit_of.items() if not unit.is_sampled]
     for kind in dict.fromkeys(kind for kind, _, _ in heads):
+        # Layer -> how many heads it has.
         n_heads = Counter(layer for of_kind, layer, _ in heads if of_kind == kind)
-        rows.tables[kind] = KindTables(
-            n_heads,
-            [
-                _read_by(
-                    kind,
-                    chunk,
-                    start,
-                )
-                for chunk in sampled
-            ],
+        second_pass.tables[kind] = KindTables(
+            n_heads, [_text_of_kind(kind, chunk, start) for chunk in sampled]
         )
 
     def run(batch: Sequence[Chunk]) -> Any:
-        """Return each kind of attention on a batch, by layer."""
+        """Return the attention on a batch, by kind and layer."""
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if start is None else [target_of(start, source) for source in tokens]
         return see(model, batch_of(tokens, targets))
 
-    # Read sampled texts first, as far as an interruption allows: the tables need them.
-    n_all = sum(map(len, unit_of))
-    n_done = 0
+    # Read sampled texts first, as far as an interruption allows: the tables need them. `room` halves a batch that does
+    # not fit in memory, and gives each part with its attention.
+    n_tokens = sum(map(len, unit_of))
+    n_tokens_done = 0
     room = Room()
     for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
-        for some, attention in room.each(batch, run):
-            for number, chunk in enumerate(some):
+        for part, attention in room.each(batch, run):
+            for place, chunk in enumerate(part):
                 # An interruption waits until a text is in all tables.
                 with delay_interrupts():
-                    _add_text(rows, heads, unit_of[chunk], attention, number, start)
-                n_done += len(chunk)
+                    _add_text(second_pass, heads, unit_of[chunk], attention, place, start)
+                n_tokens_done += len(chunk)
             if report is not None:
-                report(Progress(len(rows.examples), n_done, n_done / n_all, "reading examples"))
+                n_examples = len(second_pass.examples)
+                report(Progress(n_examples, n_tokens_done, n_tokens_done / n_tokens, "reading examples"))
 
 
 def _add_text(
-    rows: Rows,
+    second_pass: SecondPass,
     heads: Sequence[Head],
     unit: Unit,
     attention: Any,
-    number: int,
+    place: int,
     start: Tokens | None,
 ) -> None:
     """Add a text to the tables, if it is in the sample, and its examples.
 
     Args:
-        rows: The results.
+        second_pass: The results.
         heads: All heads.
         unit: The text.
         attention: The attention on a batch, by kind and layer.
-        number: The place of the text in the batch.
+        place: The place of the text in the batch.
         start: What a decoder beside an encoder starts with.
     """
-    for kind, tables in rows.tables.items():
-        text = _read_by(kind, unit.chunk, start)
+    for kind, tables in second_pass.tables.items():
+        text = _text_of_kind(kind, unit.chunk, start)
         layers = {}
         for layer, of_layer in attention[kind].items():
-            layers[layer] = _SeenLayer(kind, of_layer, number, text)
+            layers[layer] = _SeenLayer(kind, of_layer, place, text)
         if unit.is_sampled:
+            # `n_heads` names the layers that have heads.
             _add_to_tables(tables, text, [layers[layer] for layer in tables.n_heads])
         # Examples of heads of this kind.
         for wanted in unit.wanted:
             of_kind, layer, head = heads[wanted.head]
             if of_kind == kind:
-                rows.examples.append(_example_of(wanted, unit, layers[layer], head))
-    rows.n_sampled += unit.is_sampled
+                second_pass.examples.append(_example_of(wanted, unit, layers[layer], head))
+    second_pass.n_sampled += unit.is_sampled
 
 
-def _read_by(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
-    """Return what the heads of a kind read in a chunk; in cross-attention written tokens ask, and source tokens get."""
-    # A decoder beside an encoder reads the text behind its start token, which asks nothing that counts.
+def _text_of_kind(kind: str, chunk: Chunk, start: Tokens | None) -> ReadText:
+    """Return the tokens that the heads of a kind attend among in a chunk, and which of them count as queries.
+
+    In cross-attention, the tokens that the decoder writes are queries, and those of the source are keys: the same text.
+    """
+    # Tokens that the chunk repeats from the one before do not count twice. A decoder beside an encoder reads the text
+    # behind its start token, which does not count.
     tokens = chunk.tokens
     asks = ~chunk.repeated
     if kind == "decoder" and start is not None:
@@ -296,37 +310,31 @@ class _SeenLayer:
     Attributes:
         kind: The kind of attention.
         attention: The layer on the whole batch: its call, or dense weights.
-        number: Which text of the batch it is.
-        text: What the heads read in it.
+        place: The place of the text in the batch.
+        text: The tokens that the heads attend among.
     """
 
     kind: str
     attention: Attention
-    number: int
+    place: int
     text: ReadText
 
     def rows(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows of some queries, (head, query, key), and what they may attend to, (query, key)."""
-        # A text that is one tile is computed once.
-        if self._tile < len(self.text):
+        # All rows of a text that is one tile are computed once.
+        if self._tile_size < len(self.text):
             return self._compute(queries)
         weights, allowed = self._whole
         return weights[:, queries], allowed[queries]
 
     def tiles(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield all rows, tile by tile: the queries of a tile, their rows, and what they may attend to."""
-        for queries in torch.arange(len(self.text)).split(self._tile):  # type: ignore[no-untyped-call]
+        for queries in torch.arange(len(self.text)).split(self._tile_size):  # type: ignore[no-untyped-call]
             yield slice(int(queries[0]), int(queries[-1]) + 1), *self.rows(queries)
 
     def _compute(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         n_keys = len(self.text)
-        weights, allowed = read_some(
-            self.attention,
-            self.kind,
-            self.number,
-            queries,
-            n_keys,
-        )
+        weights, allowed = attention_rows(self.attention, self.kind, self.place, queries, n_keys)
         return weights.float(), allowed
 
     @cached_property
@@ -334,29 +342,30 @@ class _SeenLayer:
         return self._compute(torch.arange(len(self.text)))
 
     @property
-    def _tile(self) -> int:
+    def _tile_size(self) -> int:
         """Return how many queries are computed at once."""
         return max(16, _ELEMENTS // (len(self.text) * count_heads(self.attention)))
 
     @cached_property
     def focus(self) -> NDArray[np.int64]:
-        """Return the query that counts most for each head, and its largest key, (2, head).
+        """Return the query that shows most of each head, and the key with its largest weight, (2, head).
 
-        A query counts by the mass that it gives away outside sinks, times its nats from uniform.
+        That is the query with the largest product of its weight on keys outside sinks and its nats from uniform
+        attention: the logarithm of the number of allowed keys, less the entropy of its row.
         """
-        # Counts and largest keys of all queries, (head, query), tile by tile.
-        outside = torch.from_numpy(self.text.outside_sinks)
-        tiles_of_counts = []
+        # These products and the largest keys of all queries, (head, query), tile by tile.
+        is_outside = torch.from_numpy(self.text.outside_sinks)
+        tiles_of_products = []
         tiles_of_keys = []
         for _, weights, allowed in self.tiles():
             rows = weights.double()
-            away = rows * outside
+            outside_sinks = rows * is_outside
             nats = allowed.sum(-1).clamp(min=1).double().log() - torch.special.entr(rows).sum(-1)
-            tiles_of_counts.append(away.sum(-1) * nats.clamp(min=0))
-            tiles_of_keys.append(away.argmax(-1))
-        counts = torch.cat(tiles_of_counts, 1).numpy()
+            tiles_of_products.append(outside_sinks.sum(-1) * nats.clamp(min=0))
+            tiles_of_keys.append(outside_sinks.argmax(-1))
+        products = torch.cat(tiles_of_products, 1).numpy()
         keys = torch.cat(tiles_of_keys, 1).numpy()
-        queries = np.where(self.text.asks, counts, -1.0).argmax(1)
+        queries = np.where(self.text.asks, products, -1.0).argmax(1)
         return np.stack([queries, keys[np.arange(len(queries)), queries]])
 
 
@@ -374,19 +383,14 @@ def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLay
 def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Example:
     """Return an example of a head of a layer: the tokens that are shown, and the weights between them."""
     tokens = layer.text.tokens
-    # The query that counts most, its largest key, and the tokens around both.
+    # The query that shows most, its largest key, and the tokens around both.
     focus, key = layer.focus[:, head].tolist()
     places = window(tokens.special, focus, key)
     excerpt, offsets = excerpt_of(tokens, places)
     # The rows of the shown tokens, (shown token, key).
     by_head, _ = layer.rows(torch.from_numpy(places))
     weights = by_head[head].double().numpy()
-    kept = keep_rows(
-        weights[:, places],
-        weights.sum(1),
-        KEPT_MASS,
-        MOST_KEYS,
-    )
+    kept = keep_rows(weights[:, places], weights.sum(1), KEPT_MASS, MOST_KEYS)
     return Example(
         wanted=wanted,
         text=unit.text.index,
@@ -398,21 +402,24 @@ def _example_of(wanted: Wanted, unit: Unit, layer: _SeenLayer, head: int) -> Exa
         focus=int(np.searchsorted(places, focus)),
         excerpt=excerpt,
         offsets=offsets,
-        **kept._asdict(),
+        starts=kept.starts,
+        keys=kept.keys,
+        codes=kept.codes,
     )
 
 
 def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64]:
-    """Return which tokens of a text are shown, rising: all, or `WINDOW` tokens around what counts.
+    """Return the places of the tokens that are shown, rising: all of a short text, else `WINDOW` of them.
 
-    The window has the first token, the special tokens at either end, and the key that the focus attends to most.
+    These are the first token, special tokens at either end, the key with its neighbours, and the tokens nearest to the
+    focus.
 
     Args:
         special: Which tokens are special, (token,).
-        focus: The query that counts most.
-        key: Its largest key.
+        focus: The query to look at first.
+        key: The key with its largest weight.
     """
-    # The nearest to the focus are shown, of two the earlier one. What must be shown is nearer than any.
+    # Of two tokens equally near, the earlier one is shown. A distance of -1 makes sure that a token is shown.
     places = np.arange(len(special))
     special_places = np.flatnonzero(special)
     distances = np.abs(places - focus)
@@ -422,9 +429,13 @@ def window(special: NDArray[np.bool_], focus: int, key: int) -> NDArray[np.int64
 
 
 def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
-    """Return the source's own characters of some tokens, rising, and where in them each token stands, (token, 2).
+    """Return the source's own characters of some tokens, and where each token begins and ends in them, (token, 2).
 
-    Tokens that are left out are `LEFT_OUT`. The excerpt is empty if the tokenizer has no offsets.
+    Between stretches of tokens stands `LEFT_OUT`. The excerpt is empty if the tokenizer has no offsets.
+
+    Args:
+        tokens: The tokens of the text.
+        places: Those of the excerpt, rising.
     """
     excerpt = ""
     offsets = np.zeros((len(places), 2), np.int64)
@@ -435,7 +446,7 @@ def excerpt_of(tokens: Tokens, places: NDArray[np.int64]) -> tuple[str, NDArray[
             excerpt += LEFT_OUT
         starts, stops = tokens.offsets[places[first:last]].T
         has_characters = (starts >= 0) & (stops > starts)
-        # How far the text has come with each token. Bytes of one character share it; the others have no characters.
+        # A token without characters gets an empty span, where the last one with characters ends.
         begin = starts[has_characters.argmax()] if has_characters.any() else 0
         ends = np.maximum.accumulate(np.where(has_characters, stops, begin))
         starts = np.where(has_characters, starts, ends)

@@ -21,7 +21,7 @@ from attnscope.questions.heads import Heads
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import HEADS, Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions
-from attnscope.studies.atlas.rows import Example, Rows, read_rows, units_of
+from attnscope.studies.atlas.rows import Example, SecondPass, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import study_heads
@@ -74,9 +74,9 @@ def atlas(
     )
     assert isinstance(done, ScoredSums)
     if done.scores is None:
-        return _assemble(findings, options, Scores(), Rows())
+        return _assemble(findings, options, Scores(), SecondPass())
     # Second pass: read the attention of the kept texts.
-    rows = Rows()
+    second_pass = SecondPass()
     table = findings.table("heads")
     heads = list(zip(*(table[column.name].tolist() for column in HEADS), strict=True))
     n_tokens = findings.corpus["n_tokens"]
@@ -84,18 +84,18 @@ def atlas(
     step = scale_report(report, 0, 1 + options.heads.causal)
     try:
         units = units_of(model, done.scores, n_tokens, **cut)
-        read_rows(rows, model, heads, units, step)
+        read_rows(second_pass, model, heads, units, step)
     except KeyboardInterrupt:
-        rows.complete = False
+        second_pass.complete = False
     except Exception as error:
-        rows = Rows()
+        second_pass = SecondPass()
         failed = [*findings.run.get("failures", ()), failure("reading the examples", error)]
         findings = replace(findings, run={**findings.run, "failures": failed})
-    return _assemble(findings, options, done.scores, rows)
+    return _assemble(findings, options, done.scores, second_pass)
 
 
-def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows) -> Atlas:
-    """Return the result: what `heads` measured, the scores of the first pass, and the rows of the second."""
+def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pass: SecondPass) -> Atlas:
+    """Return the result: what `heads` measured, the scores of the first pass, and the second."""
     # Profiles, distances and tables of tokens, kind by kind; NaN where no text was sampled.
     table = findings.table("heads")
     n_heads = len(table)
@@ -103,7 +103,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
     distances = np.full((n_heads, n_heads), np.nan, np.float32)
     places = np.full((n_heads, 2), np.nan)
     token_rows: list[dict[str, Any]] = []
-    for kind, tables_of_kind in rows.tables.items() if rows.n_sampled else ():
+    for kind, tables_of_kind in second_pass.tables.items() if second_pass.n_sampled else ():
         of_kind = np.flatnonzero(table["kind"] == kind)
         profiles[:, of_kind] = tables_of_kind.profiles()
         between = tables_of_kind.distances()
@@ -127,7 +127,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
         table = table.with_column(column, values)
 
     # The other tables, and what the numbers mean.
-    tables, grids = example_tables(rows.examples)
+    tables, grids = example_tables(second_pass.examples)
     tables |= {
         "heads": table,
         "roles": findings.table("roles"),
@@ -148,8 +148,8 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, rows: Rows
         "score": CONTENT_MEANING if rank == CONTENT else table.columns[rank].meaning,
         "lift": OUTSIDE_SINKS,
     }
-    corpus = settle_corpus(findings.corpus, interrupted=not rows.complete)
-    corpus["n_sampled"] = rows.n_sampled
+    corpus = settle_corpus(findings.corpus, interrupted=not second_pass.complete)
+    corpus["n_sampled"] = second_pass.n_sampled
     return Atlas(findings.run, corpus, described, tables, grids)
 
 

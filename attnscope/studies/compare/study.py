@@ -26,7 +26,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
 from attnscope.models.model import Batch, Model
 from attnscope.questions.compare import Comparison
-from attnscope.questions.map_changes import divide_by_rest
+from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import HEADS, Table
 from attnscope.studies.compare.options import CompareOptions
 from attnscope.studies.failures import Place
@@ -349,7 +349,7 @@ class PairMeasurer(Measurer[PairPart]):
             # Leave special tokens out as queries and as keys, and scale what is left of each row to 1.
             if self._options.hide_special:
                 is_kept = ordinary[queries]
-                weights = [divide_by_rest(rows[:, is_kept][:, :, ordinary]) for rows in weights]
+                weights = [renormalise(rows[:, is_kept][:, :, ordinary]) for rows in weights]
             total += np.stack(divergence_sums(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
         return total
 

@@ -18,7 +18,7 @@ from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
 from attnscope.questions.compare import Comparison
 from attnscope.questions.heatmap import AttentionMap
-from attnscope.questions.map_changes import divide_by_rest
+from attnscope.questions.map_changes import renormalise
 from attnscope.results.table import Table, number
 from attnscope.results.tokens import Tokens, tokens_table
 from attnscope.studies.compare.options import CompareOptions
@@ -68,7 +68,7 @@ def compare_heads(
     if single is not None:
         keep = ~reading.tokens.sinks(attention.kind)
         if options.hide_special and not keep.all():
-            single = divide_by_rest(single[keep][:, keep]).astype(np.float32)
+            single = renormalise(single[keep][:, keep]).astype(np.float32)
         arrays["single:first"] = single
 
     # The distances of the heads; one text gives no intervals.

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from attnscope.annotated import Link
 from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
-from attnscope.core.alignment import cheapest_paths, level_weights
+from attnscope.core.alignment import cheapest_paths, standardise
 from attnscope.core.attention.probes import OfChosen
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.seam import AttentionCall
@@ -337,7 +337,7 @@ class SoundMeasurer(LinkMeasurer):
         facts = facts_of(batch, "cross", "cpu")
         sums = {layer: links_of_weights(of_layer, facts) for layer, of_layer in weights.items()}
         of_heads = torch.cat(list(weights.values()), 1)[0]
-        levels = level_weights(of_heads.numpy())
+        levels = standardise(of_heads.numpy())
         return *self.hits_of_pieces(batch, sums), levels.astype(np.float32)
 
     def add(self, part: MeasuredPart, batch: Sequence[Any], result: Any) -> None:
