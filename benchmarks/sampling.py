@@ -22,9 +22,9 @@ def read_sample(
     special = special_ids(model)
     counts = count_tokens(drawing.watch(distinct(texts, Copies())), model.tokenizer.encode, special)
     units = drawing.sample(model, options)
-    sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in units}
+    sampled = {(unit.chunk.text_index, unit.chunk.number): unit.queries for unit in units}
     make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
     rows = run(make, (model,), texts, HeadSums(), block=BLOCK).done.rows
     for unit in units:
-        unit.rows = rows[unit.chunk.text, unit.chunk.number]
+        unit.rows = rows[unit.chunk.text_index, unit.chunk.number]
     return units, counts

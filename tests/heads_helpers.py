@@ -129,9 +129,9 @@ def read_sample(
     counts = count_tokens(drawing.watch(distinct(listed, Copies())), model.tokenizer.encode, special)
     units = drawing.sample(model, options)
     if with_rows:
-        sampled = {(unit.chunk.text, unit.chunk.number): unit.queries for unit in units}
+        sampled = {(unit.chunk.text_index, unit.chunk.number): unit.queries for unit in units}
         make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
         rows = run(make, (model,), listed, HeadSums(), block=len(listed)).done.rows
         for unit in units:
-            unit.rows = rows[unit.chunk.text, unit.chunk.number]
+            unit.rows = rows[unit.chunk.text_index, unit.chunk.number]
     return units, counts

@@ -185,8 +185,8 @@ def test_what_random_directions_have_is_what_they_have_drawn():
         * torch.tensor([3.0, 1, 0.2])[:, None]
     )
     right = torch.randn(1, d, k, generator=chance, dtype=torch.float64) * torch.tensor([2.0, 1, 1])
-    received = core.spread(left).expand(3).reshape(3, 1).numpy()
-    spreads = core.spread(right).numpy(), received, d
+    received = core.concentration(left).expand(3).reshape(3, 1).numpy()
+    spreads = core.concentration(right).numpy(), received, d
     turned = core.random_rows(n, d, d, 5)
     drawn = (
         torch.linalg.matrix_norm(left @ turned @ right).squeeze()

@@ -98,7 +98,7 @@ def singular_directions(
     return sign * written, sign * read, share[:n]
 
 
-def sender(
+def sender_factors(
     writes: Float[Tensor, "heads d k"],
     reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads d k"]:
@@ -106,11 +106,11 @@ def sender(
     return in_float64(writes) @ inner_factors(reads)
 
 
-def receiver(
+def receiver_factors(
     left: Float[Tensor, "heads d k"],
     reads: Float[Tensor, "heads k d"],
 ) -> Float[Tensor, "heads k d"]:
-    """Return the counterpart of `sender`: left @ reads with its left factor reduced, k rows in the unit of reads.
+    """Return the counterpart of `sender_factors`: left @ reads with its left factor reduced, k rows in the unit of reads.
 
     `left` is what `writes` is to a sender: W_O, or W_Q or W_K transposed.
     """
@@ -122,7 +122,7 @@ def composition_shares(
 ) -> Float[Tensor, "s r"]:
     """Return the composition of each pair, |R S| / (|R| |S|) in Frobenius norm, 0 to 1; NaN where a factor is 0.
 
-    R is what `receiver` gave, and S what `sender` gave.
+    R is what `receiver_factors` gave, and S what `sender_factors` gave.
 
     Source:
         Elhage et al. 2021, "composition".
@@ -139,7 +139,7 @@ def composition_shares(
     return composition.T
 
 
-def spread(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
+def concentration(factors: Float[Tensor, "heads a b"]) -> Float[Tensor, " heads"]:
     """Return Σ s⁴ / (Σ s²)² over the singular values s of each matrix, large where few hold all; NaN where all are 0.
 
     1 if one singular value has it all, 1/rank if all are equal.

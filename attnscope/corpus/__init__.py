@@ -22,7 +22,7 @@ from attnscope.corpus.batching import (
     runs,
     tokens_of_ids,
 )
-from attnscope.corpus.copies import Copies, distinct, essence, fold
+from attnscope.corpus.copies import Copies, copy_key, distinct, fold
 from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
 from attnscope.corpus.probes import (
     DEPTH_TOKENS,

@@ -71,7 +71,7 @@ class Chunk:
     """Hold a text, or the part of one that a model takes at once.
 
     Attributes:
-        text: The index of the text in the corpus; the sums of its chunks are added up to sums of the text.
+        text_index: The index of the text in the corpus; the sums of its chunks are added up to sums of the text.
         number: Its number among the `n_chunks` of the text, from 0.
         n_chunks: How many chunks the text has, at least 1.
         tokens: Its tokens, with the special ones of the text at both ends.
@@ -80,7 +80,7 @@ class Chunk:
         n_queries: How many tokens all chunks of the text have, the repeated ones apart.
     """
 
-    text: int
+    text_index: int
     number: int
     n_chunks: int
     tokens: Tokens
@@ -101,7 +101,7 @@ class Chunk:
 
 def chunks(
     tokens: Tokens,
-    text: int = 0,
+    text_index: int = 0,
     *,
     limit: int | None = None,
     chunk: int | None = None,
@@ -113,7 +113,7 @@ def chunks(
 
     Args:
         tokens: The text. Without any token there is no chunk.
-        text: Its index in the corpus.
+        text_index: Its index in the corpus.
         limit: How many tokens the model takes, special ones included; None = any number.
         chunk: How many tokens a chunk has at most, special ones included; None = `limit`.
         stride: How many tokens further the next chunk begins; None = as many as a chunk holds besides the special
@@ -146,7 +146,7 @@ def chunks(
     if not len(tokens):
         return []
     if room is None or stop - first <= room:
-        return [Chunk(text, 0, 1, tokens, n_queries=len(tokens))]
+        return [Chunk(text_index, 0, 1, tokens, n_queries=len(tokens))]
     # Cut the ordinary tokens every `step`; neighbouring chunks share room - step of them.
     step = stride or room
     starts = range(first, stop - room + step, step)
@@ -156,7 +156,7 @@ def chunks(
     for number, start in enumerate(starts):
         inner = np.arange(start, min(start + room, stop))
         part = Chunk(
-            text,
+            text_index,
             number,
             len(starts),
             tokens.take(np.concatenate([opening, inner, closing])),
@@ -176,7 +176,7 @@ def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Ch
     """
     batch_parts: list[list[Chunk]] = []
     # Sorting by length keeps padding small.
-    for part in sorted(parts, key=lambda part: (len(part), part.text, part.number)):
+    for part in sorted(parts, key=lambda part: (len(part), part.text_index, part.number)):
         if batch_parts and (len(batch_parts[-1]) + 1) * len(part) <= budget:
             batch_parts[-1].append(part)
         else:

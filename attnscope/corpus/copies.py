@@ -68,7 +68,7 @@ class Copies:
     def holds(self, text: CorpusText) -> bool:
         """Return whether a text is a copy of one that was asked for before; from now on it is known itself."""
         # Exact copies have the same digest.
-        key = essence(text)
+        key = copy_key(text)
         digest = hashlib.blake2b(key, digest_size=16).digest()
         if digest in self._kept:
             self.n += 1
@@ -141,7 +141,7 @@ def _are_variants(first: _Kept, second: _Kept) -> bool:
     return n_edits <= most
 
 
-def essence(text: CorpusText) -> bytes:
+def copy_key(text: CorpusText) -> bytes:
     """Return bytes that are the same for copies that differ in case, white space or a label before them."""
     if text.ids is not None:
         return text.digested()

@@ -82,16 +82,16 @@ class Hay:
 
     Attributes:
         vocab_ids: Ordinary tokens, of which needles are made, and haystacks without a text.
-        text: Token numbers of a text; None = random tokens.
+        text_ids: Token numbers of a text; None = random tokens.
         encode: Makes the token numbers of a text, without special ones; None = the question is of random tokens too.
-        ends: Numbers of tokens that end a sentence of the text.
+        sentence_end_ids: Numbers of tokens that end a sentence of the text.
         before: The tokens that every text begins with, such as [CLS].
     """
 
     vocab_ids: Numbers
-    text: Numbers | None = None
+    text_ids: Numbers | None = None
     encode: Callable[[str], Sequence[int]] | None = None
-    ends: frozenset[int] = frozenset()
+    sentence_end_ids: frozenset[int] = frozenset()
     before: tuple[int, ...] = ()
 
 
@@ -165,7 +165,7 @@ def _make(
             f"{length} tokens are too few for a needle",
             f"give a length of at least {n_beside + _LEAST_ROOM}",
         )
-    stack = _haystack(chance, hay.text, np.setdiff1d(vocabulary, drawn), room, length)
+    stack = _haystack(chance, hay.text_ids, np.setdiff1d(vocabulary, drawn), room, length)
     # Words of answers must not occur elsewhere, or a head could find them there.
     if hay.encode is not None:
         unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, decoy_cue, question, full_stop]))
@@ -175,7 +175,7 @@ def _make(
             )
         answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
     # Draw both places near the depth by one law: a head that does not read finds one as often as the other.
-    around = _places(stack, depth, hay.ends)
+    around = _places(stack, depth, hay.sentence_end_ids)
     raw_decoy, raw_needle, raw_order = chance.random_raw(3).tolist()
     start = around[raw_needle % len(around)]
     decoy_start = around[raw_decoy % len(around)]

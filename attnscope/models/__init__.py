@@ -83,7 +83,7 @@ def load(
     Raises:
         AttnscopeError: The model cannot be had, or not be shown truly; the message says why.
     """
-    require_known(engine, dtype)
+    require_engine_and_dtype(engine, dtype)
     if device == "all":
         device = "cpu"
         device_map = "auto"
@@ -162,13 +162,13 @@ def _load_from_memory(
     return load_inputs(module, inputs, labels, check=check)
 
 
-def require_known(engine: str, dtype: str = "float32") -> None:
+def require_engine_and_dtype(engine: str, dtype: str = "float32") -> None:
     """Refuse an engine or a precision that does not exist."""
     require_choice("engine", engine, ENGINES)
     require_choice("precision", dtype, DTYPES)
 
 
-def configuration(source: Source) -> dict[str, Any]:
+def read_configuration(source: Source) -> dict[str, Any]:
     """Return a model's configuration, as config.json holds it, or as transformers reads it from a GGUF file."""
     if source.is_gguf:
         from attnscope.models.hf.loading import read_gguf_config
@@ -240,7 +240,7 @@ def _choose_engine(
     Raises:
         AttnscopeError: The model cannot be found, or the engine that is asked for does not run it.
     """
-    require_known(engine)
+    require_engine_and_dtype(engine)
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)

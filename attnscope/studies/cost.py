@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError, amount, require_choice
-from attnscope.models import configuration
+from attnscope.models import read_configuration
 from attnscope.models.catalog import resolve
 from attnscope.models.sizes import PRESETS, Sizes, change_sizes, sizes_by_hand, sizes_of
 from attnscope.questions.cost import Cost
@@ -129,7 +129,7 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
         if close:
             hint = f"did you mean the preset {close[0]}?"
         raise AttnscopeError(error.message, hint) from None
-    return change_sizes(sizes_of(configuration(source), source.name, source.origin), **changes)
+    return change_sizes(sizes_of(read_configuration(source), source.name, source.origin), **changes)
 
 
 @with_plain_torch

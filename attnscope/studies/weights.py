@@ -16,12 +16,12 @@ from attnscope.core.attention.seam import AttentionCall, attend, attention_weigh
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.weights import (
     composition_shares,
+    concentration,
     random_rows,
-    receiver,
+    receiver_factors,
     scores_and_chance,
-    sender,
+    sender_factors,
     singular_directions,
-    spread,
 )
 from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.stream import Stream, stream_of
@@ -129,7 +129,7 @@ class _Weights:
         self._shares = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
         self._sender_spread = np.full(n_heads, np.nan)
         self._receiver_spread = np.full((len(COMPOSITIONS), n_heads), np.nan)
-        # Of the layers so far: their rows, and what `sender` gives of their heads, (head, d_model, d_head).
+        # Of the layers so far: their rows, and what `sender_factors` gives of their heads, (head, d_model, d_head).
         self._sent: list[tuple[slice, Tensor]] = []
 
     def study(self, report: Callable[[int, int], None] | None) -> HeadWeights:
@@ -316,15 +316,15 @@ class _Weights:
         # In the order of COMPOSITIONS: by queries, keys and values.
         for number, which in enumerate(("KQ", "QK", "OV")):
             if which in maps:
-                received = receiver(*maps[which])
-                self._receiver_spread[number, rows] = spread(received).cpu().numpy()
+                received = receiver_factors(*maps[which])
+                self._receiver_spread[number, rows] = concentration(received).cpu().numpy()
                 for senders, written in self._sent:
                     composed = composition_shares(received.to(written), written)
                     self._shares[number, senders, rows] = composed.cpu().numpy()
         if "OV" in maps:
             writes, reads = maps["OV"]
-            own = sender(writes, reads)
-            self._sender_spread[rows] = spread(own).cpu().numpy()
+            own = sender_factors(writes, reads)
+            self._sender_spread[rows] = concentration(own).cpu().numpy()
             wide = torch.promote_types(writes.dtype, torch.float32)
             self._sent.append((rows, own.to(wide)))
 

@@ -74,10 +74,10 @@ class TextPart(Part):
         if broken_at is None and not np.isfinite(numbers).all():
             broken_at = ("", None)
         if broken_at is not None:
-            self.broken.setdefault(row.text, broken_at)
-        rows = self._rows.setdefault(row.text, [])
+            self.broken.setdefault(row.text_index, broken_at)
+        rows = self._rows.setdefault(row.text_index, [])
         rows.append((row, numbers))
-        if self.complete_text(row.text, row.n_rows):
+        if self.complete_text(row.text_index, row.n_rows):
             self.n_texts += 1
             self.n_tokens += sum(each.n_tokens for each, _ in rows)
 

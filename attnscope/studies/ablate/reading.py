@@ -39,7 +39,7 @@ class Row:
     """Hold one row of a batch: a text, or a chunk of a long one.
 
     Attributes:
-        text: The index of the text that it belongs to.
+        text_index: The index of the text that it belongs to.
         tokens: The tokens that the model reads, with masks among them.
         target: The tokens that the decoder of an encoder-decoder reads; None for other models.
         positions: The output tokens at which something is predicted, (prediction,).
@@ -48,7 +48,7 @@ class Row:
         n_rows: How many rows the text has.
     """
 
-    text: int
+    text_index: int
     tokens: Tokens
     target: Tokens | None
     positions: Numbers
@@ -207,12 +207,12 @@ class Reader:
         elif self._loss in ("class", "token_class"):
             positions = np.zeros(1, np.int64) if self._loss == "class" else fresh
             answers = np.full(len(positions), self._class)
-        return Row(chunk.text, tokens, target, positions, answers, chunk.number)
+        return Row(chunk.text_index, tokens, target, positions, answers, chunk.number)
 
     def _choose_hidden(self, chunk: Chunk, ordinary: Numbers) -> Numbers:
         """Choose the tokens that are hidden, by the seed, the text and the chunk."""
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-        seed = np.random.SeedSequence([self._seed, chunk.text, chunk.number])
+        seed = np.random.SeedSequence([self._seed, chunk.text_index, chunk.number])
         random = np.random.PCG64(seed)
         order = random.random_raw(len(ordinary)).argsort(kind="stable")
         n_hidden = max(1, round(MASKED * len(ordinary)))
@@ -251,7 +251,7 @@ class Reader:
         stacked = np.stack([numbers, positions, answers])
         predictions = torch.from_numpy(stacked).to(batch.ids.device)
         queries: dict[Kind, Tensor] = {"encoder": real, "decoder": decoded, "cross": decoded}
-        return ReadBatch(batch, [row.text for row in rows], queries, *predictions)
+        return ReadBatch(batch, [row.text_index for row in rows], queries, *predictions)
 
 
 def require_rerunnable(model: Model) -> Model:

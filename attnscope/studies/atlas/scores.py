@@ -181,19 +181,19 @@ class AtlasMeasurer(HeadMeasurer):
         """Add a batch, and the score of each text by each head; but not of texts that are left out."""
         assert isinstance(part, ScoredSums)
         super().add(part, batch, result)
-        rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
+        rows = [row for row, chunk in enumerate(batch) if chunk.text_index not in part.broken]
         if not rows:
             return
         # The texts with their hashes. Each chunk of a long text counts as one.
         texts = []
         for row in rows:
             chunk = batch[row]
-            text = part._block[chunk.text]
+            text = part._block[chunk.text_index]
             lot = int.from_bytes(lot_of(text, self._options.seed, chunk.number), "big")
             texts.append(
                 ScoredText(
                     lot,
-                    chunk.text,
+                    chunk.text_index,
                     chunk.number,
                     text,
                     len(chunk),

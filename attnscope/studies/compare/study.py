@@ -310,13 +310,13 @@ class PairMeasurer(Measurer[PairPart]):
         for chunk, sums in zip(batch, results, strict=True):
             # A place in the model says where the chunk is broken.
             if isinstance(sums, tuple):
-                part.broken.setdefault(chunk.text, sums)
-            if chunk.text in part.broken:
+                part.broken.setdefault(chunk.text_index, sums)
+            if chunk.text_index in part.broken:
                 continue
             # Chunks of a long text add up to one text.
-            part._sums[chunk.text] = part._sums.get(chunk.text, 0.0) + sums
-            if part.complete_text(chunk.text, chunk.n_chunks):
-                finished.append(part._sums.pop(chunk.text))
+            part._sums[chunk.text_index] = part._sums.get(chunk.text_index, 0.0) + sums
+            if part.complete_text(chunk.text_index, chunk.n_chunks):
+                finished.append(part._sums.pop(chunk.text_index))
                 part.n_texts += 1
                 part.n_tokens += chunk.n_queries
                 part.n_chunked += chunk.n_chunks > 1

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.core.sampled_rows import Rows, starts_of
-from attnscope.corpus import Chunk, CorpusText, chunks, essence
+from attnscope.corpus import Chunk, CorpusText, chunks, copy_key
 from attnscope.corpus.batching import tokens_of
 from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
@@ -92,7 +92,7 @@ class Unit:
     @property
     def key(self) -> tuple[int, int]:
         """Return the index of its text, and the number of its chunk."""
-        return self.chunk.text, self.chunk.number
+        return self.chunk.text_index, self.chunk.number
 
     def tokens(self, kind: str) -> Tokens:
         """Return the tokens that are queries and keys in a kind of attention, as descriptions show them.
@@ -189,7 +189,7 @@ def _cut_sample(units: Sequence[Unit], most_rows: int, most_entries: int) -> tup
 
 def lot_of(text: CorpusText, seed: int, part: int = -1) -> bytes:
     """Return a hash of a text's content. Copies have the same hash, so that any of them may be drawn."""
-    return hashlib.blake2b(essence(text) + f"{seed} {part}".encode(), digest_size=8).digest()
+    return hashlib.blake2b(copy_key(text) + f"{seed} {part}".encode(), digest_size=8).digest()
 
 
 # Join

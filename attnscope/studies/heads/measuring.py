@@ -292,7 +292,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             part.broken.setdefault(batch[unit // n_units].text, place)
 
         # Chunks of texts that are not broken, and their units that are more than padding.
-        rows = [row for row, chunk in enumerate(batch) if chunk.text not in part.broken]
+        rows = [row for row, chunk in enumerate(batch) if chunk.text_index not in part.broken]
         if not rows:
             return
         units: list[int] = []
@@ -320,10 +320,10 @@ class HeadMeasurer(Measurer[HeadSums]):
         for row in rows:
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
-            key = (chunk.text, chunk.number)
+            key = (chunk.text_index, chunk.number)
             if key in result.rows:
                 part.rows[key] = result.rows[key]
-            if part.complete_text(chunk.text, chunk.n_chunks):
+            if part.complete_text(chunk.text_index, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
                 for tally in part.tallies.values():
@@ -369,7 +369,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         # The queries whose rows are kept, of each chunk.
         wanted: list[tuple[Numbers, int] | None] = []
         for chunk in batch:
-            queries = self._sampled.get((chunk.text, chunk.number))
+            queries = self._sampled.get((chunk.text_index, chunk.number))
             wanted.append(None if queries is None else (queries, len(chunk)))
         reader = RowSamples(wanted)
         sums: dict[Any, dict[int, Measured]] = {}
@@ -394,7 +394,7 @@ class HeadMeasurer(Measurer[HeadSums]):
         by_chunk = {}
         for chunk, rows in zip(batch, reader.rows, strict=True):
             if rows:
-                by_chunk[chunk.text, chunk.number] = rows
+                by_chunk[chunk.text_index, chunk.number] = rows
         return BatchResult(sums, hits, by_chunk)
 
     def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[Flags]) -> TextFacts:

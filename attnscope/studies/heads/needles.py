@@ -185,7 +185,7 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
     ends = {number for number in set(ids) if tokenizer.spell(number).rstrip().endswith((".", "!", "?"))}
     words = word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
-    return Hay(words, text=text_ids, encode=encode, ends=frozenset(ends), before=before)
+    return Hay(words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(ends), before=before)
 
 
 def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:

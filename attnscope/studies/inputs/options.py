@@ -73,7 +73,7 @@ class LoadOptions:
         """Refuse an unknown engine or precision."""
         from attnscope import models
 
-        models.require_known(self.engine, self.dtype)
+        models.require_engine_and_dtype(self.engine, self.dtype)
 
     def resolve(self, spec: str) -> models.Source:
         """Find the model of a name, with the adapter if one is asked for."""

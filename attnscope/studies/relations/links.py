@@ -43,9 +43,9 @@ class Piece(Placed):
     cells: tuple[Cell, ...]
 
     @property
-    def text(self) -> int:
+    def text_index(self) -> int:
         """Return the number of its text in the block."""
-        return self.chunk.text
+        return self.chunk.text_index
 
     @property
     def number(self) -> int:
@@ -221,7 +221,7 @@ class MeasuredPart(LinkPart):
 
         A text of which any piece is broken, where `broken_at` says, is left out.
         """
-        text = self._texts[piece.text]
+        text = self._texts[piece.text_index]
         self._hits[piece] = hits
         if broken_at is not None:
             self.broken.setdefault(text.index, broken_at)
