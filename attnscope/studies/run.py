@@ -410,9 +410,9 @@ def _measure_here(
 def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     """Measure a block and add it to its part, batch by batch; yield after each the fraction of tokens that is done."""
     batches = list(measurer.batches(block))
-    # Unknown words in the order of the corpus; `text` is the index of an item's text.
+    # Unknown words in the order of the corpus; `text_index` is the index of an item's text.
     if measurer.tokenizer is not None:
-        items = sorted(chain(*batches), key=lambda item: item.text)
+        items = sorted(chain(*batches), key=lambda item: item.text_index)
         part.unknown = UnknownWords.of(measurer.tokenizer, [item.tokens for item in items])
     n_tokens = sum(map(padded_size, batches))
     n_done = 0

@@ -289,7 +289,7 @@ class HeadMeasurer(Measurer[HeadSums]):
                 # (measure, unit, head) → (unit, measure, head)
                 by_unit[kind][layer] = measured.sum.swapaxes(0, 1)
         for unit, place in broken_rows(by_unit).items():
-            part.broken.setdefault(batch[unit // n_units].text, place)
+            part.broken.setdefault(batch[unit // n_units].text_index, place)
 
         # Chunks of texts that are not broken, and their units that are more than padding.
         rows = [row for row, chunk in enumerate(batch) if chunk.text_index not in part.broken]
