@@ -103,7 +103,7 @@ def test_records_of_both_engines_are_equal_but_for_rounding(run, tmp_path):
 
 def chosen(text="the cat", spec="minilm", **options):
     prompt = Prompt(text, generate=options.pop("generate", 0))
-    return LoadOptions(**options).load_to_look(spec, [prompt]).info.engine
+    return LoadOptions(**options).load_for_maps(spec, [prompt]).info.engine
 
 
 def test_it_is_chosen_for_what_is_short_and_on_the_processor_in_single_precision(tiny_bert):

@@ -133,7 +133,7 @@ def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Cho
     text = source.read()
     if target is not None:
         return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
-    loaded = model.loading.load_to_look(model.model, [Prompt(text)])
+    loaded = model.loading.load_for_maps(model.model, [Prompt(text)])
     return output.deliver(rollout(loaded, text, query=maps.query))
 
 

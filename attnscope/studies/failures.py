@@ -1,7 +1,11 @@
-"""Record failures that do not end a study: texts on which the model computes NaN or infinity, and later steps.
+"""Record failures that do not end a study.
 
-Such a text is left out, and the result names it and the layer. Only sums over a layer's attention are checked, never a
-tile: after the softmax a NaN among the scores is in the whole row, so that every sum over the row is NaN.
+There are two kinds. A text on which the model computes NaN or infinity is left out, and the result names the text and
+the layer. And if a later step of a study fails, such as describing the heads, the result keeps what the earlier steps
+found, and says what failed.
+
+To find such texts, it is enough to check sums over the attention of a layer. One score that is NaN makes all weights of
+its row NaN in the softmax, and so every sum over the row.
 """
 
 from __future__ import annotations
@@ -20,39 +24,46 @@ from attnscope.models.info import ModelInfo
 from attnscope.results.result import Result, is_interrupted, settle_corpus
 
 MOST_NAMED = 10
-"""How many of the texts that are left out are named; the others are counted."""
+"""How many of the texts that are left out a result names; the others are counted."""
 
 Place = tuple[str, int | None]
-"""Where a NaN came up: kind of attention and layer. For the last hidden states the layer is None, and in place of the
-kind stands the change of the model, such as "without L3H1"; empty = it was not changed."""
+"""Where a NaN or an infinity came up first. There are two forms:
+
+- ("decoder", 3): the kind of attention, and the layer.
+- ("without L3H1", None): the last hidden states of the model, and how the model was changed ("" = it was not).
+"""
 
 
-def broken_rows(numbers: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
+def broken_rows(sums: Mapping[str, Mapping[int, Any]]) -> dict[int, Place]:
     """Return the rows that hold a NaN or an infinity, each with the first kind and layer where it has one.
 
-    `numbers` are kind → layer → (row, ...): arrays, or tensors on any device. Rows are texts, as a rule.
+    Args:
+        sums: Kind of attention -> layer -> (row, ...): arrays, or tensors on any device. A row is a text, as a rule.
     """
-    # In the order of computing: the encoder first; then layer by layer, a decoder's own attention and the one across.
-    places: list[tuple[bool, int, int, str]] = []
-    for number, (kind, by_layer) in enumerate(numbers.items()):
-        places += [(kind != "encoder", layer, number, kind) for layer in by_layer]
+    # Sort into the order of computing: the encoder first; then layer by layer, self-attention before cross-attention.
+    # Within a layer the order of the kinds stays, for the sort is stable.
+    places: list[tuple[str, int]] = []
+    for kind, by_layer in sums.items():
+        places += [(kind, layer) for layer in by_layer]
+    places.sort(key=lambda place: (place[0] != "encoder", place[1]))
     broken: dict[int, Place] = {}
-    for _, layer, _, kind in sorted(places):
-        array = numbers[kind][layer]
-        array = np.asarray(array.cpu() if hasattr(array, "cpu") else array)
-        is_whole = np.isfinite(array).reshape(len(array), -1).all(1)
-        for row in np.flatnonzero(~is_whole).tolist():
+    for kind, layer in places:
+        of_layer = sums[kind][layer]
+        array = np.asarray(of_layer.cpu() if hasattr(of_layer, "cpu") else of_layer)
+        is_finite = np.isfinite(array).reshape(len(array), -1).all(1)
+        for row in np.flatnonzero(~is_finite).tolist():
             broken.setdefault(row, (kind, layer))
     return broken
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Hold the texts on which a model computes NaN or infinity.
+    """Hold the broken texts of a study: those on which the model computes NaN or infinity.
 
     Attributes:
         n: How many they are.
-        first: The first MOST_NAMED of them, in the order of the corpus: index, source, line, place.
+        first: The first MOST_NAMED of them, in the order of the corpus: each as (index in the corpus, source, line,
+            place).
     """
 
     n: int = 0
@@ -60,25 +71,30 @@ class LeftOut:
 
     @classmethod
     def of(cls, texts: Iterable[Any], broken: Mapping[int, Place]) -> LeftOut:
-        """Return those of some texts that are broken: `broken` has their indices in the corpus, each with its place."""
+        """Return the broken ones among some texts.
+
+        Args:
+            texts: Texts in the order of the corpus, each with its `index` there, a `source` and a `line`.
+            broken: Index in the corpus -> where the first NaN or infinity came up, for each broken text.
+        """
         named = [
             (text.index, text.source, text.line, broken[text.index])
             for text in texts
             if text.index in broken
         ]
-        return cls(len(named), tuple(sorted(named)[:MOST_NAMED]))
+        return cls(len(named), tuple(named[:MOST_NAMED]))
 
     def merge(self, other: LeftOut) -> LeftOut:
-        """Return these texts and the other ones; no text is in both."""
+        """Return the broken texts of both; no text is in both."""
         return LeftOut(self.n + other.n, tuple(sorted((*self.first, *other.first))[:MOST_NAMED]))
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """Return them as problems of a corpus."""
+        """Return entries for `problems` in the `corpus` of a record: one for each named text, and one for the rest."""
         problems = [
             Problem(source, line, f"not studied: {describe_place(info, place)}; {hint(info)}")
             for _, source, line, place in self.first
         ]
-        # Count those that are not named, in one problem.
+        # One entry counts all texts that are not named.
         n_unnamed = self.n - len(problems)
         if n_unnamed:
             reason = f"{amount(n_unnamed, 'more text')} not studied: as those before"
@@ -86,16 +102,17 @@ class LeftOut:
         return [asdict(problem) for problem in problems]
 
     def require_some_left(self, n_texts: int, info: ModelInfo) -> None:
-        """Refuse a study of which no text is left."""
+        """Refuse a study that leaves out all of its texts: of `n_texts` measured ones there are none."""
         if self.n and not n_texts:
-            where = describe_place(info, self.first[0][3])
+            *_, place = self.first[0]
+            what_happened = describe_place(info, place)
             raise AttnscopeError(
-                f"no text is left: on all {self.n:,}, {info.name}'s {where}", hint(info)
+                f"no text is left: on all {self.n:,}, {info.name}'s {what_happened}", hint(info)
             )
 
 
 def refusal(info: ModelInfo, place: Place) -> AttnscopeError:
-    """Return the error for a model that computes NaN or infinity on the one text that it was to read."""
+    """Return the error for a study of one text on which the model computes NaN or infinity."""
     return AttnscopeError(f"{info.name}'s {describe_place(info, place)} on this text", hint(info))
 
 
@@ -103,14 +120,16 @@ def describe_place(info: ModelInfo, place: Place) -> str:
     """Return a clause such as "decoder layer 3 computes NaN or infinity in float16"."""
     kind, layer = place
     if layer is None:
+        # Here `kind` is the change of the model, see `Place`; it may be empty.
         states = f"last hidden states {kind}".strip()
         return f"{states} are NaN or infinite in {info.dtype}"
+    # Name the kind of attention only if the model has several.
     layers = f"{kind} layer" if len(info.kinds) > 1 else "layer"
     return f"{layers} {layer} computes NaN or infinity in {info.dtype}"
 
 
 def hint(info: ModelInfo) -> str:
-    """Return what a user may do about NaN or infinity."""
+    """Return the advice to a user whose model computes NaN or infinity."""
     if info.dtype == "float16":
         return "try --dtype float32 or bfloat16, in which larger numbers fit"
     wider = "" if info.dtype == "float64" else ", or --dtype float64"
@@ -124,10 +143,13 @@ R = TypeVar("R", bound=Result)
 
 
 def failure(step: str, error: Exception) -> dict[str, str]:
-    """Return the entry for `failures` in the `run` of a record, after a step such as "--causal" raised an error."""
+    """Return the entry for `failures` in the `run` of a record, after a step such as "--causal" raised an error.
+
+    If ATTNSCOPE_TRACEBACK is set in the environment, the traceback is printed too.
+    """
     if os.environ.get("ATTNSCOPE_TRACEBACK"):
         traceback.print_exception(error)
-    # Our own errors come with a hint; of others only the want of memory has one.
+    # Our own errors bring their advice. For all others, the traceback is the best one, unless memory ran out.
     if isinstance(error, AttnscopeError):
         reason = error.message
         advice = error.hint
@@ -141,9 +163,15 @@ def failure(step: str, error: Exception) -> dict[str, str]:
 
 
 def add_step(record: R, name: str, add: Callable[[R], R]) -> R:
-    """Return the record after a further step, `add`, which is left out after a failure or an interruption.
+    """Do a further step of a study, and return the record with what it added.
 
-    If the step fails or is interrupted, the record stays as it was, and says so: a failure names the step by `name`.
+    If an earlier step failed or was interrupted, this one is not tried. If this one fails or is interrupted, the record
+    keeps what it had, and says so.
+
+    Args:
+        record: The result of the earlier steps.
+        name: What the record calls the step if it fails, such as "--causal".
+        add: Does the step: it takes the record, and returns one with more in it.
     """
     if is_interrupted(record.corpus) or record.run.get("failures"):
         return record

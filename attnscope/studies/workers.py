@@ -98,7 +98,7 @@ class Workers:
         workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
         # On this machine, files that were hashed need not be hashed again.
         known_hashes = dict(HASHES) if self.executor == "local" else {}
-        return partial(_load_same, workers, model.info.sha256, dict(versions()), known_hashes)
+        return partial(_load_same, workers, model.info.sha256, versions(), known_hashes)
 
 
 def _load_same(
@@ -119,7 +119,7 @@ def _load_same(
 
     # Numbers depend on threads, versions and weights: all are the same as in the process that started the worker.
     torch.set_num_threads(workers.threads)
-    for name, number in versions():
+    for name, number in versions().items():
         if number != wanted_versions.get(name):
             raise AttnscopeError(
                 f"a worker has {name} {number}, not {wanted_versions.get(name)}",

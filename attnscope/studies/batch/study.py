@@ -225,7 +225,7 @@ def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> byte
         digests |= {str(path): file_sha256(path) for path in beside if path.is_file()}
     # Figures do not depend on the number and place of workers.
     how = asdict(replace(options, running=SharedWork()))
-    libraries = dict(versions()) | {name: version(name) for name in ("matplotlib", "pillow")}
+    libraries = versions() | {name: version(name) for name in ("matplotlib", "pillow")}
     parts = json.dumps([source.name, digests, how, libraries], default=str)
     return hashlib.sha256(_encode(parts)).digest()
 

@@ -1,6 +1,9 @@
-"""Declare the options of `attnscope heads`, `atlas` and `training`, and of their Python functions. Loads no torch."""
+"""Declare the options of `attnscope heads`, which `atlas` and `training` share, and of their Python functions.
 
-from collections.abc import Mapping, Sequence
+Loads no torch.
+"""
+
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,13 +20,13 @@ from attnscope.options import (
 )
 
 RETRIEVAL = "retrieval"
-"""The role that heads may have by needles."""
+"""The role of a head that copies needles: words that are hidden in a long text, see `NeedleOptions`."""
 
 THRESHOLD = 0.1
-"""The score from which a head is one of retrieval (Wu et al. 2024, section 2)."""
+"""The score from which a head has that role (Wu et al. 2024, section 2)."""
 
 MOST_TOKENS = 1 << 20
-"""The longest text in tokens: a longer one is a slip of the pen, which would run for days."""
+"""The largest length of a text with a needle, in tokens: a larger one is a typing error, and would run for days."""
 
 
 def read_thresholds(listed: list[str]) -> dict[str, float]:
@@ -42,7 +45,8 @@ def read_thresholds(listed: list[str]) -> dict[str, float]:
     return thresholds
 
 
-def _is_untrained(control: str) -> bool:
+def _read_control(control: str) -> bool:
+    """Return True for the one control that there is, and refuse others."""
     if control != "untrained":
         raise UsageError(f"there is no control {control!r}", "there is: untrained")
     return True
@@ -66,8 +70,8 @@ class DescribeOptions:
 class HeadsOptions:
     """Hold the options for studying heads.
 
-    Chunks that overlap count a token as a query in the first of its chunks alone; special tokens count in each. Heads
-    are described by texts of the whole corpus.
+    Where chunks overlap, a token counts as a query only in the first chunk that has it; special tokens count in every
+    chunk. The descriptions of heads rest on texts of the whole corpus.
     """
 
     thresholds: Mapping[str, float] = option(
@@ -83,7 +87,7 @@ class HeadsOptions:
     control: bool = option(
         "untrained: also study the same architecture with random weights.",
         default=False,
-        read=_is_untrained,
+        read=_read_control,
         rare=True,
     )
     causal: bool = option(
@@ -97,15 +101,13 @@ class HeadsOptions:
     )
 
     def require(self) -> None:
-        """Refuse numbers that are out of range.
+        """Refuse a size of chunks and thresholds that are out of range; the stride is checked by `corpus.chunks`.
 
         Raises:
-            UsageError: A size is below 1, or a threshold not above 0 and at most 1.
+            UsageError: A chunk has less than one token, or a threshold is not above 0 and at most 1.
         """
-        for name in ("chunk", "stride"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                raise UsageError(f"--{name} is {number}", "it counts tokens, and must be at least 1")
+        if self.chunk is not None and self.chunk < 1:
+            raise UsageError(f"--chunk is {self.chunk}", "it counts tokens, and must be at least 1")
         for role, threshold in self.thresholds.items():
             if not 0 < threshold <= 1:
                 raise UsageError(
@@ -114,13 +116,16 @@ class HeadsOptions:
 
 
 def write_percent(depth: float) -> str:
-    """Return a depth from 0 to 1 in per cent, as names of measures have it: "12.5" for 0.125."""
+    """Return a depth from 0 to 1 in per cent, as the names of measures by depth contain it: "12.5" for 0.125."""
     return f"{100 * depth:g}"
 
 
 @options
 class NeedleOptions:
-    """Hold the options for the needles of `--probe needle`: how many, how long, how deep."""
+    """Hold the options of `--probe needle`, which hides needles in long texts: some words that the model must find.
+
+    The depth of a needle is where in the text it is hidden, as a share of the length: 0 is the start, 1 the end.
+    """
 
     PANEL: ClassVar[str] = "Text"
 
@@ -156,20 +161,18 @@ class NeedleOptions:
         """Refuse lengths, depths and thresholds that are out of range.
 
         Raises:
-            UsageError: A number is out of range or comes twice, or there are fewer needles than depths.
+            UsageError: A number is out of range or comes twice, or there are fewer needles than depths. Depths beyond
+                0 and 1 are refused where needles are made (`corpus.needle_probe`).
         """
-        if not _are_within(self.lengths, 1, MOST_TOKENS):
+        if not self.lengths or min(self.lengths) < 1 or max(self.lengths) > MOST_TOKENS:
             raise UsageError(
                 f"texts of {list(self.lengths)} tokens", f"lengths are from 1 to {MOST_TOKENS:,}"
             )
-        percents = list(map(write_percent, self.depths))
-        if not _are_within(self.depths, 0, 1):
-            raise UsageError(
-                f"depths of {percents} %", "they are from 0 to 100 per cent; in Python from 0 to 1"
-            )
-        if len({*self.lengths}) < len(self.lengths) or len({*percents}) < len(percents):
+        # Two depths are the same if they are written alike, as measures are named by them.
+        names = self.measure_names
+        if len({*self.lengths}) < len(self.lengths) or len({*names}) < len(names):
             raise UsageError("a length or a depth is given twice", "give each once")
-        # Each depth needs a needle, or its column would be empty.
+        # Without a needle for each depth, some columns of the table of heads would be empty.
         if self.n < len(self.depths):
             raise UsageError(
                 f"there are fewer needles ({self.n}) than depths", "give at least one for each depth"
@@ -179,18 +182,13 @@ class NeedleOptions:
 
     @property
     def measure_names(self) -> tuple[str, ...]:
-        """Return the names of a head's measures: its score over all depths, that of the decoy, and those by depth."""
+        """Return the names of a head's measures: score over all depths, decoy, and score at each depth."""
         return ("retrieval", "decoy", *(f"retrieval_at_{write_percent(depth)}" for depth in self.depths))
-
-
-def _are_within(numbers: Sequence[float], least: float, most: float) -> bool:
-    """Return whether there are numbers, and all of them lie between two ends or at one."""
-    return bool(numbers) and all(least <= number <= most for number in numbers)
 
 
 @options
 class Listing:
-    """Hold the order of the list of heads."""
+    """Hold the order in which heads are listed."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -213,7 +211,7 @@ class Listing:
 
 @options
 class Describing:
-    """Hold which heads are described."""
+    """Hold which heads get a description, as the command line states it."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -234,9 +232,9 @@ class Describing:
             )
 
     def apply(self, options: HeadsOptions) -> HeadsOptions:
-        """Return options of a study that describes these heads, or none."""
-        describing = DescribeOptions(heads=self.pick) if self.describe else None
-        return replace(options, describe=describing)
+        """Return the options of a study with these choices as its `describe`."""
+        describe = DescribeOptions(heads=self.pick) if self.describe else None
+        return replace(options, describe=describe)
 
 
 def measures_option() -> Any:
@@ -274,7 +272,7 @@ class HeadsOrder:
     listing: Listing = group(Listing)
 
     def counted(self) -> tuple[str, ...]:
-        """Return the nouns of what progress counts, in the plural; none for texts and tokens."""
+        """Return the nouns that the progress line counts, such as "pictures"; empty = its usual ones, for texts."""
         if self.image:
             return "pictures", "patches"
         return ("recordings",) if self.audio else ()

@@ -1,4 +1,7 @@
-"""Declare the options of every study: the model, how it loads, and the texts. Loads nothing heavy."""
+"""Declare the options that several commands share: how a model loads, what it reads, and which workers share the texts.
+
+Importing this module loads neither torch nor NumPy, so that `--help` is quick. Methods import what they need.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ if TYPE_CHECKING:
     from attnscope.studies.workers import Workers
 
 WITH_HEAD = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-"""How the names of transformers' classes of encoders end that have a head."""
+"""The suffixes by which transformers names encoders with a prediction head, such as BertForMaskedLM."""
 
 NUMPY_TOKENS = 256
-"""The most tokens of a text on which NumPy is done before torch would be loaded."""
+"""The most tokens of a text for which NumPy is faster: running the model takes it less time than loading torch does."""
 
 
 @options
@@ -76,7 +79,7 @@ class LoadOptions:
         models.require_engine_and_dtype(self.engine, self.dtype)
 
     def resolve(self, spec: str) -> models.Source:
-        """Find the model of a name, with the adapter if one is asked for."""
+        """Return where the files of a model are, and those of its adapter if one is asked for; `spec` is its name."""
         from attnscope import models
         from attnscope.models.catalog import with_adapter
 
@@ -88,16 +91,18 @@ class LoadOptions:
         return source
 
     def with_head(self, spec: str) -> LoadOptions:
-        """Return these options with the engine "hf" for a model that has a head for masked words or classes.
+        """Return the options by which a model keeps its prediction head, if it has one for masked words or classes.
 
-        The native engine leaves it out. An engine that the user names stays.
+        With engine "auto" such a model would run on the native engine, which drops the head: it becomes "hf". An engine
+        that the user names stays.
         """
         from attnscope.models.catalog import read_config
 
         source = self.resolve(spec)
+        # Models made in memory and GGUF files have no configuration to read.
         if self.engine == "auto" and source.folder is not None and not source.file:
-            named = read_config(source).get("architectures") or ()
-            if any(str(name).endswith(WITH_HEAD) for name in named):
+            architectures = read_config(source).get("architectures") or ()
+            if any(str(name).endswith(WITH_HEAD) for name in architectures):
                 return replace(self, engine="hf")
         return self
 
@@ -105,13 +110,18 @@ class LoadOptions:
         """Load a model with these options."""
         from attnscope import models
 
-        # The options are called as the arguments of `models.load`.
+        # `models.load` names its arguments as these options are named.
         return models.load(spec, **vars(self))
 
-    def load_to_look(self, spec: str, prompts: Sequence[Prompt] | None) -> models.Model:
-        """Load a model for its attention on some texts alone; None = for more, or for something that is no text.
+    def load_for_maps(self, spec: str, prompts: Sequence[Prompt] | None) -> models.Model:
+        """Load a model whose attention on some texts is drawn, and that does nothing else.
 
-        If the engine is left open and the texts are short, NumPy runs it: that is done before torch would be loaded.
+        If the user leaves the engine open and the texts are short, NumPy runs the model, as that takes less time than
+        loading torch.
+
+        Args:
+            spec: The name of the model.
+            prompts: All that the model will read; None = it reads something else than texts, or must do more.
         """
         if prompts is None:
             return self.load(spec)
@@ -121,20 +131,20 @@ class LoadOptions:
         return self.load(source)
 
     def _suits_numpy(self, source: models.Source, prompts: Sequence[Prompt]) -> bool:
-        """Return whether NumPy can run the model on the texts, and is done before torch would be loaded."""
+        """Return whether NumPy can run the model on the texts, in less time than loading torch takes."""
         from attnscope import models
         from attnscope.studies.inputs.reading import WHOLE_CHARACTERS, Prompt
 
-        # All other options, and prompts with more than texts, need torch.
+        # NumPy knows no option of loading but these two, and reads nothing but texts and pairs.
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
         if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
             return False
-        # None = the model is of another family than NumPy's.
+        # There is no tokenizer if the model is of a family that NumPy cannot run.
         tokenizer = models.open_tokenizer(source)
         if tokenizer is None:
             return False
-        # Count characters before a very long text is tokenised.
+        # A very long text is refused by its characters, as tokenising it would take long.
         for prompt in prompts:
             if len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS:
                 return False
@@ -144,7 +154,7 @@ class LoadOptions:
 
 
 def refuse_file_names(*texts: str | None, hint: str = "") -> None:
-    """Refuse texts that are names of files: most often, what is in the file was meant.
+    """Refuse texts that are names of files: most often, the user meant what is in the file.
 
     Args:
         texts: The texts; None and "-" pass.
@@ -157,16 +167,17 @@ def refuse_file_names(*texts: str | None, hint: str = "") -> None:
 
     for text in texts:
         if text is not None and text != "-":
-            name = shlex.quote(text)
-            usual = (
-                f"did you mean --file {name}? a text like this one is piped: echo {name} | attnscope … -"
+            quoted = shlex.quote(text)
+            usual_hint = (
+                f"did you mean --file {quoted}? "
+                f"a text like this one is piped: echo {quoted} | attnscope … -"
             )
-            refuse_file_name(text, hint or usual)
+            refuse_file_name(text, hint or usual_hint)
 
 
 @options
 class OneText:
-    """Hold a text, or the file that it is in."""
+    """Hold one text, or the file that it is in."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -183,7 +194,7 @@ class OneText:
         return self.text is not None or self.file is not None
 
     def read(self, *, may_be_blank: bool = False) -> str:
-        """Return the text."""
+        """Return the text; if it may not be blank, a text without any visible character is refused."""
         from attnscope.text import read_text
 
         return read_text(self.text, self.file, may_be_blank=may_be_blank)
@@ -209,7 +220,7 @@ class ReadingOptions:
         refuse_file_names(self.pair, self.target, hint="give the text itself")
 
     def prompt(self, text: str, pair: str | None = None) -> Prompt:
-        """Return a text with these options; a `pair` of its own comes before that of the options."""
+        """Return a text as a prompt with these options; `pair` is used instead of the option of that name."""
         from attnscope.studies.inputs.reading import Prompt
 
         return Prompt(text, pair or self.pair, self.target, self.chat, self.generate)
@@ -249,7 +260,7 @@ class TextsWanted:
         return self.text is not None or bool(self.files)
 
     def require_split(self) -> None:
-        """Refuse an unknown split by a UsageError."""
+        """Refuse an unknown way to split a file into texts, by a UsageError."""
         from attnscope.corpus import Split
 
         if self.split not in get_args(Split):
@@ -258,29 +269,33 @@ class TextsWanted:
             )
 
     def corpus(self) -> Corpus | list[str]:
-        """Return the texts, read as they are used.
+        """Return the texts; those of files are read when they are needed.
 
         Raises:
             UsageError: Not exactly one of text and files is given, or there is no such split.
         """
         from attnscope.corpus import Corpus
 
-        if (self.text is None) == (not self.files):
+        has_text = self.text is not None
+        if has_text == bool(self.files):
             raise UsageError("give one of TEXT and --file", 'such as --file "corpus/*.txt"')
         self.require_split()
         # A text on the command line is one text, however many lines it has.
-        if self.text not in (None, "-"):
-            return [self.text or ""]
-        # Files or stdin; two fields hold pairs.
-        field, _, second = self.field.partition(",")
+        if self.text is not None and self.text != "-":
+            return [self.text]
+        # Read files, or stdin. Two fields with a comma between hold the two texts of a pair.
+        field, _, pair_field = self.field.partition(",")
         split: Any = self.split
-        return Corpus(self.files or ["-"], split=split, field=field, pair_field=second.strip() or None)
+        return Corpus(
+            self.files or ["-"], split=split, field=field, pair_field=pair_field.strip() or None
+        )
 
 
 @options
 class TextFiles(TextsWanted):
-    """Hold files of texts, without a text on the command line."""
+    """Hold files of texts, for commands whose argument is no text."""
 
+    # It takes the argument TEXT away.
     text: None = option("No single text.", default=None, python_only=True)
 
 
@@ -306,7 +321,7 @@ class SharedWork:
     )
 
     def share(self, spec: str, loading: LoadOptions) -> Workers | None:
-        """Return the workers of a study, who load the model `spec`; None = the study runs in this process.
+        """Return the workers of a study, which load the model `spec`; None = the study runs in this process.
 
         Raises:
             UsageError: The options contradict each other.
@@ -317,7 +332,7 @@ class SharedWork:
             if self.threads is not None:
                 raise UsageError("--threads is for workers", "add --workers, or --executor ray")
             return None
-        # `Workers` refuses unknown executors, and numbers that make no sense.
+        # `Workers` refuses unknown executors, and numbers of workers or threads that are out of range.
         threads = 1 if self.threads is None else self.threads
         executor: Any = self.executor
         address = os.environ.get("RAY_ADDRESS") if executor == "ray" else None

@@ -1,4 +1,4 @@
-"""Describe the origin of a record for its `run`: the model, its weights, and the versions of libraries."""
+"""Make the `run` of a record, which says what made it: the model, its weights, and the versions of libraries."""
 
 import platform
 from collections.abc import Sequence
@@ -9,8 +9,11 @@ from typing import Any
 from attnscope.models.info import ModelInfo
 from attnscope.version import VERSION
 
-_NOT_OF_NUMPY = ("torch", "transformers")
+_UNUSED_BY_NUMPY = ("torch", "transformers")
 """Libraries that the engine "numpy" does without."""
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+"""The libraries whose versions numbers depend on."""
 
 _FACTS = (
     "name",
@@ -24,30 +27,35 @@ _FACTS = (
     "checked",
     "n_parameters",
 )
+"""The fields of `ModelInfo` that a record keeps."""
+
 _RENAMED = {"name": "model", "path": "road"}
-"""The fields of `ModelInfo` that a record keeps, and those that have another name there."""
+"""What a record calls fields of `ModelInfo` that have another name there."""
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the `run` of a record, as plain JSON values: what made it, and notes after the model's own."""
+    """Return the `run` of a record, as plain JSON values.
+
+    Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.
+    """
     run = {_RENAMED.get(name, name): getattr(info, name) for name in _FACTS}
-    # By kind of attention.
+    # These fields have one number for each kind of attention.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))
-    # The versions that made the numbers.
-    known = dict(versions())
+    used_versions = versions()
     if info.engine == "numpy":
-        known = {name: number for name, number in known.items() if name not in _NOT_OF_NUMPY}
-    run |= {"seed": None, "versions": known, "notes": [*info.notes, *notes]}
+        used_versions = {
+            name: number for name, number in used_versions.items() if name not in _UNUSED_BY_NUMPY
+        }
+    run |= {"seed": None, "versions": used_versions, "notes": [*info.notes, *notes]}
     # Only records of adapted models name an adapter.
     if info.adapter:
         run |= {"adapter": info.adapter, "adapter_sha256": info.adapter_sha256}
     return run
 
 
-def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
+def run_of_example() -> dict[str, Any]:
     """Return the `run` of a record of the worked example, which has no model."""
-    known = dict(versions())
     return {
         "model": "worked example",
         "engine": "native",
@@ -55,16 +63,13 @@ def run_of_example(notes: Sequence[str] = ()) -> dict[str, Any]:
         "device": "cpu",
         "sha256": "",
         "seed": None,
-        "versions": {name: known[name] for name in ("attnscope", "python", "numpy")},
-        "notes": list(notes),
+        "versions": {name: versions()[name] for name in ("attnscope", "python", "numpy")},
+        "notes": [],
     }
 
 
 @cache
-def versions() -> tuple[tuple[str, str], ...]:
-    """Return the versions that numbers depend on, by name."""
-    return (
-        ("attnscope", VERSION),
-        ("python", platform.python_version()),
-        *((name, version(name)) for name in ("torch", "transformers", "tokenizers", "numpy")),
-    )
+def versions() -> dict[str, str]:
+    """Return the versions that numbers depend on, by name: attnscope's, Python's and those of `_LIBRARIES`."""
+    own = {"attnscope": VERSION, "python": platform.python_version()}
+    return own | {name: version(name) for name in _LIBRARIES}

@@ -1,4 +1,7 @@
-"""Serve every study of many texts: take and describe texts, report progress, find unknown words, make batches."""
+"""Do what every study of many texts needs: take and describe texts, report progress, find unknown words, make batches.
+
+The loop over texts itself is in `studies.run`.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,19 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import refuse_file_name
 
 Texts = Corpus | Sequence[CorpusText]
+"""The texts of a study, as `texts_of` makes them."""
 
 AnyTexts = Corpus | str | Sequence[str] | Sequence[CorpusText]
-"""What studies take: a corpus, a text, or texts."""
+"""What a user may give as texts: a corpus, one text, or several."""
 
 Report = Callable[["Progress"], None]
+"""Called by a study now and then, with how far it is."""
 
-_UNKNOWN_SHOWN = 5
-_UNKNOWN_LENGTH = 20
-"""How many unknown words a note names, and how many characters of each."""
+_WORDS_NAMED = 5
+"""How many unknown words a note names; "…" stands for the others."""
+
+_CHARACTERS_SHOWN = 20
+"""How many characters of an unknown word a note shows."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,10 @@ class UnknownWords:
     """Hold the words that a tokenizer does not know.
 
     Attributes:
-        n: How many there are.
-        first: The first of them, at most one more than a note names.
-        read_as: The token that it reads in their place.
+        n: How many there are; a word counts as often as it occurs.
+        first: The first different ones. They are at most one more than a note names: that one tells that there are
+            more.
+        read_as: The token that the tokenizer reads in their place, such as "[UNK]".
     """
 
     n: int = 0
@@ -62,7 +70,7 @@ class UnknownWords:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, texts: Iterable[Tokens]) -> UnknownWords:
-        """Find the words of some texts that a tokenizer does not know."""
+        """Return the words in tokenised texts that a tokenizer does not know."""
         unknown_id = tokenizer.unknown_id
         if unknown_id is None:
             return cls()
@@ -70,20 +78,20 @@ class UnknownWords:
         words: list[str] = []
         for tokens in texts:
             for position in np.flatnonzero(tokens.ids == unknown_id).tolist():
+                # Offsets of segment 1 are those in the second text of a pair.
                 start, stop = tokens.offsets[position]
                 text = tokens.text
                 if tokens.segments[position] and tokens.pair:
                     text = tokens.pair
                 word = text[start:stop]
-                # If the text itself names the token, such as "[UNK]", that is no unknown word.
+                # A negative offset stands for no text. And "[UNK]" written out in a text is no unknown word.
                 if start >= 0 and word.strip() and word != label:
                     words.append(word)
-        return cls(len(words), tuple(dict.fromkeys(words))[: _UNKNOWN_SHOWN + 1], label)
+        return cls(len(words), tuple(dict.fromkeys(words))[: _WORDS_NAMED + 1], label)
 
     def merge(self, other: UnknownWords) -> UnknownWords:
-        """Return these words, and the other ones after them."""
-        # One word more than a note names says that there are more.
-        first = tuple(dict.fromkeys((*self.first, *other.first)))[: _UNKNOWN_SHOWN + 1]
+        """Return the unknown words of both; `other` is of later texts."""
+        first = tuple(dict.fromkeys((*self.first, *other.first)))[: _WORDS_NAMED + 1]
         return UnknownWords(self.n + other.n, first, self.read_as or other.read_as)
 
     @property
@@ -92,41 +100,49 @@ class UnknownWords:
         if not self.n:
             return ""
         named = []
-        for word in self.first[:_UNKNOWN_SHOWN]:
-            named.append(word if len(word) <= _UNKNOWN_LENGTH else f"{word[:_UNKNOWN_LENGTH]}…")
-        if len(self.first) > _UNKNOWN_SHOWN:
+        for word in self.first[:_WORDS_NAMED]:
+            named.append(word if len(word) <= _CHARACTERS_SHOWN else f"{word[:_CHARACTERS_SHOWN]}…")
+        if len(self.first) > _WORDS_NAMED:
             named.append("…")
         words = amount(self.n, "word is", "words are")
         listed = ", ".join(named)
         return f"{words} unknown to the tokenizer, which reads {self.read_as} instead: {listed}"
 
 
-def scale_report(report: Report | None, number: int, of: int) -> Report | None:
-    """Return a report for one of `of` equal parts of a study, by its number: it reports the share of the whole."""
-    if report is None or of == 1:
+def scale_report(report: Report | None, step: int, n_steps: int) -> Report | None:
+    """Return a report for one step of a study, which turns the share of the step into that of the whole study.
+
+    Args:
+        report: The report of the whole study; None = nobody listens.
+        step: The number of the step, from 0.
+        n_steps: How many steps there are; each counts as equally long.
+    """
+    if report is None or n_steps == 1:
         return report
 
     def report_whole(progress: Progress) -> None:
         share = progress.share
         if share is not None:
-            share = (number + share) / of
+            share = (step + share) / n_steps
         report(replace(progress, share=share))
 
     return report_whole
 
 
 def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
-    """Return a corpus as it is, and a text or several as `CorpusText`s; blank texts are left out, as in files.
+    """Return the texts that a user gave as the texts of a study.
 
-    Conversations in a corpus are written by the chat template of `model`, or plainly if it has none.
+    A corpus stays as it is; its texts are read when they are needed. Strings are numbered, and blank ones are left out,
+    as in files. If `model` is given, its chat template writes the conversations of a corpus; without a template they
+    are written plainly.
 
     Raises:
         AttnscopeError: There is no text.
         UsageError: The text is the name of a file.
     """
-    # A corpus is read as it is used. Only tokenizers of transformers have chat templates.
     if isinstance(texts, Corpus):
         if model is not None:
+            # Only tokenizers of transformers have `write_chat`.
             texts.chat = getattr(model.tokenizer, "write_chat", None) or write_plainly
         return texts
     if isinstance(texts, str):
@@ -134,7 +150,6 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
             texts, f"read it as attnscope.Corpus({texts!r}); a text like this one stands in a list"
         )
         texts = [texts]
-    # Number the texts; blank ones are left out.
     listed: list[CorpusText] = []
     for text in texts:
         if not isinstance(text, str):
@@ -147,20 +162,20 @@ def texts_of(texts: AnyTexts, model: Model | None = None) -> Texts:
 
 
 def describe_texts(texts: Texts) -> dict[str, Any]:
-    """Return the `corpus` of a record, as far as the texts alone say it, as plain JSON values.
+    """Return the part of a record's `corpus` that depends on the texts alone, as plain JSON values.
 
     Returns:
-        `sources`: the files of a Corpus, else "texts". `split`: how plain text files were split; empty for other texts.
-        `sha256`: hash of the texts; empty where a Corpus has not been read to its end. `problems`: what could not be
-        read.
+        - `sources`: the files of a Corpus, else "texts".
+        - `split`: how plain text files were split into texts; empty for other texts.
+        - `sha256`: the hash of the texts; empty if a Corpus has not been read to its end.
+        - `problems`: what could not be read.
     """
     if isinstance(texts, Corpus):
-        problems = [asdict(problem) for problem in texts.problems]
         return {
             "sources": [*texts.sources],
             "split": texts.split_as,
             "sha256": texts.sha256,
-            "problems": problems,
+            "problems": [asdict(problem) for problem in texts.problems],
         }
     # Texts from Python have no files and no lines.
     digest = hashlib.sha256(b"".join(text.digested() for text in texts))
@@ -168,12 +183,13 @@ def describe_texts(texts: Texts) -> dict[str, Any]:
 
 
 def share_read(texts: Texts, index: int | None = None) -> float | None:
-    """Return the share of texts that has been read, 0 to 1; None = unknown.
+    """Return the share of the texts that has been read, 0 to 1; None = unknown.
 
-    Of a corpus it is in bytes; of a list it is up to the text of an index.
+    Of a corpus it is the share of bytes. Of a list it is the share of texts up to the one at `index`, that one
+    included.
     """
-    # The size of a stream is not known before its end.
     if isinstance(texts, Corpus):
+        # The size is None for a stream, and 0 if all files are empty.
         return min(1.0, texts.bytes_read / texts.n_bytes) if texts.n_bytes else None
     if index is None:
         return None
@@ -183,7 +199,7 @@ def share_read(texts: Texts, index: int | None = None) -> float | None:
 def special_ids(model: Model) -> frozenset[int]:
     """Return the ids of the special tokens that the tokenizer adds to a text; empty without a tokenizer.
 
-    By them special tokens are known in texts that come as ids.
+    They tell which tokens are special in texts that are given as ids.
     """
     try:
         example = example_tokens(model.tokenizer)
@@ -193,18 +209,23 @@ def special_ids(model: Model) -> frozenset[int]:
 
 
 def pad_rows(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return rows of different lengths as one array, (row, column), filled up with zeros."""
-    filled = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
+    """Return rows of different lengths as one array, (row, column), padded with zeros at their ends."""
+    padded = np.zeros((len(rows), max(map(len, rows))), rows[0].dtype)
     for number, row in enumerate(rows):
-        filled[number, : len(row)] = row
-    return filled
+        padded[number, : len(row)] = row
+    return padded
 
 
 def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
-    """Return texts as a batch, padded to one length; `targets` are what the decoder of an encoder-decoder reads."""
+    """Return texts as a batch on the processor, padded to one length.
+
+    Args:
+        tokens: The texts.
+        targets: What the decoder of an encoder-decoder reads for each text; empty for other models.
+    """
     import torch
 
-    # One row per text for each field of `Batch`.
+    # The rows of each field of `Batch`, one per text.
     rows: dict[str, list[NDArray[Any]]] = {
         "ids": [text.ids for text in tokens],
         "mask": [np.ones(len(text), np.bool_) for text in tokens],
@@ -213,6 +234,7 @@ def batch_of(tokens: Sequence[Tokens], targets: Sequence[Tokens] = ()) -> Batch:
     if targets:
         rows["target_ids"] = [text.ids for text in targets]
         rows["target_mask"] = [np.ones(len(text), np.bool_) for text in targets]
-    # Each is (text, token); `to` leaves out masks that hide nothing.
-    padded = {name: torch.from_numpy(pad_rows(each)) for name, each in rows.items()}
-    return Batch(**padded).to("cpu")
+    # Pad each field to (text, token).
+    fields = {name: torch.from_numpy(pad_rows(of_texts)) for name, of_texts in rows.items()}
+    # `to` also drops masks that hide nothing.
+    return Batch(**fields).to("cpu")

@@ -169,7 +169,7 @@ def _read_texts(
     first = [*islice(inputs, _FEW + 1)]
     prompts = [given for given, _ in first if isinstance(given, Prompt)]
     are_few = len(prompts) == len(first) <= _FEW
-    model = loading.load_to_look(spec, prompts if are_few else None)
+    model = loading.load_for_maps(spec, prompts if are_few else None)
     # Run the model on one after the other, and change its maps as asked.
     n_tokens = 0
     for number, (given, share) in enumerate(chain(first, inputs), 1):

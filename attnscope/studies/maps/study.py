@@ -50,7 +50,7 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
         words = read_text(None, options.words_from).split()
         options = replace(options, words=True)
     prompts = [given] if isinstance(given, Prompt) and not options.pooled else None
-    record = look(loading.load_to_look(spec, prompts), given, options, words)
+    record = look(loading.load_for_maps(spec, prompts), given, options, words)
     if isinstance(record, Heatmap):
         require_query(record, options.query)
     return record
