@@ -34,16 +34,8 @@ K = np.array(
 )
 """Projected keys, (token, d_model)."""
 
-V = np.array(
-    [
-        [1.0, 0.0, 0.0, 0.0],
-        [0.0, 1.0, 0.0, 0.0],
-        [0.0, 0.0, 1.0, 0.0],
-        [0.0, 0.0, 0.0, 1.0],
-        [0.5, 0.5, 0.5, 0.5],
-    ]
-)
-"""Projected values, (token, d_model)."""
+V = np.vstack([np.eye(4), np.full(4, 0.5)])
+"""Projected values, (token, d_model): 1 in a column of its own for the first four tokens, 1/2 in each for "mat"."""
 
 for _array in (Q, K, V):
     _array.setflags(write=False)

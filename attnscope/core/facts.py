@@ -1,7 +1,7 @@
-"""Work out the facts of texts that measures need: of tokens, and of pairs of a query and a key.
+"""Work out the facts that measures weigh attention with: a number per token, or per pair of a query and a key.
 
-The catalogue names the source of each measure (a paper, et al., or ours). This module knows no attention weights, no
-tokenizer and no model.
+Such as 1 for punctuation and 0 for other tokens, or the distance of query and key. The catalogue names the source of
+each measure (a paper, et al., or ours). This module knows no attention weights, no tokenizer and no model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,21 +18,21 @@ from attnscope.core.catalogue import OUTLYING
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """The facts that measures need of a padded batch of texts. A fact that is None leaves its measures undefined.
+    """What is known of the tokens of a padded batch of texts. Measures that need a field that is None are undefined.
 
     A picture is a batch of one text, whose tokens are special ones, then patches.
 
     Attributes:
         real: True = a token, False = padding.
         special: Tokens that the tokenizer added, such as [CLS], <s>.
-        ids: The tokenizer's numbers, by which tokens are the same.
+        ids: Token ids: two tokens are the same if their ids are equal.
         cls: The opening special token.
         sep: Separating and closing special tokens.
         punctuation: Punctuation.
         log_frequency: Natural logarithm of each token's relative frequency in the corpus, finite.
         embeddings: Each token's static embedding (the input layer's row), of length 1; the same for the same token.
         rarest: The text's rarest tokens: one, or several that are equally rare.
-        context: Tokens that are there for others to attend to: as queries they count nothing.
+        context: Tokens that are keys alone: as queries they do not count.
         added: Sets of tokens that plugins define, by name.
         n_columns: How many patches a row of a picture has; the patches are the last tokens. None for texts.
 
@@ -74,13 +74,11 @@ class TextFacts:
 
     @property
     def resting(self) -> Tensor:
-        """Return special tokens and the first, on which most trained heads rest, (batch, token), bool."""
+        """Return the sinks, on which most trained heads rest: special tokens and the first, (batch, token), bool."""
         return (self.special & self.real) | self.first
 
     def on(self, device: torch.device) -> "TextFacts":
         """Return the same facts on a device, because layers may lie on several."""
-        if self.real.device == device:
-            return self
         return self._changed(lambda tensor: move(tensor, device))
 
     def part(self, texts: slice) -> "TextFacts":
@@ -88,24 +86,25 @@ class TextFacts:
         return self._changed(lambda tensor: tensor[texts])
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> "TextFacts":
-        """Return the facts with a change of every tensor, `added` ones too."""
+        """Return the facts with a change of each tensor, also of each one in `added`."""
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
         added = {name: change(tensor) for name, tensor in self.added.items()}
         return replace(self, added=added, **changed)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Return the fields that are tensors, by name."""
+        """Return the fields that hold a tensor, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tensor, "batch token"]:
-    """Return which tokens are second sinks by their hidden states: far longer than the others of their text, bool.
+    """Return which tokens have a hidden state far longer than the others of their text, (batch, token), bool.
 
-    Such norms come and go between layers, so each layer has its own (Sun et al. 2024, Massive Activations in Large
-    Language Models, section 2). Special tokens and the first are left out: `resting` has them.
+    Such tokens are sinks too. Their norms come and go between layers, so each layer has its own (Sun et al. 2024,
+    Massive Activations in Large Language Models, section 2). Special tokens and the first are never among them, because
+    `resting` has these.
 
     Args:
-        norms: |h_k| of the hidden states that the layer reads.
+        norms: |h_k|, the lengths of the hidden states that the layer reads.
         texts: The texts.
 
     Returns:
@@ -117,10 +116,10 @@ def outlying(norms: Float[Tensor, "batch token"], texts: TextFacts) -> Bool[Tens
 
 
 def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "batch key"]]:
-    """Return the value of each key by fact (`catalogue.Keys`). Facts of keys alone are made here and nowhere else.
+    """Return the value of each key for all facts of single keys, by the names that `catalogue.Keys` uses.
 
     Returns:
-        Fact -> (batch, key): 1 in a set, or the value of the key. Padding has 0. Unknown facts are missing.
+        Fact -> (batch, key): 1 in a set of keys and 0 outside, or a number. Padding has 0. Unknown facts are missing.
     """
     # Sets of keys by name; None = not known.
     real = keys.real
@@ -142,7 +141,7 @@ def key_facts(keys: TextFacts, dtype: torch.dtype) -> dict[str, Float[Tensor, "b
     return facts
 
 
-# Pairs of queries at the positions q, (query, 1), and keys at the positions k, (key,) ----------------------------
+# Facts of pairs: q are the positions of queries, (query, 1), and k those of keys, (key,) --------------------------
 
 
 def _are_same(
@@ -162,7 +161,7 @@ def _induction(
     q: Tensor,
     k: Tensor,
 ) -> Tensor:
-    """Return which keys followed the query's own token before, (batch, query, key)."""
+    """Return which keys follow an earlier occurrence of the query's token, (batch, query, key)."""
     before = (k - 1).clamp(min=0)
     is_earlier = (k > 0) & (k < q)
     return _are_same(texts, q, before) & is_earlier & texts.real[:, None, k]
@@ -173,7 +172,7 @@ def _cosine(
     q: Tensor,
     k: Tensor,
 ) -> Tensor:
-    """Return the cosine of the embeddings of each pair, (batch, query, key)."""
+    """Return the cosine between the embeddings of query and key, (batch, query, key)."""
     assert texts.embeddings is not None
     return texts.embeddings[:, q[:, 0]] @ texts.embeddings[:, k].mT
 
@@ -186,8 +185,8 @@ def _grid_steps(
     """Return how many rows and columns two patches are apart, (2, 1, query, key)."""
     n_columns = texts.n_columns
     assert n_columns is not None
-    # Patch i is in row i // n_columns and column i % n_columns. Before the patches stand special tokens; whole rows of
-    # these would move all patches alike, so the others are what counts.
+    # Patch i is in row i // n_columns and column i % n_columns. Special tokens stand before the patches. As many of
+    # them as fill whole rows change no difference of rows, so only the remainder is subtracted from positions.
     n_before = texts.real.shape[1] % n_columns
     query_patch = q - n_before
     key_patch = k - n_before
@@ -205,7 +204,7 @@ PAIR_FACTS: dict[str, Callable[[TextFacts, Tensor, Tensor], Tensor]] = {
     "grid_distance": lambda texts, q, k: torch.hypot(*_grid_steps(texts, q, k).float()),
     "grid_neighbour": lambda texts, q, k: _grid_steps(texts, q, k).amax(0) == 1,
 }
-"""Functions by the name of their fact, which return the value of each pair, (batch or 1, query, key)."""
+"""For each fact of pairs the function that returns it, (batch or 1, query, key)."""
 
 
 def pair_facts(
@@ -215,7 +214,10 @@ def pair_facts(
     keys: slice,
     dtype: torch.dtype,
 ) -> dict[str, Float[Tensor, "#batch query key"]]:
-    """Return the value of each pair of a range of queries and one of keys by fact: 1 or 0, a cosine, or a distance."""
+    """Return the value of each pair, for a range of queries and one of keys: 1 or 0, a cosine, or a distance.
+
+    `names` are those of the facts, as in PAIR_FACTS.
+    """
     device = texts.real.device
     q = torch.arange(queries.start, queries.stop, device=device)[:, None]
     k = torch.arange(keys.start, keys.stop, device=device)

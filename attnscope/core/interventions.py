@@ -1,7 +1,8 @@
-"""Patch attention at the seam: heads get their z, query, key, value or pattern from elsewhere.
+"""Patch attention: replace the z, queries, keys, values or pattern of some heads by those of another run.
 
-It knows nothing of models or of where the values come from. `Activations` keeps values in one run, `Patched` puts them
-into another, and `Leaves` and `attribute` estimate by gradients what a patch would do.
+`Activations` keeps values in one run, `Patched` puts them into another, and `Leaves` and `attribute` estimate by
+gradients what a patch would do. Each is a `Probe`: a model calls it in the place of `attend`, once per layer. A
+`Place` is one attention of the model, (kind, layer). This module knows nothing of models.
 
 Source: causal tracing and patching: Vig et al. 2020; Meng et al. 2022; single heads: Wang et al. 2023, Interpretability
 in the Wild; practice: Zhang & Nanda 2024; by gradients: Nanda 2023, Attribution Patching.
@@ -29,7 +30,7 @@ class Patch(NamedTuple):
         heads: Which heads, from 0; for keys and values: which key/value heads.
         values: (text, head, token, width), or what broadcasts to that; patterns (text, head, query, key).
         texts: Which texts of the batch.
-        tokens: At which tokens; for patterns, for which queries. `values` have these alone.
+        tokens: At which tokens, or for patterns, of which queries. The token axis of `values` holds these alone.
     """
 
     by: By
@@ -45,18 +46,18 @@ class Patched:
     Keys and values of grouped queries belong to a key/value head: all query heads that read it get them.
 
     Args:
-        patches: The patches of each place; of two that name the same head, text and token the later one holds.
+        patches: The patches of each place. Where two patch the same head, text and token, the later one wins.
     """
 
     def __init__(self, patches: Mapping[Place, Sequence[Patch]]) -> None:
-        self._patches = dict(patches)
+        self._patches = patches
 
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention with the patches, (text, head, query, d_value); dtype: see `Probe`."""
         patches = self._patches.get((call.kind, call.layer), ())
 
-        def put(by: By, tensor: Tensor) -> Tensor:
-            """Return a tensor (text, head, token, width) with the values of all patches of one kind."""
+        def with_patches(by: By, tensor: Tensor) -> Tensor:
+            """Return a tensor (text, head, token, width) with the values of all patches of this kind put in."""
             chosen = [patch for patch in patches if patch.by == by]
             tensor = tensor.clone() if chosen else tensor
             for patch in chosen:
@@ -64,12 +65,12 @@ class Patched:
             return tensor
 
         # Queries, keys and values are replaced before the model computes attention.
-        query = put("query", call.query)
-        key = put("key", call.key)
-        value = put("value", call.value)
+        query = with_patches("query", call.query)
+        key = with_patches("key", call.key)
+        value = with_patches("value", call.value)
         call = replace(call, query=query, key=key, value=value)
         output = attend(call)
-        # A patched pattern replaces the weights: its product with the values is the head's output.
+        # The output of a head with a patched pattern is the product of that pattern and its values.
         patterns = [patch for patch in patches if patch.by == "pattern"]
         output = output.clone() if patterns else output
         for patch in patterns:
@@ -77,7 +78,7 @@ class Patched:
             value = select_heads(call, patch.heads).value[patch.texts]
             product = patch.values @ value.to(patch.values)
             output[patch.texts, list(patch.heads), patch.tokens] = product.to(output)
-        return put("z", output)
+        return with_patches("z", output)
 
 
 class Activations:
@@ -124,7 +125,7 @@ class Activations:
 
 
 class Leaves:
-    """Make values of heads leaves of the graph, so that a loss has gradients there.
+    """Make the values of heads leaves of the autograd graph, so that a loss has a gradient with respect to them.
 
     Args:
         by: Which values: z, query, key, value or pattern.
@@ -140,22 +141,22 @@ class Leaves:
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention with gradient, (text, head, query, d_value); dtype: see `Probe`."""
         if self._by == "z":
-            return self._watch(call, attend(call))
+            return self._track(call, attend(call))
         if self._by == "pattern":
-            # The output again, from the watched weights (text, head, query, key).
-            weights = self._watch(call, attention_weights(call))
+            # The output is computed from the weights, (text, head, query, key), so that they are part of the graph.
+            weights = self._track(call, attention_weights(call))
             value = select_heads(call, range(call.n_heads)).value
             return (weights @ value.to(weights.dtype)).to(call.value.dtype)
         # Queries, keys or values: the field of the call that has their name.
-        watched: dict[str, Any] = {self._by: self._watch(call, getattr(call, self._by))}
-        return attend(replace(call, **watched))
+        tracked: dict[str, Any] = {self._by: self._track(call, getattr(call, self._by))}
+        return attend(replace(call, **tracked))
 
-    def _watch(self, call: AttentionCall, tensor: Tensor) -> Tensor:
-        """Return the tensor with gradient, and remember it."""
-        # A tensor that depends on earlier layers is part of the graph already.
-        watched = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-        self.tensors[call.kind, call.layer] = watched
-        return watched
+    def _track(self, call: AttentionCall, tensor: Tensor) -> Tensor:
+        """Return the tensor with gradient, and keep it in `tensors`."""
+        # A tensor that depends on leaves of earlier layers is part of the graph already.
+        tracked = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        self.tensors[call.kind, call.layer] = tracked
+        return tracked
 
 
 def attribute(
