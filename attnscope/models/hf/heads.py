@@ -1,6 +1,6 @@
-"""Run a Hugging Face model with the head that it has on top for a task; tell which class has one, and what it predicts.
+"""Run a Hugging Face model with the head for its task, such as language modelling; tell what that head predicts.
 
-Such a head is no attention head.
+A task head stands on top of the last hidden states. It is no attention head.
 """
 
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from attnscope.models.inside.projections import hooks
 from attnscope.models.model import Loss, Outputs
 
 CLASS_LOSSES = ("class", "token_class")
-"""The targets of classifiers."""
+"""What classifiers predict: a class of each text or picture, or of each token."""
 
 _TASKS: dict[Any, Loss | None] = {
     transformers.AutoModelForCausalLM: "causal",
-    # Of text alone: the language model's head.
+    # Without a picture, it writes as its language model does.
     transformers.AutoModelForImageTextToText: "causal",
     transformers.AutoModelForSeq2SeqLM: "target",
     transformers.AutoModelForSpeechSeq2Seq: None,
@@ -33,65 +33,72 @@ _TASKS: dict[Any, Loss | None] = {
     transformers.AutoModelForTokenClassification: "token_class",
     transformers.AutoModelForImageClassification: "class",
 }
-"""Class of transformers that loads models with a head -> the target of that head; None = it is loaded, and not used."""
+"""Auto class of transformers -> what the heads of its models predict; None = they are loaded, but not used."""
 
 
 def _class_names(auto: Any) -> Mapping[str, Any]:
-    """Return the names of the classes that an auto class loads, by model type."""
+    """Return model type -> name of the class that an auto class loads for it, such as "bert" -> "BertForMaskedLM"."""
     names: Mapping[str, Any] = auto._model_mapping._model_mapping
     return names
 
 
 def class_to_load(config: Any, *, is_gguf: bool) -> Any:
-    """Return the class of transformers to load.
+    """Return the class of transformers that loads a model.
 
-    One with a head where config.json names a class of `_TASKS`; else the class that it names, where AutoModel would
-    load another or none; else AutoModel.
+    Where config.json names a class with a head of `_TASKS`, it is the auto class of that task. Else it is the named
+    class itself where AutoModel would load another one or none. Else it is AutoModel.
     """
-    names = config.architectures or ()
+    architectures = config.architectures or ()
     for auto, loss in _TASKS.items():
-        # Of classifiers that are encoder-decoders, or in GGUF files, the base model is shown.
+        # Classifiers that are encoder-decoders, or in GGUF files, are loaded without their head.
         if loss in CLASS_LOSSES and (config.is_encoder_decoder or is_gguf):
             continue
-        # GGUF files name no class; they hold language models.
-        name = _class_names(auto).get(config.model_type)
-        if name in names or (is_gguf and not names and name is not None):
+        class_name = _class_names(auto).get(config.model_type)
+        if class_name in architectures:
             return auto
-    for name in names:
-        named = getattr(transformers, name, None)
-        # AutoModel makes T5's encoder a whole T5, and does not know some configurations at all.
-        is_apart = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
-        if is_apart and isinstance(named, type) and issubclass(named, PreTrainedModel):
-            return named
+        # A GGUF file that names no class holds a language model, the first of the tasks.
+        if is_gguf and not architectures and class_name is not None:
+            return auto
+    for class_name in architectures:
+        named_class = getattr(transformers, class_name, None)
+        # AutoModel loads T5's encoder as a whole T5, and knows no class for some configurations.
+        needs_name = class_name.endswith("EncoderModel")
+        needs_name = needs_name or type(config) not in modeling_auto.MODEL_MAPPING
+        if needs_name and isinstance(named_class, type) and issubclass(named_class, PreTrainedModel):
+            return named_class
     return transformers.AutoModel
 
 
 def loss_of(model: PreTrainedModel, kinds: tuple[str, ...]) -> Loss | None:
-    """Return what a model's head predicts, by its class and by what its attention hides; None without such a head.
+    """Return what a model's head predicts, by its class and the kinds of its attention; None if it predicts nothing.
 
-    A head that was trained to write but whose attention looks both ways (BERT's, without `is_decoder`) predicts
-    nothing. Nor does a classifier with a single class, or whose classes exclude nothing.
+    A causal language model's head predicts nothing where attention looks both ways (BERT without `is_decoder`). Nor
+    does a classifier with a single class, or one that may give a text several classes.
     """
-    classifies = len(kinds) == 1 and len(labels_of(model)) > 1
-    classifies = classifies and model.config.problem_type != "multi_label_classification"
-    suits: dict[Loss, bool] = {
+    is_classifier = (
+        len(kinds) == 1
+        and len(labels_of(model)) > 1
+        and model.config.problem_type != "multi_label_classification"
+    )
+    fits_kinds: dict[Loss, bool] = {
         "masked": kinds == ("encoder",),
         "causal": kinds == ("decoder",),
         "target": "cross" in kinds,
-        "class": classifies,
-        "token_class": classifies,
+        "class": is_classifier,
+        "token_class": is_classifier,
     }
     name = type(model).__name__
     for auto, loss in _TASKS.items():
-        if loss is None or not suits[loss] or name not in _class_names(auto).values():
+        if loss is None or not fits_kinds[loss] or name not in _class_names(auto).values():
             continue
+        # Language models predict by their output embeddings, which may be missing.
         if loss in CLASS_LOSSES or output_embeddings(model) is not None:
             return loss
     return None
 
 
 def output_embeddings(model: PreTrainedModel) -> nn.Module | None:
-    """Return the map from hidden states to scores of the vocabulary; None without one."""
+    """Return the layer that maps hidden states to logits over the vocabulary; None without one."""
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return head if isinstance(head, nn.Module) else None
 
@@ -103,15 +110,15 @@ def labels_of(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def describe_head(model: PreTrainedModel, base: PreTrainedModel) -> str:
-    """Return in words whether the head that a model was saved with is there; "" where it was saved without."""
+    """Return in words whether the task head that a model was saved with is loaded; "" where it was saved without."""
     name = type(model).__name__
-    # Loading drops heads without weights.
+    # A head is dropped at load if the files lack its weights.
     if model is base:
         saved = (model.config.architectures or [name])[0]
         return f"dropped: that of {saved}" if "For" in saved else ""
+    # A classifier is known by any single kind of attention.
     if loss_of(model, ("encoder",)) not in CLASS_LOSSES:
         return f"kept: {name}"
-    # Of a classifier's, list the classes.
     classes = labels_of(model)
     if len(classes) > 8:
         classes = (*classes[:8], "…")
@@ -128,43 +135,55 @@ def run_with_logits(
     light_from: int | None = None,
     last: int | None = None,
 ) -> Outputs:
-    """Run a model with its head on top; return its last hidden states, and its predictions for tokens or texts.
+    """Run a model with its head on top; return its last hidden states, and the logits of each token or text.
 
     Args:
         model: The model with its head.
-        base: The part of it that attends.
+        base: The model without its head, whose attention passes the seam.
         inputs: The arguments of its forward.
-        plan: As in `seam.perform`; likewise `probe` and `light_from`.
-        probe: What happens at the seam.
-        light_from: Keys from which masks are handed over by key alone; None = never.
-        last: How many tokens at the end have predictions; None = all.
+        plan: Which call of which module is which layer, as in `seam.perform`.
+        probe: What computes attention at the seam.
+        light_from: How many keys masks must have to leave out their causal part, as in `seam.perform`; None = never.
+        last: How many tokens at the end have logits; None = all.
+
+    Raises:
+        AttnscopeError: The head gives no logits for each token or text.
     """
-    # OPT's head calls the decoder in the base and not the base; where the base is called, it ends last.
-    base_outputs: list[Any] = []
-    decoder = getattr(base, "decoder", None)
-    watched = [base, decoder] if isinstance(decoder, PreTrainedModel) else [base]
+    # Where only the last logits are wanted, the head gets a slice of the hidden states. Torch multiplies a slice text
+    # by text; a copy goes four times as fast.
     arguments = {**standing_arguments(model), **inputs}
-    heads: list[nn.Module] = []
+    sliced: list[nn.Module] = []
     if last is not None and accepts(model, "logits_to_keep"):
         arguments["logits_to_keep"] = last
         head = output_embeddings(model)
         if head is not None:
-            heads.append(head)
+            sliced.append(head)
 
-    def run(**arguments: Any) -> Any:
-        with hooks(watched, lambda module, inputs, output: base_outputs.append(output)):
+    def copy_slice(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return (args[0].contiguous(), *args[1:]), kwargs
+
+    # Watch the base for its hidden states, and its decoder: OPT's head calls the decoder past the base. Where the base
+    # is called too, its output comes last.
+    base_outputs: list[Any] = []
+    watched = [base]
+    decoder = getattr(base, "decoder", None)
+    if isinstance(decoder, PreTrainedModel):
+        watched.append(decoder)
+
+    def run_model(**arguments: Any) -> Any:
+        with hooks(watched, lambda module, args, output: base_outputs.append(output)):
             return model(**arguments)
 
-    # The head gets a slice of the hidden states. Torch multiplies a slice text by text; a copy goes four times as fast.
-    with hooks(heads, lambda _, args, kwargs: ((args[0].contiguous(), *args[1:]), kwargs), before=True):
-        output = perform(base, arguments, plan, probe, light_from, through=run)
+    with hooks(sliced, copy_slice, before=True):
+        output = perform(base, arguments, plan, probe, light_from, through=run_model)
     hidden = None
     if base_outputs:
         hidden = hidden_states(base_outputs[-1])
     logits = getattr(output, "logits", None)
     if hidden is not None and isinstance(logits, Tensor):
+        # The classes of a text, (text, class), become those of one token.
         if logits.ndim == 2:
-            return Outputs(hidden, logits[:, None])  # a text's classes
+            return Outputs(hidden, logits[:, None])
         n_tokens = hidden.shape[1]
         if last is not None:
             n_tokens = min(n_tokens, last)

@@ -1,7 +1,7 @@
-"""Read transformers' models by their code and configuration: the part to show, its inputs, and its longest text.
+"""Find out about a transformers model from its code and configuration: its inputs, sizes, parts and adapters.
 
-Heads for tasks are left off. Two towers of which neither attends to the other, such as CLIP's of text and of pictures,
-are two models here. What fails in a model's own code becomes one line.
+What is shown is the base model, without the head for its task. Two towers that do not attend to each other, such as
+CLIP's for text and for pictures, are two models here. Errors of a model's own code are made one line.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def standing_arguments(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the arguments of every forward pass: no cache of keys and values, and outputs by name."""
+    """Return the arguments that every forward pass gets: no cache of keys and values, and outputs by name."""
     wanted = {"use_cache": False, "return_dict": True}
     return {name: value for name, value in wanted.items() if accepts(model, name)}
 
 
 def main_input(model: PreTrainedModel) -> str:
-    """Return the name of a model's main input, the first of several (OneFormer)."""
+    """Return the name of a model's main input, such as "input_ids"; the first of several (OneFormer)."""
     name: Any = model.main_input_name
     return str(name if isinstance(name, str) else name[0])
 
@@ -49,7 +49,7 @@ def main_input(model: PreTrainedModel) -> str:
 def input_name(model: PreTrainedModel) -> str:
     """Return the name of the input that a model takes.
 
-    That is pixel_values for vision towers whose main input is said to be their language model's.
+    Some vision towers (CLIP's) name the main input of the whole model, which they do not take: theirs is pixel_values.
     """
     name = main_input(model)
     if accepts(model, name) or not accepts(model, "pixel_values"):
@@ -60,31 +60,33 @@ def input_name(model: PreTrainedModel) -> str:
 def causal_types(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
     """Return the token types with which PaliGemma reads a text causally, (batch, token); {} for other models.
 
-    Without them, its masks say one thing to eager attention and another to sdpa. Its prompts beside pictures are all of
-    the other type.
+    They are all 1. Without them its masks for eager attention differ from those for sdpa. In prompts beside pictures
+    all are 0: there tokens attend to later ones too.
     """
-    return {"token_type_ids": torch.ones_like(ids)} if is_paligemma(model) else {}
-
-
-def is_paligemma(model: PreTrainedModel) -> bool:
-    """Return whether a model is PaliGemma: its prompts have no template, and their tokens all see each other."""
-    return model.config.model_type == "paligemma"
+    if model.config.model_type != "paligemma":
+        return {}
+    return {"token_type_ids": torch.ones_like(ids)}
 
 
 def patch_order(model: PreTrainedModel, pixels: Tensor) -> dict[str, Tensor]:
-    """Return the noise that keeps an autoencoder's (ViT-MAE) patches in order, (batch, patch); {} for other models."""
+    """Return the argument `noise`, (batch, patch), that keeps the patches of ViT-MAE in order; {} for other models.
+
+    ViT-MAE sorts patches by this noise, and hides the last ones. `pixels` are (batch, channel, height, width).
+    """
     size = getattr(model.config, "patch_size", None)
     if not (accepts(model, "noise") and isinstance(size, int)):
         return {}
-    # An autoencoder sorts patches by this noise, and hides the last ones.
     n_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
     return {"noise": torch.arange(n_patches, device=pixels.device).expand(len(pixels), -1)}
 
 
 def hidden_states(output: Any) -> Tensor | None:
-    """Return the last hidden states of an output, of an encoder-decoder the decoder's; None if it carries none."""
+    """Return the last hidden states in a model's output, (batch, token, d); None if it holds none.
+
+    Those of an encoder-decoder are its decoder's.
+    """
     for name in ("last_hidden_state", "decoder_hidden_states", "hidden_states"):
-        # One tensor, or a tuple of those of all layers.
+        # One tensor, or a tuple of one for each layer.
         states = getattr(output, name, None)
         if states is not None and len(states):
             return states if isinstance(states, Tensor) else states[-1]
@@ -95,14 +97,15 @@ def hidden_states(output: Any) -> Tensor | None:
 
 
 def setting(config: Any, *names: str) -> Any:
-    """Return the first of these settings that a configuration has and that is not 0 or empty; None where none is.
+    """Return the value of the first of these settings that is not missing, 0 or empty; None if there is no such one.
 
-    One that differs between layers counts as none.
+    A setting that differs between layers counts as missing.
     """
     for name in names:
         try:
             value = getattr(config, name, None)
-        except RuntimeError:  # transformers refuses to give one answer where layers differ
+        except RuntimeError:
+            # transformers keeps settings of each layer (Gemma 4) apart, and raises where the whole is asked for one.
             layers = getattr(config, "per_layer_config", None) or ()
             values = {getattr(layer, name, None) for layer in layers}
             value = values.pop() if len(values) == 1 else None
@@ -121,18 +124,20 @@ def vocab_size(model: PreTrainedModel) -> int:
     with contextlib.suppress(NotImplementedError, AttributeError):
         table: Any = model.get_input_embeddings()
         return int(table.weight.shape[0])
-    # CANINE hashes characters: any will do.
+    # CANINE has no vocabulary: it hashes characters, of which Unicode has 0x110000.
     return getattr(model.config.get_text_config(), "vocab_size", 0x110000)
 
 
 def pad_id(model: PreTrainedModel) -> int:
-    """Return the number of the padding token; 0 where the configuration names none."""
-    number = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return number if isinstance(number, int) and 0 <= number < vocab_size(model) else 0
+    """Return the id of the padding token; 0 where the configuration names none, or one outside the vocabulary."""
+    token_id = getattr(model.config.get_text_config(), "pad_token_id", None)
+    if isinstance(token_id, int) and 0 <= token_id < vocab_size(model):
+        return token_id
+    return 0
 
 
 def position_table(model: nn.Module) -> nn.Embedding | None:
-    """Return the table of learned positions; None if positions are not looked up."""
+    """Return the embedding of absolute positions; None if a model has none, as with rotary or relative positions."""
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         is_of_positions = ("position" in last and "relative" not in last) or last == "wpe"
@@ -150,7 +155,7 @@ def max_tokens(model: PreTrainedModel) -> int | None:
     is_relative = table is None and any("relative" in name for name, _ in model.named_modules())
     if not isinstance(limit, int) or limit < 1 or is_relative:
         return None
-    # RoBERTa's positions start behind the number of the padding token.
+    # RoBERTa numbers positions from padding_idx + 1 on, so the first rows of its table serve no token.
     if table is not None and table.padding_idx is not None and table.num_embeddings == limit:
         return limit - table.padding_idx - 1
     return limit
@@ -164,23 +169,23 @@ def base_of(model: PreTrainedModel) -> PreTrainedModel:
     inner = model.base_model
     if not isinstance(inner, PreTrainedModel):
         return model
-    # DINOv3's stack of layers has the name that a base model has elsewhere, but takes no pictures.
-    is_stack = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
-    base = model if is_stack else inner
+    # DINOv3 calls its stack of layers by the name of a base model, but the stack takes no pictures.
+    inner_is_stack = accepts(model, main_input(model)) and not accepts(inner, main_input(inner))
+    base = model if inner_is_stack else inner
+    # UMT5EncoderModel has the configuration of an encoder-decoder. The encoder in it has its own.
     if base.config.is_encoder_decoder and reads_text(base) and not accepts(base, "decoder_input_ids"):
-        # UMT5EncoderModel keeps the configuration of the whole; its encoder has one of its own.
         encoder = getattr(base, "encoder", None)
         return encoder if isinstance(encoder, PreTrainedModel) else base
     return base
 
 
 def reads_text(base: PreTrainedModel) -> bool:
-    """Return whether a model takes token numbers."""
+    """Return whether a model takes token ids."""
     return accepts(base, "input_ids")
 
 
 def reads_or_writes_text(base: PreTrainedModel) -> bool:
-    """Return whether a model takes token numbers, if only in its decoder."""
+    """Return whether a model takes token ids, at least in its decoder."""
     return reads_text(base) or accepts(base, "decoder_input_ids")
 
 
@@ -200,32 +205,25 @@ def reads_pictures_in_text(base: PreTrainedModel) -> bool:
 
 
 def hears_windows(base: PreTrainedModel) -> bool:
-    """Return whether a model listens as Whisper does.
-
-    Its encoder hears a window of fixed length, and a decoder reads the encoder.
-    """
+    """Return whether a model is like Whisper: two convolutions and an encoder hear a fixed window, a decoder writes."""
     encoder = getattr(base, "encoder", None)
     convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
-    return (
-        base.main_input_name == "input_features" and bool(base.config.is_encoder_decoder) and convolves
-    )
-
-
-def hears_frames(base: PreTrainedModel) -> bool:
-    """Return whether a model is an encoder of sound whose tokens are frames in time: wav2vec 2.0, HuBERT, WavLM."""
-    hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
-    return hears_samples and not base.config.is_encoder_decoder
+    is_encoder_decoder = bool(base.config.is_encoder_decoder)
+    return base.main_input_name == "input_features" and is_encoder_decoder and convolves
 
 
 def takes_recordings(base: PreTrainedModel) -> bool:
-    """Return whether a model takes recordings, as Whisper or as wav2vec 2.0 does."""
-    return hears_windows(base) or hears_frames(base)
+    """Return whether a model takes recordings: in a fixed window (Whisper), or of any length (wav2vec 2.0, HuBERT)."""
+    hears_samples = base.main_input_name == "input_values" and hasattr(base.config, "conv_stride")
+    return hears_windows(base) or (hears_samples and not base.config.is_encoder_decoder)
 
 
 def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
-    """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why."""
-    writes_no_text = not accepts(base, "decoder_input_ids")
-    if sees_pictures_only(base) or (base.main_input_name == "pixel_values" and writes_no_text):
+    """Return a stand-in for the tokenizer of a model that reads no text; it refuses texts and says why.
+
+    `name` is what the message calls the model.
+    """
+    if input_name(base) == "pixel_values" and not reads_or_writes_text(base):
         reason = "sees pictures, and reads no text"
         hint = "attnscope heatmap --image photo.png"
     elif takes_recordings(base):
@@ -238,10 +236,7 @@ def wordless(name: str, base: PreTrainedModel) -> WordlessTokenizer:
 
 
 def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the text tower of a model whose other tower sees pictures, where neither attends to the other (CLIP).
-
-    None where there are no two such towers.
-    """
+    """Return the text tower of a model with a vision tower beside it (CLIP); None for other models."""
     tower = getattr(base, "text_model", None)
     if not isinstance(tower, PreTrainedModel) or picture_tower(base) is None:
         return None
@@ -250,14 +245,16 @@ def text_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
-    """Return the vision tower beside a text tower (CLIP), or before a decoder that writes of pictures (TrOCR).
+    """Return a vision tower that can be shown alone; None for other models.
 
-    None where there is none. A language model that reads pictures among its tokens (LLaVA) has no such tower.
+    It stands beside a text tower (CLIP), or before a decoder that writes about pictures (TrOCR). Models that read
+    pictures among the tokens of a text (LLaVA) are shown as a whole.
     """
     tower: Any = None
-    # SmolVLM's parts have the names of CLIP's, but its text has tokens that stand for a picture.
+    # Beside a text tower. SmolVLM names its parts as CLIP does, but has tokens that stand for pictures, as LLaVA has.
     if hasattr(base, "text_model") and getattr(base.config, "image_token_id", None) is None:
         tower = getattr(base, "vision_model", None)
+    # Before a decoder.
     if tower is None and base.config.is_encoder_decoder and base.main_input_name == "pixel_values":
         tower = getattr(base, "encoder", None)
     if not isinstance(tower, PreTrainedModel):
@@ -267,12 +264,13 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
 
 
 def quantisation(config: Any) -> str:
-    """Return how weights are quantised, such as "quantised (gptq)"; "" if they are not."""
+    """Return how a configuration says that weights are quantised, such as "quantised (gptq)"; "" if they are not."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         return ""
     settings = settings if isinstance(settings, dict) else settings.to_dict()
     method = settings.get("quant_method") or "by a method not named"
+    # The method is a string, or an enum of strings.
     return f"quantised ({getattr(method, 'value', method)})"
 
 
@@ -288,19 +286,19 @@ def notes_on_quantisation(config: Any) -> tuple[str, ...]:
 
 _WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-"""What peft writes before the name of a module."""
+"""What peft writes before the names of all weights."""
 
 
 @dataclass(frozen=True)
 class Adapter:
     """An adapter of peft (LoRA and its kin) that is part of a model.
 
-    One from files is merged into the weights, so that nothing of what is shown depends on how peft computes it.
+    An adapter from files is merged into the model's weights. One that is active in a model in memory stays apart.
 
     Attributes:
-        name: Of its folder, or as peft calls it; "" = there is none.
-        sha256: Of its weights; "" where it is not from files.
-        note: What a user must know of it.
+        name: The name of its folder, or the one that peft gives it; "" = there is no adapter.
+        sha256: The hash of its weights; "" where it is not from files.
+        note: A sentence for the user on how it was applied.
     """
 
     name: str = ""
@@ -309,7 +307,7 @@ class Adapter:
 
 
 def require_peft(folder: Path) -> None:
-    """Refuse an adapter that cannot be applied: without it, another model would be shown."""
+    """Refuse an adapter if peft, or its weights, are missing: without it another model would be shown."""
     if not importlib.util.find_spec("peft"):
         raise AttnscopeError(
             f"{folder} holds an adapter, which needs the package peft",
@@ -322,7 +320,10 @@ def require_peft(folder: Path) -> None:
 
 
 def merge(model: PreTrainedModel, folder: Path) -> Adapter:
-    """Merge the adapter in a folder into a model with its head, if it has one; return what was merged.
+    """Merge the adapter in a folder into a model; return what was merged.
+
+    An adapter that was made for a model with a head, where that head is not loaded, is merged into the base model
+    without its weights for the head.
 
     Raises:
         AttnscopeError: It does not fit the model, or changes more than weights.
@@ -330,67 +331,65 @@ def merge(model: PreTrainedModel, folder: Path) -> Adapter:
     from peft import PeftConfig, PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 
     path = folder / _WEIGHTS_FILE
-    try:
+    left_out: set[str] = set()
+    with as_failure(f"the adapter in {folder} does not fit the model", "name the model it was made for"):
         weights = load_file(path)
         config: Any = PeftConfig.from_pretrained(str(folder))
         _require_merging(config, folder.name)
 
-        # An adapter of a model with a head is fitted to the base alone where the head is not loaded.
-        target: PreTrainedModel = model
-        heads: set[str] = set()
+        # Its weights are named base_model.model.MODULE…, or base_model.model.BASE.MODULE… for a model with a head.
+        target: Any = model
         top_modules = {name.removeprefix(_PREFIX).partition(".")[0] for name in weights}
-        if not top_modules <= {*model._modules}:
-            target = model.base_model  # type: ignore[assignment]
+        if not top_modules <= model._modules.keys():
+            target = model.base_model
             prefix = f"{_PREFIX}{target.base_model_prefix}."
-            of_base = {}
+            base_weights = {}
             for name, weight in weights.items():
                 if name.startswith(prefix):
-                    of_base[_PREFIX + name.removeprefix(prefix)] = weight
-            if of_base:
-                # base_model.model.HEAD…
-                heads = {name.split(".")[2] for name in weights if not name.startswith(prefix)}
-                weights = of_base
+                    base_weights[_PREFIX + name.removeprefix(prefix)] = weight
+            if base_weights:
+                left_out = top_modules - {target.base_model_prefix}
+                weights = base_weights
 
-        # peft is to leave no weights beside those of the target.
+        # Have peft adapt this target, with no part of a head that is not there.
         config.task_type = None
         config.inference_mode = True
-        parts = {name.rpartition(".")[2] for name, _ in target.named_modules()}
+        module_names = {name.rpartition(".")[2] for name, _ in target.named_modules()}
         saved = config.modules_to_save or ()
-        config.modules_to_save = [name for name in saved if name in parts] or None
+        config.modules_to_save = [name for name in saved if name in module_names] or None
         adapted = PeftModel(target, config, autocast_adapter_dtype=False)
         # Every weight of the adapter must have its place, and every place its weight.
-        odd = sorted(set(get_peft_model_state_dict(adapted)) ^ set(weights))
-        if odd:
-            raise ValueError(f"{len(odd)} of its weights have no counterpart, such as {odd[0]}")
+        unmatched = sorted(get_peft_model_state_dict(adapted).keys() ^ weights.keys())
+        if unmatched:
+            raise ValueError(
+                f"{len(unmatched)} of its weights have no counterpart, such as {unmatched[0]}"
+            )
         set_peft_model_state_dict(adapted, weights)
         adapted.merge_and_unload(safe_merge=True)
-    except AttnscopeError:
-        raise
-    except Exception as error:  # peft and torch raise what they like on adapters of other models
-        raise AttnscopeError(
-            f"the adapter in {folder} does not fit the model: {first_line(error)}",
-            "name the model it was made for",
-        ) from error
     sha256 = file_sha256(path)
     note = f"Adapter {folder.name} (sha256 {sha256[:12]}) is merged in"
-    if heads:
-        note += f"; its {', '.join(sorted(heads))} is left out, for attention does not depend on it"
+    if left_out:
+        note += f"; its {', '.join(sorted(left_out))} is left out, for attention does not depend on it"
     return Adapter(folder.name, sha256, f"{note}.")
 
 
 def unwrap(model: Any) -> tuple[Any, Adapter]:
-    """Return a model in memory without peft's wrapping, and what is active in it; any other model as it is."""
+    """Return a model in memory without peft's wrapper, if it has one, and the adapter that is active in it."""
+    # Its class is one of peft's, or a subclass.
     if any(base.__module__.partition(".")[0] == "peft" for base in type(model).__mro__):
         for name in model.active_adapters:
             _require_merging(model.peft_config[name], name)
         model = model.get_base_model()
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    parts: list[Any] = [part for part in modules if hasattr(part, "merged_adapters")]
-    if not parts:
+    adapted: list[Any] = [module for module in modules if hasattr(module, "merged_adapters")]
+    if not adapted:
         return model, Adapter()
     # Merged adapters stay part of the weights; others count only while they are switched on.
-    names = {name for part in parts for name in part.merged_adapters}
-    names |= {name for part in parts if not part.disable_adapters for name in part.active_adapters}
+    names: set[str] = set()
+    for module in adapted:
+        names.update(module.merged_adapters)
+        if not module.disable_adapters:
+            names.update(module.active_adapters)
     name = "+".join(sorted(names))
     note = "The model's adapters are switched off: this is the base."
     if name:
@@ -399,7 +398,7 @@ def unwrap(model: Any) -> tuple[Any, Adapter]:
 
 
 def _require_merging(config: Any, name: str) -> None:
-    """Refuse an adapter that adds tokens that are no text."""
+    """Refuse an adapter that adds virtual tokens (prompt tuning, prefix tuning) instead of changing weights."""
     if config.is_prompt_learning or getattr(config, "is_adaption_prompt", False):
         raise AttnscopeError(
             f"adapter {name} adds tokens that are no text, so that no map of a text holds all its attention",
@@ -412,11 +411,11 @@ def _require_merging(config: Any, name: str) -> None:
 
 @contextlib.contextmanager
 def in_one_line(name: str, failure: str = "does not run", hint: str = "") -> Iterator[None]:
-    """Within it, whatever a model's own code raises becomes one line; what our own raises stays what it is.
+    """Turn whatever a model's own code raises within the context into one line. What our code raises stays as it is.
 
     Args:
-        name: The model.
-        failure: What it does not do, such as "cannot be read".
+        name: What to call the model.
+        failure: What goes wrong, as a predicate: "cannot be read".
         hint: What to do about it.
     """
     try:
@@ -430,27 +429,21 @@ def in_one_line(name: str, failure: str = "does not run", hint: str = "") -> Ite
         raise AttnscopeError(f"{name} {failure}: its own code says {reason}", hint) from error
 
 
-def load_errors(part: str, folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Within it, whatever transformers raises on the files of a part, such as "tokenizer", becomes one line."""
-    return as_failure(
-        f"cannot load the {part} in {folder}", "get its files again, or install what it needs"
-    )
-
-
 def _is_ours(error: BaseException) -> bool:
-    """Return whether code outside of transformers raised an error: a probe, say, which is not the model's own code.
+    """Return whether our code raised an error, such as a probe, and not the code of the model.
 
-    An error that torch raises counts as its caller's. One that calling the model raises, on arguments that it does not
-    take, counts as the model's.
+    An error in torch is its caller's. An error in our call of the model, such as an argument that the model does not
+    take, is the model's.
     """
-    # The last frame outside of torch is the one whose call failed.
-    caller = ("", "")
+    # Find the innermost function outside of torch.
+    module = ""
+    function = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] != "torch":
-            caller = (module, frame.f_code.co_name)
-    module, function = caller
-    # These three, of `hf.seam` and `hf.eager`, call a model.
+        frame_module = str(frame.f_globals.get("__name__", ""))
+        if frame_module.partition(".")[0] != "torch":
+            module = frame_module
+            function = frame.f_code.co_name
+    # These three functions, of `hf.seam` and `hf.eager`, call a model.
     calls_the_model = module.startswith("attnscope.") and function in (
         "_forward",
         "run_eager",
@@ -464,7 +457,7 @@ _silence_lock = threading.RLock()
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Keep transformers from writing to the terminal. Its switches are global, so one load at a time."""
+    """Keep transformers from writing to the terminal. Its switches are global, so other threads wait meanwhile."""
     with _silence_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         verbosity = transformers_logging.get_verbosity()
