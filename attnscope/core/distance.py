@@ -1,11 +1,11 @@
 """Measure how far heads are apart, by Jensen-Shannon or Hellinger over rows of attention; cluster, map and match them.
 
-Sums over queries come back, never means, so that blocks of queries, chunks and texts add up exactly. Everything is
-computed in float64: near-equal heads (two checkpoints) differ by less than float32 resolves.
+Divergences are summed over queries and not averaged, so that blocks of queries, chunks and texts add up exactly. All
+is computed in float64: heads of two checkpoints may differ by less than float32 resolves.
 
-A row is a distribution over the keys, and over one key more if it sums to less than 1 by more than rounding: the share
-that a sink took. A row of zeros (a query that may attend to nothing, or has nothing left without special tokens) is no
-distribution. A pair of heads is compared where both have one.
+A row of weights that sums to less than 1 by more than rounding gets one key more, with the rest: the share of a sink
+without a value. Then it is a distribution. A row of zeros is none: its query may attend to nothing, or only to special
+tokens, which were left out. Two heads are compared on the queries where both have a distribution.
 """
 
 import math
@@ -29,7 +29,7 @@ LARGEST: dict[Measure, float] = {"hellinger": 1.0, "jensen_shannon": math.log(2)
 """The divergence of two rows that share no key: its largest value."""
 
 ROUNDING = 1e-5
-"""The most that a row may lack to 1 by rounding; more is the share of a sink."""
+"""A row's sum may be below 1 by this much through rounding; if it is lower, the rest is the share of a sink."""
 
 _ELEMENTS_AT_ONCE = 2**18
 """Weights that are compared at once. With fewer, threads wait longer than they compute; with more, caches overflow."""
@@ -73,10 +73,10 @@ def divergence_sums(
         The sums, 0 on the diagonal if b is None.
 
     Source:
-        Hellinger 1909, the matrix product is ours; Lin 1991, between heads and summed over tokens: Clark et al. 2019,
-        section 6.
+        Hellinger 1909; its computation by a matrix product is ours. Jensen-Shannon: Lin 1991; between heads, summed
+        over tokens: Clark et al. 2019, section 6.
     """
-    # Rows, (head, query, key + sink).
+    # Distributions, (head, query, key + sink).
     rows_a = _with_sink(a)
     rows_b = rows_a if b is None else _with_sink(b)
     # 1 where a row is a distribution, else 0, (head, query).
@@ -84,7 +84,7 @@ def divergence_sums(
     is_row_b = rows_b.any(-1).double()
     counts = is_row_a @ is_row_b.T
     if measure == "hellinger":
-        # Sums of rows instead of counts: rounding leaves them a little more or less than 1.
+        # 1/2 (Σ p + Σ q), summed over queries with both. Not `counts`, because rows sum to 1 only up to rounding.
         mass_a = rows_a.sum(-1)
         mass_b = rows_b.sum(-1)
         sums = (mass_a @ is_row_b.T + is_row_a @ mass_b.T) / 2
@@ -96,7 +96,7 @@ def divergence_sums(
         divergences = torch.stack([_jensen_shannon(head_rows, rows_b) for head_rows in rows_a])
         sums = (divergences * is_row_a[:, None] * is_row_b).sum(-1)
     sums = sums.clamp_min(0)
-    # A head is at 0 from itself, and as far from another as that is from it.
+    # Rounding must not break the symmetry of a with itself.
     if b is None:
         sums = (sums + sums.T) / 2
         sums.fill_diagonal_(0.0)
@@ -108,7 +108,7 @@ def row_divergences(
     p: NDArray[np.floating],
     q: NDArray[np.floating],
 ) -> Floats:
-    """Return the divergence of matching rows of weights, (..., key) to (...,); NaN where one of them is all zeros."""
+    """Return the divergence of each row of p from the same row of q, (..., key) to (...,); NaN if either is all 0."""
     rows_p = _with_sink(p)
     rows_q = _with_sink(q)
     if measure == "hellinger":
@@ -123,7 +123,7 @@ def _jensen_shannon(
     q: Float[Tensor, "*head query key"],
 ) -> Float[Tensor, "*head query"]:
     """Return the Jensen-Shannon divergence of rows in nats, some queries at a time."""
-    # As many queries at once as make _ELEMENTS_AT_ONCE numbers of q.
+    # So many queries at once that q has about _ELEMENTS_AT_ONCE numbers.
     n_queries = p.shape[-2]
     step = max(1, _ELEMENTS_AT_ONCE * n_queries // max(1, q.numel()))
     parts = []
@@ -142,11 +142,14 @@ def _entropy(rows: Float[Tensor, "*head query key"]) -> Float[Tensor, "*head que
 
 
 def _with_sink(rows: Weights) -> Float[Tensor, "*head query key_and_sink"]:
-    """Return rows in float64 with the share of a sink as a further key: what a row lacks to 1 by more than rounding."""
+    """Return rows in float64 with the share of a sink as a further key: 1 - Σ, if that is more than rounding.
+
+    It is 0 in a row of zeros, which stays one.
+    """
     rows = in_float64(torch.as_tensor(rows))
     total = rows.sum(-1, keepdim=True)
-    lacking = (1 - total) * rows.any(-1, keepdim=True)
-    sink = lacking.where(lacking > ROUNDING, 0.0)
+    rest = (1 - total) * rows.any(-1, keepdim=True)
+    sink = rest.where(rest > ROUNDING, 0.0)
     return torch.cat([rows, sink], -1)
 
 
@@ -192,29 +195,26 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
         Torgerson 1952; Gower 1966. Used for heads by Clark et al. 2019, section 6.
     """
     n = len(distances)
-    coordinates = np.zeros((n, 2))
-    explained = np.zeros(2)
     if n < 2:
-        return coordinates, explained
+        return np.zeros((n, 2)), np.zeros(2)
     # B: squared distances, centred in rows and columns.
     squares = _without_nan(distances) ** 2
     row_means = squares.mean(1)[:, None]
     b = -(squares - squares.mean(0) - row_means + squares.mean()) / 2
-    # Eigenvalues and eigenvectors, the largest first; eigh returns the smallest first.
+    # Eigenvalues and their eigenvectors, the largest first; eigh returns the smallest first.
     values, vectors = np.linalg.eigh((b + b.T) / 2)
     values = np.maximum(values[::-1], 0.0)
     axes = vectors[:, ::-1][:, :2]
-    # The entry of largest size of each axis, (1, 2), decides its sign.
-    largest_rows = np.abs(axes).argmax(0)[None]
-    largest = np.take_along_axis(axes, largest_rows, 0)
+    # Turn each axis so that its entry of largest size is positive.
+    largest = axes[np.abs(axes).argmax(0), [0, 1]]
     signs = np.where(largest >= 0, 1.0, -1.0)
-    # Equal heads have no variance: 0 of it is explained.
+    # Where all heads are equal there is no variance, and 0 / 1e-300 = 0 of it is explained.
     explained = values[:2] / max(float(values.sum()), 1e-300)
     return signs * axes * np.sqrt(values[:2]), explained
 
 
 def best_matching(distances: Floats) -> NDArray[np.int64]:
-    """Match heads one to one with the least sum of distances, (head, head); NaN counts as the largest.
+    """Match heads one to one with the least sum of distances, (head_a, head_b); NaN counts as the largest.
 
     Returns:
         (pair, 2): heads of a, ascending, each with its head of b; as many pairs as the smaller side has heads.
@@ -227,12 +227,12 @@ def best_matching(distances: Floats) -> NDArray[np.int64]:
 
 
 def _nan_as_largest(distances: Floats) -> Floats:
-    """Return distances with the largest of them in the place of NaN."""
+    """Return distances with the largest of them instead of NaN."""
     return np.nan_to_num(distances, nan=np.nanmax(distances, initial=0.0))
 
 
 def _without_nan(distances: Floats) -> Floats:
-    """Return distances among the same heads without NaN, symmetric to the last bit, 0 on the diagonal."""
+    """Return distances without NaN, (head, head), exactly symmetric and 0 on the diagonal."""
     filled = _nan_as_largest(distances)
     filled = (filled + filled.T) / 2
     np.fill_diagonal(filled, 0.0)

@@ -55,30 +55,35 @@ class Patched:
     def __call__(self, call: AttentionCall) -> Tensor:
         """Compute an attention with the patches, (text, head, query, d_value); dtype: see `Probe`."""
         patches = self._patches.get((call.kind, call.layer), ())
+        # Queries, keys and values are replaced before attention is computed.
+        call = replace(
+            call,
+            query=_put(patches, "query", call.query),
+            key=_put(patches, "key", call.key),
+            value=_put(patches, "value", call.value),
+        )
+        # A pattern becomes a patch of z: its product with the values. Patches of z itself come after these.
+        z_patches = []
+        for patch in patches:
+            if patch.by == "pattern":
+                # (text, head, key, d_value); values of grouped queries are repeated, one for each query head.
+                value = select_heads(call, patch.heads).value[patch.texts]
+                z = patch.values @ value.to(patch.values)
+                z_patches.append(patch._replace(by="z", values=z))
+        return _put([*z_patches, *patches], "z", attend(call))
 
-        def with_patches(by: By, tensor: Tensor) -> Tensor:
-            """Return a tensor (text, head, token, width) with the values of all patches of this kind put in."""
-            chosen = [patch for patch in patches if patch.by == by]
-            tensor = tensor.clone() if chosen else tensor
-            for patch in chosen:
-                tensor[patch.texts, list(patch.heads), patch.tokens] = patch.values.to(tensor)
-            return tensor
 
-        # Queries, keys and values are replaced before the model computes attention.
-        query = with_patches("query", call.query)
-        key = with_patches("key", call.key)
-        value = with_patches("value", call.value)
-        call = replace(call, query=query, key=key, value=value)
-        output = attend(call)
-        # The output of a head with a patched pattern is the product of that pattern and its values.
-        patterns = [patch for patch in patches if patch.by == "pattern"]
-        output = output.clone() if patterns else output
-        for patch in patterns:
-            # (text, head, key, d_value); values of grouped queries are repeated here, one for each query head.
-            value = select_heads(call, patch.heads).value[patch.texts]
-            product = patch.values @ value.to(patch.values)
-            output[patch.texts, list(patch.heads), patch.tokens] = product.to(output)
-        return with_patches("z", output)
+def _put(
+    patches: Sequence[Patch],
+    by: By,
+    tensor: Tensor,
+) -> Tensor:
+    """Return a tensor (text, head, token, width) in which all patches of one kind have replaced values."""
+    chosen = [patch for patch in patches if patch.by == by]
+    tensor = tensor.clone() if chosen else tensor
+    for patch in chosen:
+        tensor[patch.texts, list(patch.heads), patch.tokens] = patch.values.to(tensor)
+    return tensor
 
 
 class Activations:
@@ -98,10 +103,12 @@ class Activations:
         output = self._compute(call)
         place = (call.kind, call.layer)
         # Copies, because a network may compute in place with its inputs and outputs.
-        query = call.query.clone()
-        key = call.key.clone()
-        value = call.value.clone()
-        self.calls[place] = replace(call, query=query, key=key, value=value)
+        self.calls[place] = replace(
+            call,
+            query=call.query.clone(),
+            key=call.key.clone(),
+            value=call.value.clone(),
+        )
         self.outputs[place] = output.clone()
         return output
 

@@ -34,4 +34,4 @@ def leave_settings_aside() -> Iterator[None]:
 
 
 with_plain_torch = leave_settings_aside()
-"""Decorates a function of the public interface, so that it computes as records say."""
+"""A decorator for functions of the public interface: they compute in the precision that results name."""

@@ -235,7 +235,7 @@ class Rows:
     def text_weights(self) -> Floats:
         """Return the weight of each row if all have the same mass, (row,): texts weigh the same, and all sum to 1."""
         _, text_index, n_rows = np.unique(self.texts, return_inverse=True, return_counts=True)
-        return 1.0 / (n_rows[text_index] * max(len(n_rows), 1))
+        return 1.0 / (n_rows[text_index] * len(n_rows))
 
     @cached_property
     def weights(self) -> Floats:
@@ -247,7 +247,8 @@ class Rows:
     def scaled(self, head: int) -> Floats:
         """Return a head's attention with each row scaled to sum to 1, (entry,)."""
         factors = 1 / np.maximum(self.mass[:, head], _TINY)
-        return self.attention[head].astype(np.float64) * self.spread(factors)
+        scaled: Floats = self.attention[head].astype(np.float64) * self.spread(factors)
+        return scaled
 
     @cached_property
     def entropies(self) -> Floats:

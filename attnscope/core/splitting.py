@@ -20,8 +20,7 @@ class Cut:
         weights: (head, query, key), each row summing to 1.
         heads_out: The output of each head, (head, query, d_head).
         entropy_nats: Mean entropy of the rows of each head, (head,); 0 to ln(key).
-        uniform: How many rows of each head are uniform over the keys that they may attend to, (head,): scores that do
-            not differ say nothing.
+        uniform: How many rows of each head are uniform over the keys that they may attend to, of two or more, (head,).
         rank: Rank of each head's dot products, (head,); at most d_head.
         disagreement_nats: How much the heads disagree about each query, (query,): the Jensen-Shannon divergence of
             their rows, entropy of the mean less mean of the entropies; 0 (all the same) to ln(head).
@@ -37,7 +36,7 @@ class Cut:
     @property
     def joined(self) -> Array:
         """Return the heads side by side, (query, d_model)."""
-        return self.heads_out.transpose(1, 0, 2).reshape(self.heads_out.shape[1], -1)
+        return np.concatenate(self.heads_out, axis=-1)
 
 
 def cut(
@@ -65,8 +64,10 @@ def cut(
     Source:
         Vaswani et al. 2017, section 3.2.2. Jensen-Shannon divergence of several distributions: Lin 1991, equation 5.1.
     """
-    # Queries, keys and values cut by columns: (token, d_model) -> (head, token, d_head).
-    q, k, v = (rows.reshape(len(rows), n_heads, -1).transpose(1, 0, 2) for rows in (query, key, value))
+    # Cut by columns: (token, d_model) -> (head, token, d_head).
+    q = np.stack(np.split(query, n_heads, axis=1))
+    k = np.stack(np.split(key, n_heads, axis=1))
+    v = np.stack(np.split(value, n_heads, axis=1))
     # Softmax of scaled dot products, (head, query, key).
     if may is None:
         may = np.ones((len(query), len(key)), np.bool_)
@@ -75,12 +76,13 @@ def cut(
     exps = np.exp(scores - scores.max(-1, keepdims=True))
     weights = exps / exps.sum(-1, keepdims=True)
     entropy = _entropy(weights)
-    mean_row_entropy = _entropy(weights.mean(0))
-    # A row of a single allowed key is always uniform, and says nothing.
+    entropy_of_mean = _entropy(weights.mean(0))
+    # The largest weight of a uniform row is 1 / n, up to rounding. A row of one key always is uniform, so it is not
+    # counted.
     n_keys = may.sum(-1)
     uniform = weights.max(-1) <= (1 + 1e-9) / n_keys
     uniform &= n_keys > 1
-    # The rank of q @ k.T, from the triangles of their QR factors: these are as small as a head is narrow.
+    # The rank of q @ k.T is that of R_q @ R_k.T from their QR factors, which are only (d_head, d_head).
     triangles_q = np.linalg.qr(q).R
     triangles_k = np.linalg.qr(k).R
     products = triangles_q @ triangles_k.transpose(0, 2, 1)
@@ -90,7 +92,7 @@ def cut(
         entropy_nats=entropy.mean(-1),
         uniform=uniform.sum(-1),
         rank=np.linalg.matrix_rank(products),
-        disagreement_nats=np.maximum(0.0, mean_row_entropy - entropy.mean(0)),
+        disagreement_nats=np.maximum(0.0, entropy_of_mean - entropy.mean(0)),
     )
 
 

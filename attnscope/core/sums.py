@@ -1,9 +1,9 @@
-"""Add up a head measure over texts, and merge what was added up: six numbers hold a quantity.
+"""Add up head measures over texts, as six numbers per measure and head that can be merged.
 
-A head measure gives two numbers per text: a sum s and a count c (the mass on the previous token over all queries, and
-how many queries have one). The head's value is Σs / Σc. How sure it is follows from the second moments of s and c over
-texts: see `core.intervals`. Six numbers per measure hold all this, for any amount of text. Knows no measures,
-no heads and no torch.
+A head measure gives two numbers per text: a sum s and a count c, such as the mass on the previous token over all
+queries, and how many queries have one. The head's value is Σs / Σc. Its interval (`core.intervals`) follows from the
+second moments of s and c over texts. So six numbers are enough, for any amount of text. Knows no measures, no heads and
+no torch.
 """
 
 from typing import Any, Literal
@@ -21,25 +21,25 @@ from attnscope.core.intervals import (
     share_p_above,
 )
 
-# The places of the six numbers in `RunningSums.moments`.
+# The rows of `RunningSums.moments`: n, Σs, Σc, Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)².
 _N, _S, _C, _SS, _SC, _CC = range(6)
 
 _ROUNDING = 16 * np.finfo(np.float64).eps
-"""A sum of squares below this part of its terms is rounding: all texts have the same s / c."""
+"""A sum of squares below this share of its terms is rounding: all texts have the same s / c."""
 
 
 class RunningSums:
     """Sums and second moments over texts, for an array of quantities, with ratios, errors and intervals from them.
 
-    Each quantity has six float64 numbers: how many texts have it (n), Σs, Σc, the second moments about the means,
-    Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 says nothing and is in none
-    of them. Parts are merged by the formula of Chan, Golub & LeVeque (1979; 1983, The American Statistician 37,
-    242-247):
+    Each quantity, such as a measure of a head, has six float64 numbers: how many texts have it (n), Σs, Σc, and the
+    second moments about the means, Σ(s - s̄)², Σ(s - s̄)(c - c̄) and Σ(c - c̄)². A text with s = c = 0 does not have the
+    quantity, and adds nothing to any of them. The sums over two sets of texts, A and B, are merged by the formula of
+    Chan, Golub & LeVeque (1979; 1983, The American Statistician 37, 242-247):
 
         Σ_AB (s - s̄)² = Σ_A (s - s̄)² + Σ_B (s - s̄)² + (s̄_B - s̄_A)² · n_A n_B / (n_A + n_B)
 
     Moments about the mean keep most digits of large values with a small spread. One merge is exact to a few units in
-    the last place (relative error about 1e-15). So the same texts in the same order and batches give the same numbers,
+    the last place (relative error about 1e-15). The same texts in the same order and batches give the same numbers,
     bit for bit; another order or split may change the last digits.
 
     A new object holds no text and is the identity of `merge`.
@@ -53,7 +53,7 @@ class RunningSums:
     """
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        self.shape = tuple(int(size) for size in shape)
+        self.shape = shape
         self.n_texts = 0
         self.moments = np.zeros((6, *self.shape))
 
@@ -72,7 +72,7 @@ class RunningSums:
         s = np.asarray(sums, np.float64)
         if s.shape == self.shape:
             s = s[None]
-        elif s.shape[1:] != self.shape or s.ndim == 0:
+        elif s.shape[1:] != self.shape:
             raise ValueError(f"sums are {self.shape} or (text, *{self.shape}); got {s.shape}")
         c = np.broadcast_to(np.asarray(counts, np.float64), s.shape)
         if not np.isfinite([s, c]).all():
@@ -123,21 +123,21 @@ class RunningSums:
             se² = Σd² / (Σc)² · m / (m - 1),   m = (Σc)² / Σc²
 
         This is the ratio estimator of Cochran 1977, Sampling Techniques, section 6.4 (eq. 6.13, without the finite
-        population), with its n/(n-1) replaced by m/(m-1), m the effective number of texts. For texts of one length both
-        are the same. For others: if a text's s has a variance in proportion to its c, E Σd² is Σc·(1 - Σc²/(Σc)²) times
-        the constant of proportion, so m/(m-1) makes se² unbiased and n/(n-1) does not.
+        population), with m/(m-1) instead of its n/(n-1). m is the effective number of texts: so many texts of equal
+        count would be as much evidence (Kish 1965, section 11.7). It is from 1 (one text holds everything) to n; 0
+        where Σc is 0.
 
-        The error is NaN if fewer than two texts have a count. m, the number of texts of equal count that would weigh
-        the same (Kish 1965, section 11.7), is from 1 (one text holds everything) to the number of texts; 0 where Σc is
-        0.
+        If all texts have the same count, m = n. If not, m/(m-1) makes se² unbiased and n/(n-1) does not, provided that
+        the variance of a text's s is proportional to its c: then E Σd² is Σc · (1 - Σc²/(Σc)²) times the constant of
+        proportion. The error is NaN if fewer than two texts have a count.
         """
         n, _, sum_c, ss, sc, cc = self.moments
         ratio = self.ratio()
-        # Σc², and (Σc)² - Σc², the products of the counts of different texts: 0 where at most one text has a count.
+        # (Σc)², Σc², and their difference: the products of the counts of each two texts, 0 if only one has a count.
         square_of_sum = sum_c**2
         sum_of_squares = cc + _divide(square_of_sum, n, 0.0)
         pair_products = np.maximum(square_of_sum * _divide(n - 1, n, 0.0) - cc, 0.0)
-        # Σd² from the moments; less than rounding is 0, so that equal texts have no error.
+        # Σd² from the moments; 0 if it is no more than rounding, so that texts with equal s / c have no error.
         r = np.nan_to_num(ratio)
         cross_term = 2 * r * sc
         square_terms = ss + r**2 * cc
@@ -146,9 +146,8 @@ class RunningSums:
         residual = np.where(residual > rounding, residual, 0.0)
         # m / (m - 1) = (Σc)² / ((Σc)² - Σc²), so se² = Σd² / ((Σc)² - Σc²).
         error = np.sqrt(_divide(residual, pair_products, np.nan))
-        # m - 1, undefined as the error is.
-        degrees = _divide(pair_products, sum_of_squares, np.nan)
-        degrees = np.where(pair_products > 0, degrees, np.nan)
+        # m - 1; NaN where the error is.
+        degrees = np.where(pair_products > 0, _divide(pair_products, sum_of_squares, 0.0), np.nan)
         effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
         return Sample(ratio, error, degrees, effective_texts, sum_c.copy())
 
@@ -171,7 +170,6 @@ class RunningSums:
 
 def _moments_of(s: Floats, c: Floats) -> Floats:
     """Return the moments of a batch of texts, (6, *shape), from s and c, (text, *shape)."""
-    # A text with s = c = 0 counts in nothing.
     is_counted = (s != 0) | (c != 0)
     n = is_counted.sum(0)
     sum_s = s.sum(0)
@@ -187,10 +185,10 @@ def _moments_of(s: Floats, c: Floats) -> Floats:
 
 
 def _merge(a: Floats, b: Floats) -> Floats:
-    """Return the moments of the texts of two parts (Chan, Golub & LeVeque)."""
-    # Counts and sums add up.
+    """Return the moments of all texts from those of two sets of them (Chan, Golub & LeVeque)."""
+    # n, Σs and Σc add up.
     merged: Floats = a + b
-    # Second moments also get the distance of the means. A part without texts has weight 0, whatever its means.
+    # Second moments also get a term for the distance of the means. Its weight is 0 if a set has no text.
     weight = a[_N] * b[_N] / np.maximum(merged[_N], 1)
     n_a = np.maximum(a[_N], 1)
     n_b = np.maximum(b[_N], 1)
@@ -208,6 +206,5 @@ def _divide(
     undefined: float,
 ) -> Floats:
     """Return a / b; `undefined` where b is 0."""
-    quotient = np.full(np.shape(a), undefined)
-    np.divide(a, b, out=quotient, where=b != 0)
+    quotient: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b != 0)
     return quotient
