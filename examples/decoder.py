@@ -270,7 +270,7 @@ class DecoderModel(LayeredModel):
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Return the last hidden states; padding stands behind texts."""
-        batch = self._require(batch)
+        batch = self._prepare(batch)
         with self._forward_pass():
             return self.network.hidden(batch.ids, batch.mask, probe)
 

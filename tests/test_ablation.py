@@ -137,7 +137,7 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypa
     from attnscope.models.inside.tape import Rerun
 
     usual = ablate(gpt2, TEXTS)
-    monkeypatch.setattr(ablation_reading, "ROW_TOKENS", 1)
+    monkeypatch.setattr(ablation_reading, "BATCH_TOKENS", 1)
     monkeypatch.setattr(measurers, "PASS_TOKENS", 1)
     monkeypatch.setattr(measurers, "BLOCK", 2)
     monkeypatch.setattr(Rerun, "block", lambda rerun, places: 0)

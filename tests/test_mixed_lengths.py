@@ -107,7 +107,7 @@ def test_a_study_of_short_and_long_texts_gives_what_each_text_gives_alone(study,
         (head_blocks, "TOKEN_BUDGET"),
         (comparing, "TOKEN_BUDGET"),
         (atlas_rows, "TOKEN_BUDGET"),
-        (reading, "ROW_TOKENS"),
+        (reading, "BATCH_TOKENS"),
     ):
         monkeypatch.setattr(module, name, 1)
     alone = STUDIES[study](model, texts)

@@ -124,7 +124,7 @@ def test_recordings_of_many_kinds(tmp_path, whisper):
     wavfile.write(tmp_path / "two.wav", 44100, np.stack([tone, -tone / 2], 1))
     two = read_recording(tmp_path / "two.wav")
     np.testing.assert_allclose(two.samples, tone / 4, atol=1e-6)
-    slow = two.at(16000)
+    slow = two.resampled(16000)
     assert len(slow.samples) == 8000
     np.testing.assert_allclose(slow.samples[200:-200], speech(0.5)[200:-200] / 4, atol=0.005)
     with pytest.warns(UserWarning, match="listens for 1 s: the rest is left out") as said:

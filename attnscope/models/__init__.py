@@ -223,8 +223,8 @@ def describe(
 
     config = read_config(source)
     info = native_info(source, config, sha256=verify(source), engine=engine)
-    # Planning reads the headers of the weights alone, and compares them with the configuration.
-    Checkpoint(source.folder, Encoder.of(config), "np").plan()
+    # Read the headers of the weights alone: names and shapes must be those of the configuration.
+    Checkpoint(source.folder, Encoder.from_config(config), "np").names()
     return info, FastTokenizer.open(source.folder)
 
 

@@ -1,4 +1,4 @@
-"""Read how large a model is from its configuration: without weights, and for the common families without torch."""
+"""Read the sizes of a model from its configuration: without weights, and for the common families without torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from attnscope.models.own.layouts import PREFIXES, Encoder
 
 Config = Mapping[str, Any]
 
-_BY_HAND = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
+_SIZES_HINT = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,24 @@ class Sizes:
     n_positions: int = 0
     # Rows of the table of segments; 0 = there is none
     n_segments: int = 0
-    # Vectors of d_model in the norms of a layer
+    # How many vectors of d_model numbers the norms of a layer have
     norm_vectors: int = 0
-    # Vectors of d_model in norms outside of layers
+    # The same of norms outside of layers
     norm_vectors_outside: int = 0
-    # "tied" (with the embeddings), "own", or "" (none)
+    # "tied" (the embeddings' weights), "own" (weights of its own), or "" (there is none)
     unembedding: str = ""
     # Whether a d_model x d_model map follows the last layer
     pooler: bool = False
-    # All parameters of the model as transformers builds it; None where the sizes say how many there
-    # are
+    # All parameters, counted in the model as transformers builds it; None = they follow from the sizes
     counted: int | None = None
     # What a reader must know of the numbers, one sentence each
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # A model of attention alone has no feed-forward network; every other size is at least 1.
-        least_sizes = {
-            "d_model": 1,
-            "n_layers": 1,
-            "n_heads": 1,
-            "n_kv_heads": 1,
-            "d_head": 1,
-            "d_ff": 0,
-        }
-        for name, least in least_sizes.items():
+        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "d_head", "d_ff"):
             value = getattr(self, name)
+            # A model of attention alone has no feed-forward network.
+            least = 0 if name == "d_ff" else 1
             if value < least:
                 raise AttnscopeError(
                     f"{name} is {value}, but must be at least {least}", "give another number"
@@ -92,26 +84,28 @@ class Sizes:
 
     @property
     def n_attentions(self) -> int:
-        """Return how many attentions there are in all: in an encoder-decoder, each layer of the decoder has two."""
+        """Return how many attentions there are; a decoder layer of an encoder-decoder has two, to itself and across."""
         return self.n_layers + 2 * self.n_decoder_layers
 
     @property
     def caching_layers(self) -> int:
-        """Return how many attentions cache keys and values while a text is written: none in an encoder."""
-        return {"encoder": 0, "decoder": self.n_layers}.get(self.kind, 2 * self.n_decoder_layers)
+        """Return how many attentions keep keys and values (the KV cache) while a text is generated."""
+        if self.kind == "encoder":
+            return 0
+        return self.n_layers if self.kind == "decoder" else 2 * self.n_decoder_layers
 
 
 def sizes_of(config: Config, name: str, source: str) -> Sizes:
-    """Return the sizes of a model, from what its config.json holds.
+    """Return the sizes of a model from the content of its config.json.
 
-    Models of families that `_FAMILIES` lacks are built without weights, on torch's meta device, to count parameters.
+    A model of a family that `_FAMILIES` lacks is built without weights, on torch's meta device, to count parameters.
     """
     read_family = _FAMILIES.get(str(config.get("model_type")), _build_to_count)
     try:
         return _complete(name, source, read_family(config))
     except KeyError as error:
         raise AttnscopeError(
-            f"the configuration of {name} does not say {error.args[0]}", _BY_HAND
+            f"the configuration of {name} does not say {error.args[0]}", _SIZES_HINT
         ) from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise AttnscopeError(
@@ -129,21 +123,21 @@ def sizes_by_hand(d_model: int, n_heads: int, n_layers: int, **others: Any) -> S
 
 
 def _complete(name: str, source: str, fields: Config) -> Sizes:
-    """Return sizes from fields of Sizes, with defaults for those that are missing or None.
+    """Return the Sizes of these fields, with defaults for those that are missing or None.
 
-    By default every query head has keys and values of its own, and heads share d_model.
+    By default every query head has keys and values of its own, and d_head is d_model / n_heads.
     """
     known = {field: value for field, value in fields.items() if value is not None}
     d_model = known["d_model"]
     n_heads = known["n_heads"]
-    defaults = {"n_kv_heads": n_heads, "d_embedding": d_model, "d_ff": 4 * d_model}
+    complete = {"n_kv_heads": n_heads, "d_embedding": d_model, "d_ff": 4 * d_model, **known}
     if "d_head" not in known:
-        defaults["d_head"] = _head_width(d_model, n_heads)
-    return Sizes(name=name, source=source, **{**defaults, **known})
+        complete["d_head"] = _head_width(d_model, n_heads)
+    return Sizes(name=name, source=source, **complete)
 
 
 def _head_width(d_model: int, n_heads: int) -> int:
-    """Return the width of a head where heads share the model's width."""
+    """Return d_model / n_heads; refuse numbers that do not divide."""
     if d_model % n_heads:
         raise AttnscopeError(
             f"d_model {d_model} is not divisible by {n_heads} heads", "or give --sizes d_head=N"
@@ -151,14 +145,14 @@ def _head_width(d_model: int, n_heads: int) -> int:
     return d_model // n_heads
 
 
-def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
+def change_sizes(sizes: Sizes, **new_sizes: Any) -> Sizes:
     """Return sizes with some of them changed, for a hypothetical model; None leaves a size as it is.
 
-    If d_model or n_heads changes and d_head is not given, heads share d_model. If every query head has its own keys and
-    values, it keeps them.
+    If d_model or n_heads changes and d_head is not given, d_head becomes d_model / n_heads. If every query head has its
+    own keys and values, it keeps them.
     """
     changes = {}
-    for name, value in others.items():
+    for name, value in new_sizes.items():
         if value is not None and value != getattr(sizes, name):
             changes[name] = value
     if not changes:
@@ -173,7 +167,8 @@ def change_sizes(sizes: Sizes, **others: Any) -> Sizes:
     if sizes.d_embedding == sizes.d_model:
         changes["d_embedding"] = d_model
     # Say what was changed, and what could not be.
-    note = f"{sizes.name} with {', '.join(map('{} {}'.format, changes, changes.values()))}"
+    changed = ", ".join(f"{name} {value}" for name, value in changes.items())
+    note = f"{sizes.name} with {changed}"
     if sizes.counted is not None:
         note += "; what is no attention is left as it was"
     return replace(sizes, **changes, counted=None, notes=(*sizes.notes, note))
@@ -188,6 +183,7 @@ _BIASES_AND_NORMS = {
     "norm_vectors": 4,
     "norm_vectors_outside": 2,
 }
+"""The fields of BERT and GPT-2: two norms per layer and one outside, each with a gain and a bias."""
 
 _NAMES = {
     "d_model": "hidden_size",
@@ -199,7 +195,7 @@ _NAMES = {
     "vocab_size": "vocab_size",
     "max_tokens": "max_position_embeddings",
 }
-"""The names of fields of Sizes in most configurations."""
+"""Fields of Sizes → their names in most configurations."""
 
 _NAMES_OF_GPT2 = {
     "d_model": "n_embd",
@@ -214,8 +210,8 @@ _NAMES_OF_GPT2 = {
 
 def _bert(config: Config) -> dict[str, Any]:
     """Return the fields of Sizes that a configuration of BERT's family says."""
-    # Encoder knows the defaults of the family.
-    encoder = Encoder.of(dict(config))
+    # `Encoder` fills in what the configuration leaves out.
+    encoder = Encoder.from_config(dict(config))
     return {
         **_read_fields(vars(encoder), _NAMES),
         **_BIASES_AND_NORMS,
@@ -236,7 +232,7 @@ def _gpt2(config: Config) -> dict[str, Any]:
 
 def _llama(config: Config) -> dict[str, Any]:
     """Return the fields of Sizes that a configuration of Llama, Mistral or Qwen2 says."""
-    # Mistral has no biases, Qwen2 has them at Q, K and V only; Llama's configuration says.
+    # Mistral has no biases, Qwen2 has them at Q, K and V only, and Llama has those that its configuration says.
     family = config["model_type"]
     is_llama = family == "llama"
     has_bias = config.get("attention_bias", False)
@@ -254,7 +250,7 @@ def _llama(config: Config) -> dict[str, Any]:
 
 
 def _read_fields(config: Config, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return fields of Sizes, whose names in a configuration are given; None where it does not say them."""
+    """Return fields of Sizes, read by their `names` in a configuration; None where it does not say them."""
     return {field: config.get(name) for field, name in names.items()}
 
 
@@ -265,7 +261,7 @@ def _build_to_count(config: Config) -> dict[str, Any]:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    # Build the model without weights: its configuration decides on all shapes.
+    # Build the model without weights: all shapes follow from its configuration.
     settings = dict(config)
     family = settings.pop("model_type", None)
     try:
@@ -275,25 +271,26 @@ def _build_to_count(config: Config) -> dict[str, Any]:
             model: Any = AutoModel.from_config(built_config)  # type: ignore[no-untyped-call]
     except Exception as error:  # transformers may raise anything on a broken configuration
         raise AttnscopeError(
-            f"transformers cannot build a {family}: {first_line(error)[:160]}", _BY_HAND
+            f"transformers cannot build a {family}: {first_line(error)[:160]}", _SIZES_HINT
         ) from None
     # Read the sizes of the part that reads text.
     text_config = built_config.get_text_config()
     fields = {field: getattr(text_config, name, None) for field, name in _NAMES.items()}
-    # The kind shows in the attention modules, or in the name of the class that was saved.
+    # A decoder shows by its attention modules, or by the name of the class that was saved.
     is_causal = any(getattr(module, "is_causal", False) for module in model.modules())
     if built_config.is_encoder_decoder:
         fields["kind"] = "encoder-decoder"
-        n_layers = getattr(text_config, "num_decoder_layers", None)
-        fields["n_decoder_layers"] = n_layers or getattr(text_config, "decoder_layers", None)
+        # T5 calls them num_decoder_layers, BART decoder_layers.
+        n_decoder_layers = getattr(text_config, "num_decoder_layers", None)
+        fields["n_decoder_layers"] = n_decoder_layers or getattr(text_config, "decoder_layers", None)
     elif is_causal or "CausalLM" in str(config.get("architectures")):
         fields["kind"] = "decoder"
     else:
         fields["kind"] = "encoder"
-    # Gated feed-forward networks of transformers have a module of this name.
+    # transformers calls the third matrix of gated feed-forward networks gate_proj.
     is_gated = any(path.endswith("gate_proj") for path, _ in model.named_modules())
     fields["ff_matrices"] = 3 if is_gated else 2
-    # The parameters are counted with the vocabulary.
+    # The count contains the embeddings: with a vocab_size they would be added once more.
     fields["vocab_size"] = None
     fields["counted"] = sum(parameter.numel() for parameter in model.parameters())
     fields["notes"] = (
@@ -310,9 +307,8 @@ _FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
 
 # Presets ----------------------------------------------------------------------------------------------------------
 
-
 _TOUVRON = "Touvron et al. 2023 (Llama 2), table 1"
-_SPARSE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
+_GPT3_NOTE = "GPT-3 alternates dense with locally banded sparse attention; dense attention is counted"
 
 _GPT2 = {
     "model_type": "gpt2",
@@ -344,7 +340,9 @@ _LLAMA_70B = {
 PRESETS: dict[str, Sizes] = {
     "bert-base": sizes_of({"model_type": "bert"}, "bert-base", "Devlin et al. 2019, section 3"),
     "gpt2": sizes_of(_GPT2, "gpt2", "Radford et al. 2019, table 2"),
-    "gpt3": replace(sizes_of(_GPT3, "gpt3", "Brown et al. 2020, table 2.1 (175 B)"), notes=(_SPARSE,)),
+    "gpt3": replace(
+        sizes_of(_GPT3, "gpt3", "Brown et al. 2020, table 2.1 (175 B)"), notes=(_GPT3_NOTE,)
+    ),
     "llama-2-7b": sizes_of(_LLAMA_7B, "llama-2-7b", _TOUVRON),
     "llama-2-70b": sizes_of(_LLAMA_70B, "llama-2-70b", _TOUVRON),
 }

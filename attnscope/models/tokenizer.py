@@ -1,4 +1,4 @@
-"""Tokenizers by the tokenizers library alone: no transformers, no torch, ready while those still load."""
+"""Read tokenizer.json by the tokenizers library alone, so that texts are tokenised before torch is loaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,25 +27,22 @@ class FastTokenizer(Tokenizer):
         self.name = name
         self.backend = backend
         self._style = style_of(backend)
-        # Unigram has the number of its unknown token; the other kinds name the token.
+        # A Unigram model holds the id of its unknown token, the other models its text.
         self.unknown_id = getattr(backend.model, "unk_id", None)
         if self.unknown_id is None and getattr(backend.model, "unk_token", None):
             self.unknown_id = backend.token_to_id(backend.model.unk_token)
 
     def ordinary_ids(self) -> list[int]:
-        """Return the numbers of all tokens that stand for text, in order.
-
-        Special tokens and those kept unused are left out.
-        """
-        # Special tokens are among those that were added to the vocabulary.
+        """Return the ids of all tokens that stand for text, ascending: neither special tokens nor unused ones."""
+        # All special tokens are among the added ones.
         added = self.backend.get_added_tokens_decoder().items()
-        special = {number for number, token in added if token.special}
-        numbers = []
-        for piece, number in self.backend.get_vocab().items():
+        special = {token_id for token_id, token in added if token.special}
+        ids = []
+        for piece, token_id in self.backend.get_vocab().items():
             # BERT's vocabularies keep room for tokens of the user: "[unused0]" and so on.
-            if number not in special and not piece.startswith("[unused"):
-                numbers.append(number)
-        return sorted(numbers)
+            if token_id not in special and not piece.startswith("[unused"):
+                ids.append(token_id)
+        return sorted(ids)
 
     def spell(self, number: int) -> str:
         """Return the text of one token."""
@@ -60,7 +57,7 @@ class FastTokenizer(Tokenizer):
                 f"{folder}: {reason}",
                 "save a fast tokenizer there: AutoTokenizer.from_pretrained(…).save_pretrained(…)",
             )
-        settings = _read_object(folder / "tokenizer_config.json")
+        settings = _read_json_object(folder / "tokenizer_config.json")
         path = folder / "tokenizer.json"
         with as_failure(f"cannot read the tokenizer {path}", "get the file again"):
             backend = tokenizers.Tokenizer.from_file(str(path))
@@ -79,23 +76,23 @@ class FastTokenizer(Tokenizer):
         require_tokenizable(text, pair)
         with as_failure("the tokenizer cannot read this text", "give another text"):
             encoding = self.backend.encode(text, pair)
-        return tokens_of(encoding, text, pair, self._style)
+        return tokens_of_encoding(encoding, text, pair, self._style)
 
 
-def tokens_of(
+def tokens_of_encoding(
     encoding: tokenizers.Encoding,
     text: str,
     pair: str | None,
     style: Style,
     special: Sequence[bool] | None = None,
 ) -> Tokens:
-    """Return the tokenizers library's encoding of a text, or of a pair of texts, as Tokens.
+    """Return an encoding of the tokenizers library as Tokens.
 
     Args:
-        encoding: The encoding.
+        encoding: The encoding of a text, or of a pair of texts.
         text: The text.
         pair: The second text; None = there is none.
-        style: How the tokenizer writes its pieces.
+        style: How the tokenizer writes its pieces, as `style_of` says it.
         special: Which tokens are special, (token,); None = those that the encoding marks so.
     """
     if special is None:
@@ -114,14 +111,14 @@ def tokens_of(
 
 def style_of(backend: tokenizers.Tokenizer) -> Style:
     """Return how a tokenizer writes its pieces, judged by the classes of its parts."""
-    # Their representations name the classes, also of parts inside of a sequence.
+    # The repr of a part names its class, and those of all parts of a Sequence.
     parts = f"{backend.normalizer!r} {backend.pre_tokenizer!r} {backend.decoder!r}"
     if "ByteLevel" in parts:
         return "bytes"
     return "sentencepiece" if "Metaspace" in parts or "▁" in parts else "plain"
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; empty if there is no such file, or it holds something else."""
     if not path.is_file():
         return {}
@@ -131,8 +128,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _is_bert(folder: Path, settings: dict[str, Any]) -> bool:
-    """Return whether a folder holds BERT's own tokenizer, by its class in the settings, else by the model's type."""
+    """Return whether a folder holds BERT's own tokenizer: by its class in `settings`, else by the model_type."""
     name = settings.get("tokenizer_class")
     if isinstance(name, str):
         return name.removesuffix("Fast") in {"BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"}
-    return _read_object(folder / "config.json").get("model_type") in {"bert", "distilbert", "electra"}
+    return _read_json_object(folder / "config.json").get("model_type") in {
+        "bert",
+        "distilbert",
+        "electra",
+    }

@@ -2,10 +2,10 @@
 
 A forward pass changes a model and restores it: its attention function, its hooks and the forwards of its blocks. Two
 threads at once would restore each other's changes. So a thread takes a turn before it runs a model or hooks into it. A
-turn lasts for one pass, not for a whole study, and is never kept over a `yield` to a study.
+turn lasts for one pass, not for a whole study: a generator must end it before it yields to a study.
 
-Where a thread needs the lock of `hf.parts.silence` too, it takes that one first, so that no two threads wait for each
-other. This module knows torch and nothing else.
+A thread that needs the lock of `hf.parts.silence` too takes that one first, so that no two threads wait for each other.
+This module knows torch and nothing else.
 """
 
 import contextlib
@@ -18,25 +18,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 _locks: "weakref.WeakKeyDictionary[nn.Module, tuple[threading.RLock, ...]]" = weakref.WeakKeyDictionary()
-"""The locks that a thread takes before it runs a module: one, or several where parts had locks before the whole."""
+"""The locks that a thread takes before it runs a module.
+
+It is one lock, unless a model was put together from parts that had different locks: then it is all of theirs.
+"""
 
 _registering = threading.Lock()
-"""The lock of `_locks` itself."""
+"""Held while `_locks` is changed."""
 
 
 def share_lock(roots: "Iterable[nn.Module]") -> None:
     """Give all modules of a model one lock: the one that some of them already have, or a new one.
 
     Models that have modules in common share it, such as two that were loaded from one torch module. So do models that
-    were built from one configuration object: a pass sets the attention function there. Where parts had locks of their
-    own, the whole and its parts take all of these.
+    were built from one configuration object, where a pass sets the attention function. If parts had different locks,
+    the whole and its parts get all of them.
     """
     modules: set[nn.Module] = set()
     for root in roots:
         modules.update(root.modules())
-    configs = {id(vars(module).get("config")) for module in modules} - {id(None)}
+    configs = {id(vars(module).get("config")) for module in modules}
+    configs.discard(id(None))
     with _registering:
-        # Collect every lock of these modules, and of modules with the same configuration.
+        # Collect the locks of these modules, and of modules with the same configuration.
         locks: set[threading.RLock] = set()
         for module, held_locks in _locks.items():
             if module in modules or id(vars(module).get("config")) in configs:
@@ -47,15 +51,17 @@ def share_lock(roots: "Iterable[nn.Module]") -> None:
 
 
 @contextlib.contextmanager
-def take_turn(modules: "Iterable[nn.Module]") -> Iterator[None]:
+def take_turn(modules: "Sequence[nn.Module]") -> Iterator[None]:
     """Keep other threads from running these modules' models, or hooking into them, until the context ends.
 
     They wait for their turn. The same thread may take its turn again inside.
     """
-    modules = list(modules)
     if any(module not in _locks for module in modules):
         share_lock(modules)
-    with _hold(_in_order({lock for module in modules for lock in _locks[module]})):
+    locks: set[threading.RLock] = set()
+    for module in modules:
+        locks.update(_locks[module])
+    with _hold(_in_order(locks)):
         yield
 
 
@@ -67,7 +73,7 @@ def _in_order(locks: "Iterable[threading.RLock]") -> "tuple[threading.RLock, ...
 @contextlib.contextmanager
 def _hold(locks: "Sequence[threading.RLock]") -> Iterator[None]:
     """Take locks, and release them when the context ends."""
-    # Contexts are nested: an ExitStack could be interrupted after it took a lock, before it notes to release it.
+    # No ExitStack: Ctrl-C between taking a lock and registering it there would leave the lock taken.
     if not locks:
         yield
         return

@@ -1,4 +1,4 @@
-"""Read photos and recordings: from files of many kinds to pixels and samples. Knows no model."""
+"""Read photos and recordings from files into pixels and samples. Knows no model."""
 
 import contextlib
 import os
@@ -12,18 +12,22 @@ from attnscope.host import refuse_pipe
 
 
 @contextlib.contextmanager
-def reading(source: Any, what: str, hint: str) -> Iterator[Path]:
-    """Yield the path of a file; within the block, whatever a decoder raises becomes an AttnscopeError of one line.
+def reading(source: Any, noun: str, hint: str) -> Iterator[Path]:
+    """Yield the path of a file; inside the `with`, whatever a decoder raises becomes an AttnscopeError of one line.
 
-    `what` names what the file should hold, such as "picture", and `hint` says what to give instead. Warnings are
-    silenced.
+    Warnings are silenced there.
+
+    Args:
+        source: The path.
+        noun: What the file should hold, such as "picture".
+        hint: What to give instead.
     """
     if not isinstance(source, str | os.PathLike):
-        raise AttnscopeError(f"{type(source).__name__} is no {what}", hint)
+        raise AttnscopeError(f"{type(source).__name__} is no {noun}", hint)
     path = Path(source)
-    refuse_pipe(path, f"a {what}")
+    refuse_pipe(path, f"a {noun}")
     if path.is_dir():
-        raise AttnscopeError(f"{path} is a folder, not a {what}", hint)
+        raise AttnscopeError(f"{path} is a folder, not a {noun}", hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -32,12 +36,10 @@ def reading(source: Any, what: str, hint: str) -> Iterator[Path]:
         raise
     except FileNotFoundError:
         raise AttnscopeError(f"there is no file {path}", hint) from None
-    except PermissionError as error:
-        raise AttnscopeError(f"cannot read {path}: {error.strerror}") from None
-    # Decoders raise what they like on damaged files.
+    # Decoders raise all kinds of exceptions on damaged files.
     except Exception as error:
         if path.stat().st_size == 0:
             raise AttnscopeError(f"{path} is empty", hint) from None
         raise AttnscopeError(
-            f"{path} cannot be read as a {what}: {first_line(error)[:80]}", hint
+            f"{path} cannot be read as a {noun}: {first_line(error)[:80]}", hint
         ) from None

@@ -1,4 +1,4 @@
-"""Read photos: upright, in red, green and blue."""
+"""Read photos: turned upright, as RGB."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_PIXELS = 100_000_000
 """A photo of more pixels is refused before it is unpacked: a small file can hold gigabytes of one colour."""
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "TIFF", "BMP")
-"""The formats of photos, recognised by content. Pillow reads more, one of which starts other programs."""
+"""The formats of photos, recognised by content. Pillow reads more, but for EPS it starts Ghostscript."""
 
 _HINT = f"give a photo: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}; in Python also an image of Pillow, or an array"
 
@@ -29,7 +29,7 @@ class Photo:
     Attributes:
         image: The photo, upright, mode RGB.
         source: What to call it: the file's name.
-        size: The side in pixels of the square that the model is given; None = as its processor makes it.
+        size: The side in pixels of the square that the model sees; None = what its processor makes of any photo.
     """
 
     image: Image
@@ -38,10 +38,9 @@ class Photo:
 
 
 def read_photo(source: Any) -> Photo:
-    """Read a photo.
+    """Read a photo as RGB.
 
-    Rotated as its EXIF data says; of an animation the first frame; transparent places on white; greys and CMYK as red,
-    green and blue.
+    It is rotated as its EXIF data says. Of an animation the first frame is taken, and transparency is laid on white.
 
     Args:
         source: A path, a Photo, an image of Pillow, or an array (height, width, 3) or (height, width) of uint8.
@@ -54,8 +53,8 @@ def read_photo(source: Any) -> Photo:
     if isinstance(source, Photo):
         return source
     if isinstance(source, np.ndarray):
-        has_pixels = source.ndim == 2 or source.shape[2:] == (3,)
-        if source.dtype != np.uint8 or not has_pixels or not source.size:
+        has_image_shape = source.ndim == 2 or source.shape[2:] == (3,)
+        if source.dtype != np.uint8 or not has_image_shape or not source.size:
             raise AttnscopeError(
                 f"an array of {source.dtype}, {source.shape}, is no picture",
                 "give uint8, (height, width, 3)",
@@ -63,7 +62,7 @@ def read_photo(source: Any) -> Photo:
         source = Image.fromarray(source)
     if isinstance(source, Image.Image):
         return _upright(source, "a picture in memory")
-    # Load the code of the common formats; else Pillow loads that of all.
+    # Pillow loads its code for all formats as soon as one of FORMATS is missing: load that of the common ones first.
     Image.preinit()
     with reading(source, "picture", _HINT) as path, Image.open(path, formats=FORMATS) as image:
         return _upright(image, path.name)
@@ -71,7 +70,7 @@ def read_photo(source: Any) -> Photo:
 
 def _upright(image: Image, name: str) -> Photo:
     """Return an image as a photo, turned as its EXIF data says, on white, in RGB."""
-    from PIL import Image as images
+    import PIL.Image
     from PIL import ImageOps
 
     width, height = image.size
@@ -81,10 +80,11 @@ def _upright(image: Image, name: str) -> Photo:
             "shrink it first: models see far fewer",
         )
     turned = ImageOps.exif_transpose(image)
-    # Pillow would cut such greys off at 255.
+    # Modes of more than 8 bits: as RGB, Pillow would clip them at 255.
     if turned.mode.startswith("I") or turned.mode == "F":
         raise AttnscopeError(f"{name} has greys of more than 8 bits", "scale them to 8 bits first")
     if "A" in turned.getbands() or "transparency" in turned.info:
-        clear = turned.convert("RGBA")
-        turned = images.alpha_composite(images.new("RGBA", clear.size, "white"), clear)
+        layer = turned.convert("RGBA")
+        white = PIL.Image.new("RGBA", layer.size, "white")
+        turned = PIL.Image.alpha_composite(white, layer)
     return Photo(turned.convert("RGB"), name)

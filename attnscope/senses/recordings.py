@@ -13,26 +13,23 @@ from attnscope.errors import AttnscopeError
 from attnscope.senses import reading
 
 MOST_BYTES = 1_000_000_000
-"""The most bytes of a file."""
+"""The largest file that is read, in bytes."""
 
 MOST_SAMPLES = 200_000_000
-"""The most samples: of a file, all channels together; and of its one channel once resampled for a model.
-
-At 16,000 a second they last three and a half hours.
-"""
+"""The most samples in a file, over all channels, and the most after resampling: three and a half hours at 16 kHz."""
 
 MOST_RATE = 1_000_000
-"""The most samples a second; studios use up to 768,000. The filter that resamples grows with it."""
+"""The highest rate, in samples a second; studios use up to 768,000. The resampling filter is as long as it is high."""
 
 _HINT = "give a WAV file, in Python also (samples, rate); others can be converted: ffmpeg -i speech.mp3 speech.wav"
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Hold a recording.
+    """Hold a recording, mixed to one channel.
 
     Attributes:
-        samples: One channel, (sample,), float32, -1 to 1.
+        samples: (sample,), float32, -1 to 1.
         rate: Samples a second.
         source: What to call it: the file's name.
     """
@@ -46,8 +43,8 @@ class Recording:
         """Return how long it lasts."""
         return len(self.samples) / self.rate
 
-    def at(self, rate: int) -> Recording:
-        """Return the recording at another rate, resampled by a polyphase filter.
+    def resampled(self, rate: int) -> Recording:
+        """Return the recording at another rate, by a polyphase filter.
 
         Raises:
             AttnscopeError: It would have more than MOST_SAMPLES samples.
@@ -58,6 +55,7 @@ class Recording:
             raise _too_long(self.source)
         from scipy.signal import resample_poly
 
+        # rate / self.rate as a fraction in lowest terms.
         common = math.gcd(rate, self.rate)
         samples = resample_poly(self.samples.astype(np.float64), rate // common, self.rate // common)
         return Recording(samples.astype(np.float32), rate, self.source)
@@ -70,8 +68,8 @@ def read_recording(source: Any) -> Recording:
         source: A path, or a pair (samples, rate) with samples (sample,) or (sample, channel), floats from -1 to 1.
 
     Raises:
-        AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound; or it is
-            over MOST_BYTES, MOST_SAMPLES or MOST_RATE.
+        AttnscopeError: There is no such file; it is no WAV file, damaged, or holds no sound; or it exceeds
+            MOST_BYTES, MOST_SAMPLES or MOST_RATE.
     """
     if isinstance(source, Recording):
         return source
@@ -87,20 +85,20 @@ def read_recording(source: Any) -> Recording:
 
 
 def _one_channel(samples: NDArray[Any], rate: int, name: str) -> Recording:
-    """Return samples, (sample,) or (sample, channel), as a recording: the mean of channels, -1 to 1."""
+    """Return samples, (sample,) or (sample, channel), as a recording: scaled to -1 to 1, and channels averaged."""
     if samples.ndim not in (1, 2) or not samples.size or not 1 <= rate <= MOST_RATE:
         raise AttnscopeError(
             f"{name} holds no sound, or not at 1 to {MOST_RATE:,} samples a second", _HINT
         )
     if samples.size > MOST_SAMPLES:
         raise _too_long(name)
-    # Integers become -1 to 1. In bytes 128 is silence; in signed types 0 is, and the lowest number becomes -1.
+    # Scale integers to -1 to 1. In uint8 silence is 128; in signed types it is 0, and the lowest number becomes -1.
     values = samples.astype(np.float64)
     if samples.dtype == np.uint8:
         values = (values - 128) / 128
     elif samples.dtype.kind == "i":
-        values = values / abs(float(np.iinfo(samples.dtype).min))
-    # (sample, channel) becomes (sample,).
+        values = values / -float(np.iinfo(samples.dtype).min)
+    # (sample, channel) -> (sample,)
     if values.ndim == 2:
         values = values.mean(1)
     if not np.isfinite(values).all():

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnscope.errors import AttnscopeError, as_failure
 from attnscope.models.model import Tokenizer
-from attnscope.models.tokenizer import style_of, tokens_of
+from attnscope.models.tokenizer import style_of, tokens_of_encoding
 from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
 
@@ -162,7 +162,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         if self.backend.is_fast:
             encoding = encoded.encodings[0]
             special = self._special(encoding.ids) if is_whole else None
-            return tokens_of(encoding, text, pair, self._style, special)
+            return tokens_of_encoding(encoding, text, pair, self._style, special)
         ids = list(encoded["input_ids"])
         return self._build(text, ids, self._spans_in(text, ids), self._special(ids))
 

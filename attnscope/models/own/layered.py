@@ -1,4 +1,7 @@
-"""Define what the glass boxes and the native engine have in common: models that are a stack of our own layers."""
+"""Define what models made of our own layers have in common.
+
+These are the glass boxes, whose weights are made by hand, and the native engine, which runs BERT-family checkpoints.
+"""
 
 import copy
 from contextlib import contextmanager
@@ -19,18 +22,19 @@ if TYPE_CHECKING:
 
 
 class LayeredModel(Model):
-    """A model that is a stack of our own layers and no more; subclasses add their forward pass.
+    """A model that is a stack of our own layers between embeddings and last hidden states; subclasses add `run`.
 
     Args:
         info: The facts of the model.
         tokenizer: Its tokenizer.
         network: The module that holds all others, its layers in `network.layers`; it may lie on the meta device.
-        state: The tensors of the network, by name.
+        state: The weights of the network, by their names in its state_dict.
         vocab_size: How many tokens it has an embedding for.
     """
 
+    # `rerun` can start at any layer, from the hidden states of an earlier pass
     resumes = True
-    # The standard deviation of untrained weights: BERT's
+    # The standard deviation of untrained weights, here as BERT draws them
     sigma = 0.02
 
     def __init__(
@@ -46,13 +50,13 @@ class LayeredModel(Model):
         self._network = network
         self._layers = list(network.get_submodule("layers").children())
         self._vocab_size = vocab_size
-        # The network takes the tensors as they are.
+        # The network takes the tensors themselves, with their device and precision.
         network.load_state_dict(state, assign=True)
         network.eval().requires_grad_(False)
         share_lock([network])
 
-    def _require(self, batch: Batch) -> Batch:
-        """Return a batch on the model's device; refuse one that is too long, or has numbers without an embedding."""
+    def _prepare(self, batch: Batch) -> Batch:
+        """Return a batch on the model's device; refuse one that is too long, or has ids without an embedding."""
         require_length(self.info, batch.ids.shape[1])
         require_numbers(self.info, batch.ids, self._vocab_size)
         return batch.to(self.info.device)
@@ -66,16 +70,16 @@ class LayeredModel(Model):
             yield
 
     def modules(self) -> "list[nn.Module]":
-        """Return the torch modules that hold all others: the network."""
+        """Return the network, the torch module that holds all others."""
         return [self._network]
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """Return the layers, by (kind, layer)."""
         kind = cast("Kind", self.info.kinds[0])
-        return {(kind, number): layer for number, layer in enumerate(self._layers)}
+        return {(kind, index): layer for index, layer in enumerate(self._layers)}
 
     def untrained(self, seed: int) -> Self:
-        """Return the same architecture with random weights: normal numbers in matrices, gains of 1, biases of 0."""
+        """Return the same architecture with random weights: matrices N(0, sigma²), gains of norms 1, biases 0."""
         import torch
 
         twin = copy.deepcopy(self)
@@ -86,7 +90,8 @@ class LayeredModel(Model):
                 if weight.ndim > 1:
                     weight.copy_(torch.randn(weight.shape, generator=generator) * self.sigma)
                 else:
-                    weight.fill_(1.0 if "norm" in name and name.endswith("weight") else 0.0)
+                    # Of vectors, the weights are gains of norms; all others are biases.
+                    weight.fill_(1.0 if name.endswith("weight") else 0.0)
         notes = (f"random weights, seed {seed}",)
         twin.info = replace(
             self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=()

@@ -1,7 +1,9 @@
-"""Judge which BERT-family checkpoints the native engine can read, and read their tensors by our names.
+"""Judge which BERT-family checkpoints the native engine can run, and read their tensors.
 
-This module loads no torch, so that a model can be judged, described and tokenised while torch still loads. Tensors are
-torch's or NumPy's.
+The native engine is attnscope's own encoder (`own.native`), and the NumPy engine the same without torch (`own.plain`).
+"Our names" of tensors are the parameter names of that encoder, such as "layers.0.attention.q_proj.weight". Tensors are
+read as torch's or as NumPy's. This module loads no torch, so that a model can be described and texts tokenised before
+torch is there.
 """
 
 import math
@@ -22,14 +24,14 @@ Config = dict[str, Any]
 Shape = tuple[int, ...]
 
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
-"""The prefix of every name in checkpoints with a head on top, by model_type of the family."""
+"""The prefix of tensor names in checkpoints that were saved with a head on top, by model_type."""
 
 _EMBEDDINGS = {
     "word": ("embeddings.word_embeddings", "vocab_size"),
     "position": ("embeddings.position_embeddings", "max_position_embeddings"),
     "segment": ("embeddings.token_type_embeddings", "type_vocab_size"),
 }
-"""The name of each embedding in a checkpoint, and the setting that says how many rows it has, by our name."""
+"""Our name of each embedding → its name in a checkpoint, and the setting that says how many rows it has."""
 
 _LAYER = {
     "attention.q_proj": "attention.self.query",
@@ -41,7 +43,7 @@ _LAYER = {
     "down": "output.dense",
     "norm": "output.LayerNorm",
 }
-"""The name of each part of a layer in a checkpoint, by our name."""
+"""Our name of each part of a layer → its name in a checkpoint."""
 
 _REFUSED = {
     "is_decoder": "it is a decoder",
@@ -49,12 +51,12 @@ _REFUSED = {
     "pruned_heads": "some of its heads are pruned",
     "quantization_config": "its weights are quantised",
 }
-"""Settings that change the computation in a way that the engine does not know, with the reasons of a refusal."""
+"""Settings that change the computation in a way that the engine does not know → why the model is refused."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """The settings of an encoder, by BERT's names and with BERT's defaults, for what config.json leaves out."""
+    """The settings of an encoder under BERT's names; BERT's defaults stand for what config.json leaves out."""
 
     model_type: str
     vocab_size: int = 30522
@@ -69,46 +71,60 @@ class Encoder:
     pad_token_id: int = 0
 
     @classmethod
-    def of(cls, config: Config) -> "Encoder":
-        """Read a configuration, of which null counts as left out."""
-        settings = {name: config.get(name) for name in cls.__annotations__}
-        known = {name: value for name, value in settings.items() if value is not None}
-        # RoBERTa's padding token is number 1 by default, BERT's number 0.
-        return cls(**{"pad_token_id": int(config["model_type"] != "bert"), **known})
+    def from_config(cls, config: Config) -> "Encoder":
+        """Read the settings from a config.json, in which null counts as left out."""
+        settings = {}
+        for name in cls.__annotations__:
+            if config.get(name) is not None:
+                settings[name] = config[name]
+        # RoBERTa's default padding token is 1.
+        if config["model_type"] != "bert":
+            settings.setdefault("pad_token_id", 1)
+        return cls(**settings)
 
     @property
     def is_roberta(self) -> bool:
-        """Return whether positions count from pad_token_id + 1, padding has none, and there are no segments."""
+        """Return whether it is of RoBERTa's line, which differs from BERT in positions and segments.
+
+        Its positions begin with pad_token_id + 1, padding has the position pad_token_id, and there are no segments.
+        """
         return self.model_type != "bert"
 
     def positions(self, ids: Any) -> Any:
-        """Return the positions of tokens in the table of positions, (…, token); arrays are NumPy's or torch's."""
+        """Return the row of the position table for each token, (…, token); arrays are NumPy's or torch's."""
         if not self.is_roberta:
+            # 0, 1, 2 …: no id is below 0. NumPy's arrays and torch's tensors both have cumsum.
             return (ids >= 0).cumsum(-1) - 1
-        is_real = ids != self.pad_token_id  # a padding token that a user types gets no position
+        # As in transformers, this takes a padding token that a user types for padding.
+        is_real = ids != self.pad_token_id
         return is_real.cumsum(-1) * is_real + self.pad_token_id
 
     @property
     def max_tokens(self) -> int:
         """Return the longest text in tokens."""
-        return self.max_position_embeddings - (self.pad_token_id + 1 if self.is_roberta else 0)
+        n_unused = self.pad_token_id + 1 if self.is_roberta else 0
+        return self.max_position_embeddings - n_unused
 
     def tensors(self) -> dict[str, tuple[str, Shape]]:
-        """Return the name of every tensor in the file (without prefix), and its shape, by our name for it."""
+        """Return every tensor by our name: its name in a checkpoint, without prefix, and its shape."""
         width = self.hidden_size
+        inner = self.intermediate_size
         tensors: dict[str, tuple[str, Shape]] = {}
-        for ours, (theirs, n_rows) in _EMBEDDINGS.items():
-            tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, n_rows), width))
-        # The parts with a bias: norms have vectors, linear maps matrices (out, in).
-        shapes: dict[str, Shape] = dict.fromkeys(_LAYER, (width, width))
-        shapes["attention_norm"] = shapes["norm"] = (width,)
-        shapes["up"] = (self.intermediate_size, width)
-        shapes["down"] = (width, self.intermediate_size)
+        for ours, (theirs, size_setting) in _EMBEDDINGS.items():
+            tensors[f"{ours}.weight"] = (f"{theirs}.weight", (getattr(self, size_setting), width))
+        # The modules with a bias: the weights of norms are vectors, those of linear maps matrices (out, in).
+        shapes: dict[str, Shape] = {
+            "attention_norm": (width,),
+            "up": (inner, width),
+            "down": (width, inner),
+            "norm": (width,),
+        }
         parts: dict[str, tuple[str, Shape]] = {"embedding_norm": ("embeddings.LayerNorm", (width,))}
-        for number in range(self.num_hidden_layers):
+        for layer in range(self.num_hidden_layers):
             for ours, theirs in _LAYER.items():
-                parts[f"layers.{number}.{ours}"] = (f"encoder.layer.{number}.{theirs}", shapes[ours])
-        # Each part has a weight, and a bias as long as the weight has rows.
+                shape = shapes.get(ours, (width, width))
+                parts[f"layers.{layer}.{ours}"] = (f"encoder.layer.{layer}.{theirs}", shape)
+        # Each has a weight, and a bias as long as the weight has rows.
         for ours, (theirs, shape) in parts.items():
             tensors[f"{ours}.weight"] = (f"{theirs}.weight", shape)
             tensors[f"{ours}.bias"] = (f"{theirs}.bias", shape[:1])
@@ -129,24 +145,25 @@ def why_unsupported(config: Config) -> str | None:
     if "AutoModel" in str(config.get("auto_map")):
         return "it brings its own code (auto_map)"
     # Settings that no encoder can have: wrong types, and sizes that do not divide.
-    encoder = Encoder.of(config)
+    encoder = Encoder.from_config(config)
     for name, value in vars(encoder).items():
-        if not _fits(name, value):
+        if not _is_possible(name, value):
             return f"its {name} is {value!r}"
     if encoder.hidden_size % encoder.num_attention_heads:
         return f"its width {encoder.hidden_size} is not divisible by its {encoder.num_attention_heads} heads"
     return None
 
 
-def _fits(name: str, value: Any) -> bool:
-    """Return whether a setting has a value that the native engine can compute with: a config.json may hold anything."""
+def _is_possible(name: str, value: Any) -> bool:
+    """Return whether the native engine can compute with the value of a setting; config.json may hold anything."""
     if name == "model_type":
         return True
     if name == "hidden_act":
         return bool(value == "gelu")
     if name == "layer_norm_eps":
         return type(value) in (int, float) and 0 <= value < math.inf
-    return type(value) is int and value >= int(name != "pad_token_id")
+    least = 0 if name == "pad_token_id" else 1
+    return type(value) is int and value >= least
 
 
 def native_info(
@@ -159,12 +176,12 @@ def native_info(
     device: str = "cpu",
 ) -> ModelInfo:
     """Return the facts of a model on the native or the NumPy engine, all of them from its configuration."""
-    encoder = Encoder.of(config)
-    # The name of the class that was saved says whether it had a head on top, such as BertForMaskedLM.
+    encoder = Encoder.from_config(config)
+    # Names of classes with a head on top hold "For", as BertForMaskedLM does. Say what became of the head.
     saved_class = str((config.get("architectures") or [""])[0])
-    head = ""
+    dropped_head = ""
     if "For" in saved_class:
-        head = f"dropped: that of {saved_class}; ablate, patch and weights load it"
+        dropped_head = f"dropped: that of {saved_class}; ablate, patch and weights load it"
     return ModelInfo(
         name=source.name,
         source=source.origin,
@@ -180,7 +197,7 @@ def native_info(
         max_tokens=encoder.max_tokens,
         dtype=dtype,
         device=device,
-        head=head,
+        head=dropped_head,
     )
 
 
@@ -193,16 +210,16 @@ class Checkpoint:
     Args:
         folder: The folder with the files.
         encoder: The settings of the encoder.
-        framework: Whether tensors are read as torch's ("pt"), or as NumPy's ("np").
+        framework: What tensors are read as: "pt" for torch's, "np" for NumPy's.
     """
 
     def __init__(self, folder: Path, encoder: Encoder, framework: Literal["pt", "np"] = "pt") -> None:
         paths = weight_files(folder)
-        # What messages name: the file, or the folder of several.
-        self._where = paths[0] if len(paths) == 1 else folder
+        # Error messages name the file, or the folder of several.
+        self._label = paths[0] if len(paths) == 1 else folder
         self._encoder = encoder
         self._framework = framework
-        # The open file of each tensor, and its path.
+        # By the name of a tensor: the open file that holds it, and the path of that file.
         self._files: dict[str, Any] = {}
         self._paths: dict[str, Path] = {}
         for path in paths:
@@ -212,89 +229,93 @@ class Checkpoint:
                 raise _damaged(path, error) from error
             self._files |= dict.fromkeys(file.keys(), file)
             self._paths |= dict.fromkeys(file.keys(), path)
-        # A checkpoint saved with a head on top has the family's prefix before every name.
+        # Only checkpoints that were saved with a head on top have the prefix.
         prefix = PREFIXES[encoder.model_type]
         self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in self._files else ""
 
-    def plan(self) -> dict[str, str]:
-        """Return the names in the files of all tensors that a network needs, by our names. No tensor is read.
+    def names(self) -> dict[str, str]:
+        """Return our name → the name in the files, of every tensor that the encoder needs. No tensor is read.
 
         Raises:
-            AttnscopeError: A tensor is missing or has another shape, or the layers hold tensors that the network would
+            AttnscopeError: A tensor is missing or has another shape, or the layers hold tensors that the encoder would
                 not use.
         """
         expected = self._encoder.tensors()
-        plan = {ours: self._find(theirs) for ours, (theirs, _) in expected.items()}
-        missing = [name for name in plan.values() if name not in self._files]
+        names = {ours: self._name_in_file(theirs) for ours, (theirs, _) in expected.items()}
+        missing = [name for name in names.values() if name not in self._files]
         if missing:
             raise AttnscopeError(
-                f"{self._where} lacks {len(missing)} of {len(plan)} tensors, such as {missing[0]}",
+                f"{self._label} lacks {len(missing)} of {len(names)} tensors, such as {missing[0]}",
                 "the file is incomplete, or of another model than config.json describes",
             )
-        # Further tensors of layers would change what the layers compute; others, such as a head's, are left out.
-        layers = f"{self._prefix}encoder.layer."
-        unused = [name for name in self._files.keys() - {*plan.values()} if name.startswith(layers)]
+        # Layers with further tensors compute something else. Other tensors, such as a head's, may be there unused.
+        layer_prefix = f"{self._prefix}encoder.layer."
+        unused = [
+            name for name in self._files.keys() - {*names.values()} if name.startswith(layer_prefix)
+        ]
         if unused:
             raise AttnscopeError(
-                f"{self._where} holds {len(unused)} tensors that config.json has no place for, such as {min(unused)}",
+                f"{self._label} holds {len(unused)} tensors that config.json has no place for, such as {min(unused)}",
                 "give the config.json that belongs to the weights",
             )
-        for ours, name in plan.items():
+        for ours, name in names.items():
             shape = tuple(self._files[name].get_slice(name).get_shape())
             _, expected_shape = expected[ours]
             if shape != expected_shape:
                 raise AttnscopeError(
-                    f"{self._where}: {name} has shape {shape}, but config.json makes it {expected_shape}",
+                    f"{self._label}: {name} has shape {shape}, but config.json makes it {expected_shape}",
                     "weights and config.json belong to different models",
                 )
-        return plan
+        return names
 
     def tensors(self, convert: Callable[[Any], Any]) -> Iterator[tuple[str, Any]]:
-        """Yield our name and the converted tensor, of every tensor that a network needs.
+        """Yield every tensor that the encoder needs: our name, and the tensor after `convert`.
 
         Raises:
-            AttnscopeError: `plan` refuses the checkpoint; or a tensor cannot be read, or holds NaN or infinity, perhaps
-                only after it was converted.
+            AttnscopeError: `names` refuses the checkpoint; or a tensor cannot be read, or holds NaN or infinity,
+                perhaps only after it was converted.
         """
-        for ours, name in self.plan().items():
+        for ours, name in self.names().items():
             try:
                 tensor = convert(self._read(name))
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
                 raise _damaged(self._paths[name], error) from error
-            # A sum is finite only if all its numbers are. It is taken in float32 or better, for half precision
-            # overflows; and by NumPy, for starting torch's threads for each tensor takes long on a busy machine.
-            precise = tensor if tensor.itemsize >= 4 else tensor.float()
+            # A sum is finite only if all its numbers are. Half precision would overflow, so float32 at least.
+            single = tensor if tensor.itemsize >= 4 else tensor.float()
+            # NumPy adds up: torch would start its threads for each tensor, which takes long on a busy machine.
             with np.errstate(all="ignore"):
-                total = np.asarray(precise).sum()
+                total = np.asarray(single).sum()
             if not np.isfinite(total):
                 precision = str(tensor.dtype).removeprefix("torch.")
                 raise AttnscopeError(
-                    f"{self._where}: {name} holds NaN or infinite values as {precision}",
+                    f"{self._label}: {name} holds NaN or infinite values as {precision}",
                     "the weights are damaged, or too large for this precision",
                 )
             yield ours, tensor
 
     def _read(self, name: str) -> Any:
-        """Return a tensor; refuse complex numbers, and integers, which are quantised weights."""
+        """Return a tensor by its name in the files; refuse integers (quantised weights) and complex numbers."""
         file = self._files[name]
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):
             hint = "the weights are quantised, or complex numbers"
-            raise AttnscopeError(f"{self._where}: {name} is of type {dtype}", hint)
+            raise AttnscopeError(f"{self._label}: {name} is of type {dtype}", hint)
         if self._framework == "pt" or dtype in ("F16", "F32", "F64"):
             return file.get_tensor(name)
-        # NumPy has no bfloat16 and no float8. torch has, and each of their numbers is a float32.
+        # NumPy has no bfloat16 and no float8. torch reads them, and float32 holds their values exactly.
         torch_file: Any = safe_open(self._paths[name], framework="pt")
         return torch_file.get_tensor(name).float().numpy()
 
-    def _find(self, name: str) -> str:
-        """Return the name that a tensor has in the files, from its name in the family.
+    def _name_in_file(self, name: str) -> str:
+        """Return the name of a tensor in these files, from that in `Encoder.tensors`.
 
         Checkpoints converted from TensorFlow call a norm's weight gamma and its bias beta.
         """
         name = self._prefix + name
         old_name = name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
-        return old_name if name not in self._files and old_name in self._files else name
+        if name not in self._files and old_name in self._files:
+            return old_name
+        return name
 
 
 def _damaged(path: Path, error: Exception) -> AttnscopeError:

@@ -1,6 +1,6 @@
-"""The native engine: the project's own post-norm encoder on core.multihead, fed with BERT-family safetensors.
+"""The native engine: attnscope's own post-norm encoder in torch, with the weights of BERT-family safetensors.
 
-Knows no transformers. Which families it reads, and what they call their tensors, stands in layouts.py.
+It does not use transformers. `own.layouts` knows which families it can run, and what they call their tensors.
 """
 
 import torch
@@ -25,7 +25,7 @@ class NativeModel(LayeredModel):
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
         """Run a batch with the probe at each attention; RoBERTa, which has no segments, ignores them."""
-        batch = self._require(batch)
+        batch = self._prepare(batch)
         encoder = self._network.encoder
         segments = None if encoder.is_roberta else batch.segments
         if segments is not None:
@@ -35,7 +35,7 @@ class NativeModel(LayeredModel):
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """Return the rows of the token embedding: (…,) token numbers -> (…, d_model)."""
+        """Return the rows of the token embedding: (…) ids -> (…, d_model)."""
         require_numbers(self.info, ids, self._vocab_size)
         with torch.no_grad():
             rows: Tensor = self._network.word(ids.to(self.info.device))
@@ -50,11 +50,11 @@ def load_native(
 ) -> NativeModel:
     """Load an encoder that `why_unsupported` has nothing against; `models.load` explains device and precision."""
     config = read_config(source)
-    # Read tokenizer and weights; `verify` refuses weights whose hash is not the pinned one.
     target, precision = choose_device(device, dtype)
     tokenizer = FastTokenizer.open(source.files_folder)
+    # `verify` refuses weights whose hash is not the pinned one.
     info = native_info(source, config, sha256=verify(source), dtype=dtype, device=str(target))
-    encoder = Encoder.of(config)
+    encoder = Encoder.from_config(config)
     tensors = Checkpoint(source.files_folder, encoder).tensors(lambda tensor: tensor.to(precision))
     state = {name: tensor.to(target) for name, tensor in tensors}
     # On the meta device nothing is allocated, and nothing drawn at random.
@@ -64,7 +64,7 @@ def load_native(
 
 
 class _Network(nn.Module):
-    """Embeddings and layers; parameter names are those of Encoder.tensors."""
+    """Embeddings and layers; the names of its parameters are our names in `Encoder.tensors`."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _Network(nn.Module):
         self.position = _embedding(encoder.max_position_embeddings, width)
         self.segment = _embedding(encoder.type_vocab_size, width)
         self.embedding_norm = nn.LayerNorm(width, encoder.layer_norm_eps)
-        self.layers = nn.ModuleList(_Layer(encoder, i) for i in range(encoder.num_hidden_layers))
+        self.layers = nn.ModuleList(_Layer(encoder, layer) for layer in range(encoder.num_hidden_layers))
         self.encoder = encoder
 
     def forward(
@@ -84,9 +84,10 @@ class _Network(nn.Module):
         probe: Probe,
     ) -> Tensor:
         """Return the last hidden states: (batch, token) -> (batch, token, d_model)."""
-        # Embeddings are added in this order to round as the original does.
-        by_segment = self.segment.weight[0] if segments is None else self.segment(segments)
-        hidden: Tensor = self.word(ids) + by_segment
+        # Without segments all tokens are of segment 0: one row, (d_model,), for (batch, token, d_model).
+        segment = self.segment.weight[0] if segments is None else self.segment(segments)
+        # The embeddings are added in the order of transformers' BERT, and so rounded alike.
+        hidden: Tensor = self.word(ids) + segment
         hidden = self.embedding_norm(hidden + self.position(self.encoder.positions(ids)))
         for layer in self.layers:
             hidden = layer(hidden, mask, probe)
@@ -94,19 +95,22 @@ class _Network(nn.Module):
 
 
 def _embedding(size: int, width: int) -> nn.Embedding:
-    """Return an empty embedding; nn.Embedding() would draw numbers, and import sympy for a second to do so."""
+    """Return an embedding without values.
+
+    nn.Embedding(size, width) would draw random ones, and for that import sympy, which takes a second.
+    """
     return nn.Embedding(size, width, _weight=torch.empty(size, width))
 
 
 class _Layer(nn.Module):
     """Attention, then a feed-forward network, each added to its input and normalised after (post-norm)."""
 
-    def __init__(self, encoder: Encoder, number: int) -> None:
+    def __init__(self, encoder: Encoder, layer: int) -> None:
         super().__init__()
         width = encoder.hidden_size
         inner = encoder.intermediate_size
         eps = encoder.layer_norm_eps
-        self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=number)
+        self.attention = MultiHeadAttention(width, encoder.num_attention_heads, layer=layer)
         self.up = nn.Linear(width, inner)
         self.down = nn.Linear(inner, width)
         self.attention_norm = nn.LayerNorm(width, eps)
@@ -118,7 +122,7 @@ class _Layer(nn.Module):
         mask: Tensor | None,
         probe: Probe,
     ) -> Tensor:
-        """Return hidden states after the layer, (batch, token, d_model), from those before it."""
+        """Return the hidden states after the layer, (batch, token, d_model), from those before it."""
         attended, _ = self.attention(hidden, key_padding_mask=mask, probe=probe)
         hidden = self.attention_norm(hidden + attended)
         output: Tensor = self.norm(hidden + self.down(F.gelu(self.up(hidden))))

@@ -1,6 +1,6 @@
-"""Compute a BERT-family encoder in NumPy, without torch and transformers: the engine "numpy".
+"""Compute a BERT-family encoder in NumPy: the engine "numpy", which loads neither torch nor transformers.
 
-It shows what heads attend to on a short text before torch would be loaded.
+On a short text it has drawn the attention maps in less time than it takes to load torch.
 """
 
 import math
@@ -26,9 +26,10 @@ class PlainEncoder(Model):
         info: The facts of the model.
         tokenizer: Its tokenizer.
         encoder: Its settings.
-        weights: Its weights, by the names of `Encoder.tensors`.
+        weights: Its weights, by our names in `Encoder.tensors`.
     """
 
+    # `Model._refuse` raises this refusal, in the place of every method that this engine lacks
     _refusal = (
         "the numpy engine shows exact maps of a text, and does nothing else",
         "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
@@ -49,15 +50,15 @@ class PlainEncoder(Model):
         self._weights = weights
 
     def look(self, tokens: Tokens, layers: Collection[int]) -> Maps:
-        """Return the attention maps of some layers on a text; layers after the last of them do not run."""
+        """Return the attention maps of the chosen layers on a text; layers after the last of them do not run."""
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
         scale = np.float32((self._encoder.hidden_size // n_heads) ** -0.5)
-        maps = Maps({}, {})
-        last = max(layers, default=-1)
-        for number in range(last + 1):
-            name = f"layers.{number}"
+        maps = Maps(weights={}, full={})
+        last = max(layers)
+        for layer in range(last + 1):
+            name = f"layers.{layer}"
             # (head, token, d_head)
             query = self._project(hidden, f"{name}.attention.q_proj")
             key = self._project(hidden, f"{name}.attention.k_proj")
@@ -65,14 +66,15 @@ class PlainEncoder(Model):
             # (head, query, key)
             scores = query @ key.swapaxes(1, 2) * scale
             weights = _softmax(scores)
-            # The full-width map divides the sum of the heads' dot products by sqrt(d_model), not by sqrt(d_head).
-            if number in layers:
-                maps.weights[number] = weights
-                maps.full[number] = _softmax(scores.sum(0) / np.float32(math.sqrt(n_heads)))
-            # (head, token, d_head) -> (token, d_model); the last layer's output is not needed.
-            if number < last:
+            if layer in layers:
+                maps.weights[layer] = weights
+                # The map of one head as wide as the layer: its dot products are the sums of those of all heads, divided
+                # by sqrt(d_model) = sqrt(d_head) * sqrt(n_heads).
+                maps.full[layer] = _softmax(scores.sum(0) / np.float32(math.sqrt(n_heads)))
+            # The last layer's output is not needed. (head, token, d_head) -> (token, d_model)
+            if layer < last:
                 output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
-                hidden = self._finish(hidden, output, name)
+                hidden = self._finish_layer(hidden, output, name)
         return maps
 
     def _embed(self, tokens: Tokens) -> Array:
@@ -80,7 +82,9 @@ class PlainEncoder(Model):
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
         require_numbers(self.info, ids, encoder.vocab_size)
-        segments = np.asarray(np.zeros_like(ids) if encoder.is_roberta else tokens.segments)
+        segments = np.zeros_like(ids)
+        if not encoder.is_roberta:
+            segments += tokens.segments
         require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
         hidden = self._weights["word.weight"][ids] + self._weights["segment.weight"][segments]
         hidden += self._weights["position.weight"][encoder.positions(ids)]
@@ -88,11 +92,11 @@ class PlainEncoder(Model):
 
     def _project(self, hidden: Array, name: str) -> Array:
         """Return queries, keys or values: (token, d_model) -> (head, token, d_head)."""
-        rows = self._linear(hidden, name)
-        return rows.reshape(len(rows), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
+        projected = self._linear(hidden, name)
+        return projected.reshape(len(hidden), self._encoder.num_attention_heads, -1).swapaxes(0, 1)
 
-    def _finish(self, hidden: Array, output: Array, name: str) -> Array:
-        """Return hidden states after a layer, from those before it and the output of its heads, (token, d_model)."""
+    def _finish_layer(self, hidden: Array, output: Array, name: str) -> Array:
+        """Return the hidden states after a layer, from those before it and its heads' outputs, (token, d_model)."""
         attended = self._linear(output, f"{name}.attention.out_proj")
         hidden = self._norm(hidden + attended, f"{name}.attention_norm")
         inner = _gelu(self._linear(hidden, f"{name}.up"))
@@ -120,26 +124,26 @@ def _softmax(scores: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    """Return GELU by the error function, as BERT computes it."""
+    """Return GELU by the error function, x / 2 · (1 + erf(x / √2)), as BERT computes it."""
     return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
 
 
 def _erf(x: Array) -> Array:
-    """Return the error function by Abramowitz and Stegun 7.1.26, whose error of 1.5e-7 is that of float32."""
-    # Horner's scheme for the polynomial in t, highest power first.
+    """Return the error function to 1.5e-7, about the rounding of float32, by Abramowitz and Stegun 7.1.26."""
+    # erf |x| = 1 - p(t) exp(-x²). Horner's scheme for the polynomial p, highest power first.
     t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
-    tail = np.zeros_like(t)
+    polynomial = np.zeros_like(t)
     for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        tail = (tail + np.float32(factor)) * t
-    return np.asarray(np.copysign(1 - tail * np.exp(-x * x), x))
+        polynomial = (polynomial + np.float32(factor)) * t
+    return np.asarray(np.copysign(1 - polynomial * np.exp(-x * x), x))
 
 
 def load_plain(source: Source) -> PlainEncoder:
     """Load an encoder that `layouts.why_unsupported` has nothing against, without torch."""
     config = read_config(source)
-    encoder = Encoder.of(config)
+    encoder = Encoder.from_config(config)
     checkpoint = Checkpoint(source.files_folder, encoder, "np")
     weights = dict(checkpoint.tensors(lambda tensor: np.asarray(tensor, np.float32)))
-    # The hash is asked for last: a thread of `models.load` computes it meanwhile.
+    # Last, because a thread of `models.load` computes the hash meanwhile.
     info = native_info(source, config, sha256=verify(source), engine="numpy")
     return PlainEncoder(info, FastTokenizer.open(source.files_folder), encoder, weights)

@@ -1,7 +1,8 @@
 """Write a model without some heads, as files that load like the model: the heads' weights are zero.
 
 Nothing else of the files changes: names, precisions, shards, tokenizer and configuration are the model's own. Before
-the folder appears its model is loaded and compared with the whole model whose heads are gated at the seam.
+the folder appears its model is loaded, and compared with the model whose heads are taken out as `ablate` does it: at
+the seam, the one function that computes attention.
 """
 
 import shutil
@@ -26,13 +27,12 @@ from attnscope.models.files import weight_files
 from attnscope.models.model import Batch, Model, Slice, example_tokens
 from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.results.storage import require_writable
-from attnscope.studies.ablate.reading import require_rerunnable
 from attnscope.studies.ablate.study import ablate
 from attnscope.studies.inputs.options import LoadOptions
 from attnscope.studies.inputs.texts import Report
 
-ABOUT = "ablation.json"
-"""The file of the folder that lists the removed heads and the changes without them."""
+RECORD_FILE = "ablation.json"
+"""The file of the new folder that holds the record: the removed heads, and the changes without them."""
 
 EXAMPLE = "The animal didn't cross the street because it was too tired."
 """The target that an encoder-decoder reads while the written model is compared."""
@@ -40,7 +40,7 @@ EXAMPLE = "The animal didn't cross the street because it was too tired."
 _SAVE_FIRST = "save it first: AutoModel.from_pretrained(…).save_pretrained(…)"
 
 _NOT_COPIED = "*.safetensors *.bin *.bin.index.json *.pt *.h5 *.msgpack *.onnx *.gguf *.ckpt *.git"
-"""Files that hold weights, or belong to no model."""
+"""Patterns of files that hold weights, or do not belong to the model."""
 
 
 @with_plain_torch
@@ -51,10 +51,11 @@ def prune(
     loading: LoadOptions | None = None,
     report: Report | None = None,
 ) -> Ablation:
-    """Write a model without some heads into a folder, whole or not at all; return the changes without them.
+    """Write a model without some heads into a new folder, and return the changes without them.
 
     It sets the heads' rows of W_Q, W_K and W_V, their biases, and their slice of W_O to zero. With grouped queries it
-    does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go.
+    does so in W_Q and W_O. W_K and W_V of a group become zero only if all its heads go. If anything fails, there is no
+    new folder.
 
     Args:
         spec: A catalogue name, a folder, or a Hub id.
@@ -69,17 +70,16 @@ def prune(
     """
     loading = loading or LoadOptions()
     out = options.save
-    if out is None:
-        raise UsageError("there is no folder to write", "name a new one with --save")
+    assert out is not None  # without --save nobody calls it
     if options.choice.pick is None:
         raise UsageError("no head is named", "name them: --pick L3H1,L5H11")
-    # Files that are there must neither be lost nor mix with the new ones.
+    # A user's files must neither be lost nor mixed with the new ones.
     if out.is_dir() and any(out.iterdir()):
         raise AttnscopeError(
             f"{out} is there already, with files in it", "name a new folder with --save"
         )
     require_writable(out)
-    # Find the files, which must be safetensors.
+    # Find the files of the model, which must be safetensors.
     source = loading.resolve(spec)
     if source.folder is None or source.adapter is not None:
         raise AttnscopeError(
@@ -87,7 +87,7 @@ def prune(
         )
     files = weight_files(source.folder)
 
-    # Measure the change, and find the weights of the heads.
+    # Measure the change without the heads, and find their weights.
     loading = replace(loading, engine="hf")
     model = loading.load(source)
     effect = ablate(model, texts, options, report)
@@ -95,25 +95,25 @@ def prune(
     table = effect.table("heads")
     for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
         heads.setdefault((kind, layer), []).append(head)
-    if model.head_slices is None:
-        raise AttnscopeError(f"which weights of {model.info.name} are whose is not known")
+    assert model.head_slices is not None  # every model of the engine hf has it
     slices = model.head_slices(heads)
-    # Write beside the folder, compare, and move it in place when all is right.
+    # Write a hidden folder beside the new one, and rename it when the comparison held.
     try:
         with TemporaryDirectory(
             dir=out.absolute().parent, prefix=".", ignore_cleanup_errors=True
-        ) as beside:
-            part = Path(beside) / out.name
+        ) as hidden:
+            folder = Path(hidden) / out.name
             ignored = shutil.ignore_patterns(*_NOT_COPIED.split())
-            shutil.copytree(source.folder, part, ignore=ignored)
-            _write_weights(files, part, slices)
-            difference = _compare(model, heads, loading.load(str(part)))
+            shutil.copytree(source.folder, folder, ignore=ignored)
+            _write_weights(files, folder, slices)
+            difference = _compare(model, heads, loading.load(str(folder)))
             note = f"set to zero: weights of {amount(len(table), 'head')}; outputs differ from the gated model's by "
             notes = [*effect.run.get("notes", ()), f"{note}{difference:.1g}"]
             effect = replace(effect, run={**effect.run, "notes": notes})
-            (part / ABOUT).write_text(effect.to_json() + "\n", "utf-8")
-            part.replace(out)
-    except (OSError, SafetensorError) as error:  # the latter of a full disk
+            (folder / RECORD_FILE).write_text(effect.to_json() + "\n", "utf-8")
+            folder.replace(out)
+    # Of a full disk safetensors raises its own error.
+    except (OSError, SafetensorError) as error:
         raise AttnscopeError(
             f"cannot write {out}: {one_line(str(error))}",
             "choose another folder with --save, or make room",
@@ -121,22 +121,26 @@ def prune(
     return effect
 
 
-def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice]) -> None:
-    """Write the weights with slices set to zero, in the same files under the same names."""
-    missing = {part.name for part in slices}
+def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice]) -> None:
+    """Write the weights into a folder with slices set to zero, in files of the same names."""
+    missing = {head_slice.name for head_slice in slices}
     for path in files:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-        # Find all weights of this file before any is changed, for they are known by their numbers.
-        keys = {part.name: _key_of(part, tensors) for part in slices if part.name in missing}
-        for part in slices:
-            key = keys.get(part.name)
+        # Find all weights of this file before any is changed, for their values tell which is which.
+        keys = {}
+        for head_slice in slices:
+            if head_slice.name in missing:
+                keys[head_slice.name] = _key_of(head_slice, tensors)
+        for head_slice in slices:
+            key = keys.get(head_slice.name)
             if key is not None:
-                missing.discard(part.name)
-                _zero(tensors[key], part)
-        save_file(tensors, target / path.name, metadata=metadata)
-        shutil.copymode(path, target / path.name)  # safetensors lets the owner alone read it
+                missing.discard(head_slice.name)
+                _zero(tensors[key], head_slice)
+        save_file(tensors, folder / path.name, metadata=metadata)
+        # As readable as before: safetensors writes files that only the owner can read.
+        shutil.copymode(path, folder / path.name)
     if missing:
         raise AttnscopeError(
             f"the files do not hold {min(missing)} as the model has it: transformers converts it as it loads",
@@ -144,45 +148,49 @@ def _write_weights(files: Sequence[Path], target: Path, slices: Sequence[Slice])
         )
 
 
-def _key_of(part: Slice, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return a weight's name in a file: as in the model, or with another prefix; None = it is not there."""
+def _key_of(head_slice: Slice, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name in a file of the weight that a slice is of; None = it is not there.
+
+    It is the name in the model, or that with another prefix.
+    """
+    name = f".{head_slice.name}"
+    weight = head_slice.weight
     for key, stored in tensors.items():
-        is_named = f".{key}".endswith(f".{part.name}") or f".{part.name}".endswith(f".{key}")
-        if not is_named or stored.shape != part.weight.shape:
-            continue
-        # Another weight may have the same ending.
-        if torch.equal(stored.to(part.weight), part.weight):
+        ends_alike = f".{key}".endswith(name) or name.endswith(f".{key}")
+        # Another weight may have the same ending: the values decide.
+        if ends_alike and stored.shape == weight.shape and torch.equal(stored.to(weight), weight):
             return key
     return None
 
 
-def _zero(tensor: Tensor, part: Slice) -> None:
-    """Set a part of a weight to zero, in place."""
-    tensor.index_fill_(part.axis, torch.tensor(part.indices), 0)
+def _zero(weight: Tensor, head_slice: Slice) -> None:
+    """Set a slice of a weight to zero, in place."""
+    weight.index_fill_(head_slice.axis, torch.tensor(head_slice.indices), 0)
 
 
 def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
     """Return the largest relative difference of the written model from the gated one; refuse more than rounding."""
-    # Run both models on one example: heads gated at the seam, and heads without weights.
+    # Run both models on one example: the one with heads set to zero at the seam, the other without their weights.
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
     ids = torch.from_numpy(example_tokens(model.tokenizer).ids)[None]
     batch = Batch(ids, target_ids=target)
     patches = {}
-    for place, numbers in heads.items():
-        patches[place] = [Patch("z", tuple(numbers), torch.zeros(()))]
+    for place, indices in heads.items():
+        patches[place] = [Patch("z", tuple(indices), torch.zeros(()))]
     with torch.no_grad():
-        gated = require_rerunnable(model).outputs(batch, Patched(patches))
-        reloaded = require_rerunnable(written).outputs(batch, attend)
-    # Compare hidden states and logits, relative to the largest number.
+        gated = model.outputs(batch, Patched(patches))
+        reloaded = written.outputs(batch, attend)
+    # Compare hidden states and logits, relative to their largest number.
     differences = []
     for first, second in ((gated.hidden, reloaded.hidden), (gated.logits, reloaded.logits)):
         if first is not None and second is not None:
             largest = first.abs().max().clamp(min=1e-30)
             change = (first - second).abs().max()
             differences.append(float(change / largest))
-    difference = float(np.max(differences))  # NaN where any is
+    # np.max is NaN where any difference is, unlike max; and NaN is not <= anything.
+    difference = float(np.max(differences))
     epsilon = torch.finfo(gated.hidden.dtype).eps
     allowed = 64 * epsilon * sum(model.info.n_layers) ** 0.5
     if not difference <= allowed:

@@ -1,6 +1,7 @@
 """Measure what changes in a model without each head: `attnscope ablate` and `attnscope.ablate`.
 
-Forward passes are left to `measurers`. `studies.heads` ablates heads too, to check roles, and `save` writes a model.
+This module chooses the heads and makes tables of sums over texts; `measurers` runs the model. `studies.heads` calls it
+to check roles, and `save` writes a model without heads.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from attnscope.studies.ablate.measurers import (
     QUANTITIES,
     Cut,
     Head,
+    HeadOutputs,
     Passes,
     Shapes,
     StandIns,
@@ -35,7 +37,7 @@ from attnscope.studies.ablate.measurers import (
     outputs_of,
     shapes_of,
 )
-from attnscope.studies.ablate.reading import MASKED, Reader, require_rerunnable
+from attnscope.studies.ablate.reading import MASKED_SHARE, Reader
 from attnscope.studies.failures import add_step
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 from attnscope.studies.run import Run
@@ -44,7 +46,11 @@ from attnscope.studies.workers import Workers
 Floats = NDArray[np.float64]
 
 LOWEST = (0.0, -np.inf, 0.0)
-"""How low the intervals of `QUANTITIES` reach: a loss may fall, norms and divergences are never below 0."""
+"""The least possible value of each of `QUANTITIES`: norms and divergences are not negative, but a loss may fall."""
+
+# Indices into the last axis of `_estimates`
+_VALUE = 0
+_LOW = 1
 
 
 @with_plain_torch
@@ -62,8 +68,9 @@ def ablate(
         ablation["heads"]["zero_l2"]          # (head,), beside zero_l2_low and zero_l2_high
         ablation.save("ablation.npz")
 
-    A head is taken out at the seam: its output is replaced before the output projection. With grouped queries this is
-    the query head, not its group. Each text is run once whole, and then again from the layer of the head on.
+    A head is taken out at the seam, the one function that computes attention: its output is replaced before the output
+    projection. With grouped queries this is the query head, not its group. Each text is run once with all heads, and
+    then again from the layer of the head on.
 
     Memory does not grow with the corpus. After an interruption (KeyboardInterrupt) or a failure of a later step, the
     result covers the texts up to the last whole block, and says that it is incomplete (`run["failures"]`). Texts on
@@ -73,17 +80,17 @@ def ablate(
     Args:
         model: A loaded model, see `attnscope.load`.
         corpus: What to run it on: a Corpus, or a list of texts.
-        options: What is taken out.
+        options: What is taken out, and what is measured.
         report: Called after each batch; with workers after each block of texts.
-        workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name.
+        workers: Worker processes, which load the model by its name and run it block by block, to the same result; None
+            = this process runs it.
 
     Raises:
         AttnscopeError: There is no text, no such head or class, the model has no loss for importances, its heads cannot
             be taken out, or no worker can begin.
     """
     options = options or AblateOptions()
-    loss = None if options.loss == "none" else require_rerunnable(model).loss
-    _require(model, options, loss)
+    loss = None if options.loss == "none" else model.loss
     reader = Reader(
         model,
         loss,
@@ -91,8 +98,10 @@ def ablate(
         target=options.target,
         answer=options.answer,
     )
+    _check_options(model, options, loss)
     passes = Passes(reader, texts_of(corpus, model), workers)
-    # The outputs of heads on the first text tell their shapes; those of several texts are donors.
+    # Heads' outputs on the first text give their shapes. Resampling takes those of DONORS texts other than the one at
+    # hand, so it needs one more.
     is_resampled = "resample" in options.modes
     n_outputs = DONORS + 1 if is_resampled else 1
     outputs = list(islice(outputs_of(passes), n_outputs))
@@ -102,45 +111,53 @@ def ablate(
         raise AttnscopeError("resample ablation needs outputs of other texts", "give several texts")
     shapes = shapes_of(outputs)
     heads = _choose_heads(model, options, shapes)
-    # Every head alone, and if heads are picked all of them together.
-    sets: list[tuple[Head, ...]] = [(head,) for head in heads]
+    # Every head is taken out alone, and heads that were picked by name also all together.
+    head_sets: list[tuple[Head, ...]] = [(head,) for head in heads]
     if options.choice.pick is not None and len(heads) > 1:
-        sets.append(tuple(heads))
-    cuts = _list_cuts(sets, options.modes)
+        head_sets.append(tuple(heads))
+    cuts = _list_cuts(head_sets, options.modes)
 
-    # Go over the texts: for means if they are needed, then for all cuts.
-    is_mean = "mean" in options.modes
-    n_passes = is_mean + bool(cuts) + options.importance
-    reports = iter([scale_report(report, number, n_passes) for number in range(n_passes)])
-    stand_ins = StandIns(donors=outputs if is_resampled else [])
-    of_means: Run[TextPart] | None = None
-    if is_mean:
-        of_means, means = measure_means(passes, shapes, next(reports))
-        stand_ins = stand_ins._replace(means=means)
-    # Without cuts it is the whole model's loss and how many texts there are: no pass of its own is shown for it.
-    going = measure_cuts(passes, cuts, stand_ins, next(reports) if cuts else None)
+    # Each pass over the texts reports its part of the progress.
+    pass_names = []
+    if "mean" in options.modes:
+        pass_names.append("means")
+    if cuts:
+        pass_names.append("cuts")
+    if options.importance:
+        pass_names.append("importance")
+    reports = {}
+    for index, name in enumerate(pass_names):
+        reports[name] = scale_report(report, index, len(pass_names))
+    # Go over the texts for the means, if they are needed, then for all cuts.
+    means_run: Run[TextPart] | None = None
+    means: HeadOutputs = {}
+    if "mean" in options.modes:
+        means_run, means = measure_means(passes, shapes, reports["means"])
+    # Even without cuts, this pass measures the whole model's loss and counts the texts.
+    going = measure_cuts(passes, cuts, StandIns(means, outputs), reports.get("cuts"))
     going.done.left_out.require_some_left(going.done.n_texts, model.info)
-    # What is amiss with the pass for means is told once.
-    if of_means is not None:
-        going.notes += [note for note in of_means.notes if note not in going.notes]
-        going.lost += [problem for problem in of_means.lost if problem not in going.lost]
+    # Add notes and lost blocks of the pass for the means that this pass does not repeat.
+    if means_run is not None:
+        going.notes += [note for note in means_run.notes if note not in going.notes]
+        going.lost += [problem for problem in means_run.lost if problem not in going.lost]
 
-    # The tables, and what the result says of itself.
-    tables = _tables(going.done, options.modes, loss, heads, sets)
+    # Make the record.
+    tables = _tables(going.done, options.modes, loss, heads, head_sets)
     run = going.about(model.info, _notes(model, options))
     run |= {"seed": options.seed, "kinds": list(model.info.kinds)}
     facts = going.corpus(passes.texts, model.info)
     facts["n_predictions"] = int(going.done.whole.total("c"))
-    del facts["n_chunked"]  # chunks are not counted here
+    # Rows were counted, not chunks: 0 would be wrong.
+    del facts["n_chunked"]
     ablation = Ablation(run, facts, _describe(options, loss, tables["heads"]), tables)
     if not options.importance:
         return ablation
-    # A failure loses nothing of the effects.
-    add = partial(_add_importance, passes, shapes, heads, next(reports))
+    # If this step fails, the record stays as it is, and says so.
+    add = partial(_add_importance, passes, shapes, heads, reports["importance"])
     return add_step(ablation, "importance", add)
 
 
-def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
+def _check_options(model: Model, options: AblateOptions, loss: Loss | None) -> None:
     """Refuse heads that the model does not have, and importances without a loss or gradients."""
     options.choice.within(model.info)
     if options.kind is not None:
@@ -161,23 +178,23 @@ def _require(model: Model, options: AblateOptions, loss: Loss | None) -> None:
 
 
 def _choose_heads(model: Model, options: AblateOptions, shapes: Shapes) -> list[Head]:
-    """Return the heads that were chosen, by kind, layer, head."""
+    """Return the heads that the options choose, sorted by kind, layer and index."""
     kinds = model.info.kinds
     chosen = options.choice.within(model.info)
-    # Single heads that were named, or all of the chosen layers with the chosen numbers.
-    places = chosen.picked or set(product(chosen.layers, chosen.heads))
+    # (layer, head): those that were named, or all combinations of the chosen layers and heads.
+    wanted = chosen.picked or set(product(chosen.layers, chosen.heads))
     heads = []
-    for kind, layer, number in _every_head(shapes):
-        if options.kind in (None, kind) and (layer, number) in places:
-            heads.append((kind, layer, number))
-    # Every head that was named must be there, and without names at least one.
-    n_least = 1 if chosen.picked is None else len(chosen.picked)
-    if len(heads) < n_least:
+    for kind, layer, index in _all_heads(shapes):
+        if options.kind in (None, kind) and (layer, index) in wanted:
+            heads.append((kind, layer, index))
+    # Every head that was named must be there; of the combinations at least one.
+    n_required = 1 if chosen.picked is None else len(chosen.picked)
+    if len(heads) < n_required:
         raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
     return sorted(heads, key=lambda head: (kinds.index(head[0]), *head[1:]))
 
 
-def _every_head(shapes: Shapes) -> list[Head]:
+def _all_heads(shapes: Shapes) -> list[Head]:
     """Return all heads of the model, in the order in which it computes them."""
     heads: list[Head] = []
     for place, (n_heads, _) in shapes.items():
@@ -185,13 +202,13 @@ def _every_head(shapes: Shapes) -> list[Head]:
     return heads
 
 
-def _list_cuts(sets: Sequence[tuple[Head, ...]], modes: Sequence[Mode]) -> list[Cut]:
-    """Return the cuts of all sets of heads, in the order of mode, donor and set."""
+def _list_cuts(head_sets: Sequence[tuple[Head, ...]], modes: Sequence[Mode]) -> list[Cut]:
+    """Return the cuts of all sets of heads, ordered by mode, then donor, then set."""
     cuts: list[Cut] = []
     for mode in modes:
         donors = range(DONORS) if mode == "resample" else [-1]
         for donor in donors:
-            cuts += [Cut(heads, mode, donor) for heads in sets]
+            cuts += [Cut(heads, mode, donor) for heads in head_sets]
     return cuts
 
 
@@ -204,11 +221,11 @@ def _add_importance(
 ) -> Ablation:
     """Return the result with the importance of each head."""
     going = measure_importance(passes, shapes, report)
-    parts = _parts(going.done.sums, 0.0)  # (head of the model, 4)
-    # Its rows are all heads of the model; choose those of the table.
-    every = _every_head(shapes)
-    rows = [every.index(head) for head in heads]
-    table = _with_quantity(ablation.table("heads"), "importance", parts[rows])
+    # Of all heads of the model, (head, 4); choose those of the table.
+    estimates = _estimates(going.done.sums, 0.0)
+    all_heads = _all_heads(shapes)
+    rows = [all_heads.index(head) for head in heads]
+    table = _with_quantity(ablation.table("heads"), "importance", estimates[rows])
     return replace(ablation, tables={**ablation.tables, "heads": table})
 
 
@@ -220,70 +237,69 @@ def _tables(
     modes: Sequence[str],
     loss: Loss | None,
     heads: Sequence[Head],
-    sets: Sequence[tuple[Head, ...]],
+    head_sets: Sequence[tuple[Head, ...]],
 ) -> dict[str, Table]:
-    """Return the tables of effects: of each head, of the whole model, and of all heads together if that is a set."""
-    kinds, layers, numbers = zip(*heads, strict=True)
-    table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=numbers)
-    parts = _parts(done.sums)  # (cut, quantity, 4)
+    """Return the tables: effects of each head, of all heads together if they are a set, and the whole model's loss."""
+    kinds, layers, indices = zip(*heads, strict=True)
+    table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=indices)
+    measured = QUANTITIES if loss else QUANTITIES[:1]
+    by_cut = _estimates(done.sums)  # (cut, quantity, 4)
+    first_cut = 0
     together = []
     for mode in modes:
+        # The cuts of a mode follow each other, ordered by donor and set: (donor, set, quantity, 4).
         n_donors = DONORS if mode == "resample" else 1
-        # Cuts are ordered by mode, donor and set: average over donors. (donor, set, quantity, 4)
-        of_mode, parts = np.split(parts, [n_donors * len(sets)])
-        by_donor = of_mode.reshape(n_donors, len(sets), len(QUANTITIES), 4)
+        stop_cut = first_cut + n_donors * len(head_sets)
+        by_donor = by_cut[first_cut:stop_cut].reshape(n_donors, len(head_sets), len(QUANTITIES), 4)
+        first_cut = stop_cut
+        # Average over donors, and clip the low ends of intervals: (set, quantity, 4).
         effects = by_donor.mean(0)
-        effects[..., 1] = np.maximum(effects[..., 1], LOWEST)
-        for number, quantity in enumerate(QUANTITIES if loss else QUANTITIES[:1]):
+        effects[..., _LOW] = np.maximum(effects[..., _LOW], LOWEST)
+        for index, quantity in enumerate(measured):
             name = f"{mode}_{quantity}"
-            table = _with_quantity(table, name, effects[: len(heads), number])
-            together.append({"quantity": name, "value": _estimate(effects[-1, number])})
+            table = _with_quantity(table, name, effects[: len(heads), index])
+            together.append({"quantity": name, "value": _cell(effects[-1, index])})
             if mode == "resample" and quantity != "kl":
-                spread = by_donor[:, : len(heads), number, 0].std(0, ddof=1)
+                # The standard deviation of the value over donors, (head,).
+                spread = by_donor[:, : len(heads), index, _VALUE].std(0, ddof=1)
                 table = table.with_column(quantity_column(f"{name}_spread"), spread)
     whole = []
     if loss:
-        whole.append({"quantity": "loss", "value": _estimate(_parts(done.whole, 0.0))})
+        whole.append({"quantity": "loss", "value": _cell(_estimates(done.whole, 0.0))})
     tables = {
         "heads": table,
         "whole": Table.of(Ablation.TABLES["whole"], whole),
     }
-    # The last set is all heads.
-    if len(sets) > len(heads):
+    # If there is one set more than heads, it is that of all heads.
+    if len(head_sets) > len(heads):
         tables["together"] = Table.of(Ablation.TABLES["together"], together)
     return tables
 
 
-def _parts(sums: RunningSums, lowest: float = -np.inf) -> Floats:
-    """Return values, the low and high ends of their intervals, and counts, (..., 4); no low end is below `lowest`."""
+def _estimates(sums: RunningSums, lowest: float = -np.inf) -> Floats:
+    """Return (…, 4): the value, the ends of its interval, low and high, and the count; no low end is below `lowest`."""
     low, high = sums.interval()
     low = np.maximum(low, lowest)
     return np.stack([sums.ratio(), low, high, sums.total("c")], -1)
 
 
-def _estimate(parts: Floats) -> Estimate:
-    """Return one of `_parts`, (4,), as a cell of a table."""
-    value, low, high, count = parts
+def _cell(estimate: Floats) -> Estimate:
+    """Return one of `_estimates`, (4,), as a cell of a table."""
+    value, low, high, count = estimate
     return Estimate(value, low, high, count=count)
 
 
-def _with_quantity(heads: Table, name: str, parts: Floats) -> Table:
-    """Return a table of heads with a further quantity, `_parts` of each head, (head, 4)."""
-    value, low, high, count = parts.T
-    return heads.with_column(
-        quantity_column(name),
-        value,
-        low=low,
-        high=high,
-        count=count,
-    )
+def _with_quantity(heads: Table, name: str, estimates: Floats) -> Table:
+    """Return a table of heads with a further column, from `_estimates` of each head, (head, 4)."""
+    value, low, high, count = estimates.T
+    return heads.with_column(quantity_column(name), value, low=low, high=high, count=count)
 
 
-# What the result says of itself
+# Notes and options of the record
 
 
 def _notes(model: Model, options: AblateOptions) -> list[str]:
-    """Say what the reader must know of the model."""
+    """Return the notes on the model that a reader of the record needs."""
     notes = []
     if not model.resumes:
         notes.append("This model cannot be run again from a layer on: every head takes a whole forward.")
@@ -295,11 +311,11 @@ def _notes(model: Model, options: AblateOptions) -> list[str]:
 
 
 def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[str, Any]:
-    """Return the options as the result says them, with what the loss is of and how far modes agree."""
+    """Return the options of the record, with what is predicted, and how far the modes agree on the order of heads."""
     class_name = f"the class {options.answer or 'that the whole model gives'}"
     predictions: dict[Loss | None, str] = {
         "causal": "each next token",
-        "masked": f"masked tokens: {MASKED:.0%} of the tokens, seed {options.seed}",
+        "masked": f"masked tokens: {MASKED_SHARE:.0%} of the tokens, seed {options.seed}",
         "target": "the decoder's target",
         "class": class_name,
         "token_class": f"{class_name}, of each token",
@@ -319,10 +335,13 @@ def _describe(options: AblateOptions, loss: Loss | None, heads: Table) -> dict[s
 
 
 def _rank_agreement(heads: Table, modes: Sequence[str], quantity: str) -> dict[str, float]:
-    """Return Spearman's rank correlation of the effects of heads by two modes, for each pair of modes."""
-    from scipy.stats import spearmanr  # it takes most of a second, which 'heads' need not wait for
+    """Return Spearman's rank correlation of the heads' effects by two modes, for each pair of modes.
 
-    # Two heads, or effects that are NaN, have no ranks to compare.
+    There is none of fewer than three heads, or of effects that are not finite.
+    """
+    # Here, because this import takes most of a second, and `studies.heads` does not need it.
+    from scipy.stats import spearmanr
+
     agreement = {}
     for first, second in combinations(modes, 2):
         values = np.stack([heads[f"{mode}_{quantity}"] for mode in (first, second)])

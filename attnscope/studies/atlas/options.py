@@ -10,17 +10,17 @@ CONTENT = "content_nats"
 
 @options
 class AtlasHeads(HeadsOptions):
-    """Hold the options for studying the heads of an atlas."""
+    """Hold the options for studying the heads of an atlas, which runs no untrained twin as a control."""
 
     control: bool = option("There is none.", default=False, python_only=True)
 
 
 @options
 class AtlasOptions:
-    """How an atlas is made.
+    """Choose how an atlas is made.
 
-    Profiles, token tables and distances rest on the first texts of the sample (`rows.ONE_TOKEN_IN`). A hash of what
-    texts say, with a seed, draws it.
+    The sample is drawn by a seeded hash of each text's content. Profiles, token tables and distances are computed on
+    its first texts alone; `rows.ONE_TOKEN_IN` says on how many.
     """
 
     rank: str = option(
@@ -46,7 +46,7 @@ class AtlasOptions:
     seed: int = seed_option("the hashes by which texts are drawn", python_only=True)
 
     def require(self) -> None:
-        """Refuse a score that there is not."""
+        """Refuse a score that does not exist."""
         from attnscope.core.catalogue import measure_names
 
         require_choice("measure", self.rank, (CONTENT, *measure_names()))

@@ -156,7 +156,7 @@ class HuggingFaceEars(Sense):
         window_samples = n_frames * frame_samples
         window_s = window_samples / self._rate
         notes: tuple[str, ...] = ()
-        samples = recording.at(self._rate).samples
+        samples = recording.resampled(self._rate).samples
         if len(samples) > window_samples:
             lasts = f"{recording.source} lasts {recording.seconds:.1f} s"
             notes = (f"{lasts}, {self._name} listens for {window_s:g} s: the rest is left out",)
@@ -180,7 +180,7 @@ class HuggingFaceEars(Sense):
     def _hear_frames(self, recording: Recording) -> SensoryInput:
         """Hear all of a recording, in frames (wav2vec 2.0)."""
         config = self._base.config
-        samples = recording.at(self._rate).samples
+        samples = recording.resampled(self._rate).samples
         values = self._extract(samples)
         # Each convolution shortens the sequence: (sample,) -> (frame,).
         n_frames = values.shape[1]
