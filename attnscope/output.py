@@ -249,7 +249,7 @@ def _plan(
     if out is not None:
         ending = out.suffix.removeprefix(".")
         if ending in kind.formats and not out.is_dir():
-            require_replaceable(out, holds=PAGE_MARK if ending in kind.pages else b"attnscope")
+            require_replaceable(out, mark=PAGE_MARK if ending in kind.pages else b"attnscope")
             formats = ending if formats is None else f"{formats},{ending}"
             stem = out.stem
             out = out.parent

@@ -31,7 +31,7 @@ MOST_CHARACTERS = 2**22
 
 
 def require_tokenizable(*texts: str | None) -> None:
-    """Refuse what would fill the memory as it is tokenised: more than twice MOST_CHARACTERS."""
+    """Refuse what would fill the memory as it is tokenised: more than a pair of texts of MOST_CHARACTERS each."""
     n_characters = sum(len(text) for text in texts if text is not None)
     if n_characters > 2 * MOST_CHARACTERS:
         raise AttnscopeError(
@@ -61,7 +61,7 @@ def build_tokens(
 
     Args:
         text: The text that was tokenised.
-        ids: The tokenizer's number of each token.
+        ids: The tokenizer's id of each token.
         pieces: Each token as the tokenizer's vocabulary writes it.
         offsets: First and last + 1 character of each token in its own text; an empty range = no text; None = unknown.
         special: Whether the tokenizer added the token.
@@ -69,14 +69,14 @@ def build_tokens(
         pair: The second text of a pair.
         style: How the pieces are written; "auto" guesses from the pieces.
     """
-    # Labels; a token without a visible one is named by its number.
+    # Labels; a token without a visible one is named by its id.
     n = len(ids)
     segments = [0] * n if segments is None else segments
     if style == "auto":
         style = _guess_style(pieces)
     labels = []
-    for piece, number in zip(pieces, ids, strict=True):
-        labels.append(_label(piece, style) or f"<{number}>")
+    for piece, token_id in zip(pieces, ids, strict=True):
+        labels.append(_label(piece, style) or f"<{token_id}>")
     # Offsets, (token, 2), -1 where unknown; and words, by the first character that is in one.
     spans = np.full((n, 2), -1, np.int32)
     words = None
@@ -127,16 +127,16 @@ def word_spans(text: str) -> list[tuple[int, int]]:
     # Classes of characters. Each kind of character is asked about once: texts of megabytes come here.
     alphabet = {*text}
     spaces = set(filter(str.isspace, alphabet))
-    marks = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
-    # A mark or a space ends the word before it; a mark is a word too.
+    one_character_words = {char for char in alphabet if is_punctuation(char) or _is_cjk(char)}
+    # These and spaces end the word before them.
     start: int | None = None
     for i, char in enumerate(text):
-        is_mark = char in marks and not _is_inner_apostrophe(text, i)
-        if is_mark or char in spaces:
+        is_word = char in one_character_words and not _is_inner_apostrophe(text, i)
+        if is_word or char in spaces:
             if start is not None:
                 spans.append((start, i))
                 start = None
-            if is_mark:
+            if is_word:
                 spans.append((i, i + 1))
         elif start is None:
             start = i
@@ -168,7 +168,7 @@ def _is_inner_apostrophe(text: str, i: int) -> bool:
 
 def _is_letter(char: str) -> bool:
     """Return whether a character is a letter or a digit of a script that puts spaces between words."""
-    # Marks count: in decomposed text the letter before an apostrophe ends in its accent.
+    # Combining marks count: in decomposed text the letter before an apostrophe ends in its accent.
     return (char.isalnum() or unicodedata.category(char)[0] == "M") and not _is_cjk(char)
 
 
@@ -204,14 +204,14 @@ _SURROGATE = re.compile("([\udc80-\udcff])")
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-_SHOWN = {" ": "·", "\n": "⏎", "\t": "⇥"}
+_SIGN_OF_SPACE = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
 
 def _guess_style(pieces: Sequence[str]) -> Style:
     """Return how a tokenizer writes pieces, from some of them."""
     if "▁" in "".join(pieces):
         return "sentencepiece"
-    # Ġ and Ċ are a space and a newline in GPT-2's alphabet; at the start of a piece hardly ever the Maltese letters.
+    # Ġ and Ċ are a space and a newline in GPT-2's alphabet. They are Maltese letters too, which seldom begin a piece.
     return "bytes" if any(piece.startswith(("Ġ", "Ċ")) for piece in pieces) else "plain"
 
 
@@ -225,6 +225,7 @@ def _label(piece: str, style: Style) -> str:
     # GPT-2's letters for bytes. A byte that is no UTF-8 by itself is decoded to a surrogate, and shown as a number.
     if style == "bytes" and all(char in _BYTE_OF for char in piece):
         decoded = bytes(_BYTE_OF[char] for char in piece).decode("utf-8", "surrogateescape")
+        # Splitting keeps the surrogates. That of byte b is U+DC00 + b.
         label = ""
         for part in _SURROGATE.split(decoded):
             is_byte = _SURROGATE.fullmatch(part) is not None
@@ -243,12 +244,13 @@ def _visible(text: str) -> str:
     shown = []
     for char in text:
         category = unicodedata.category(char)
-        if char in _SHOWN:
-            shown.append(_SHOWN[char])
+        if char in _SIGN_OF_SPACE:
+            shown.append(_SIGN_OF_SPACE[char])
         elif category in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"} or _BLANK.match(char):
             shown.append(f"<U+{ord(char):04X}>")
         else:
-            # A mark with no letter before it would be drawn onto what stands to its left.
+            # A combining mark with no letter before it would be drawn onto what stands to its left. No letters are
+            # WordPiece's ## at the beginning of a piece, and numbers such as <U+200B>.
             has_no_letter = shown in ([], ["#", "#"]) or shown[-1].startswith("<U+")
             is_lone = category[0] == "M" and has_no_letter
             shown.append("◌" + char if is_lone else char)
@@ -267,7 +269,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     Args:
         text: The text itself, or "-" for stdin.
         file: A file to read instead; "-" for stdin.
-        may_be_blank: Whether a text in which nothing can be seen is one.
+        may_be_blank: Whether a text of nothing but spaces and invisible characters is accepted.
 
     Raises:
         AttnscopeError: Neither or both are given; the file cannot be read; bytes are not UTF-8; the text holds
@@ -281,7 +283,7 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
         result = _decode(_read_whole(open_stdin(), name), name)
     elif file is not None:
         name = str(file)
-        if file.suffix.lower() in _RECORD_FILES:
+        if file.suffix.lower() in _RECORD_SUFFIXES:
             hint = f"attnscope batch {name} draws each; to read the file as it is, pipe it: - < {name}"
             raise UsageError(f"{name} holds records, and this command reads one text", hint)
         try:
@@ -301,8 +303,8 @@ def read_text(text: str | None, file: Path | None = None, *, may_be_blank: bool 
     return result
 
 
-_RECORD_FILES = (".jsonl", ".ndjson", ".csv", ".tsv")
-"""How files end that hold a text in each of their records."""
+_RECORD_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv")
+"""The suffixes of files with one text per record."""
 
 
 def open_stdin() -> BinaryIO:
@@ -318,15 +320,15 @@ def open_stdin() -> BinaryIO:
     return buffer or io.BytesIO(sys.stdin.read().encode("utf-8", "surrogatepass"))
 
 
-_TEXT_FILES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
-"""How files that hold texts end, those that attnscope cannot read among them."""
+_TEXT_SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".csv", ".tsv", ".gz", ".pdf", ".docx", ".html")
+"""The suffixes of files with text, also in formats that attnscope cannot read."""
 
 
 def refuse_file_name(text: str, hint: str) -> None:
-    """Refuse a text that is the name of a file, as what is in the file was meant.
+    """Refuse a text that is the name of a file: the user means what is in the file.
 
     A text is refused if there is a file of that name, or if it has no spaces and ends as names of text files do. The
-    hint says how to pass a file, and such a text.
+    hint says how to pass a file, and how to pass such a text.
     """
     # A file of that name.
     try:
@@ -339,7 +341,7 @@ def refuse_file_name(text: str, hint: str) -> None:
     # A name without a file: spaces make it a text.
     if any(letter.isspace() for letter in text):
         return
-    if text.lower().endswith(_TEXT_FILES):
+    if text.lower().endswith(_TEXT_SUFFIXES):
         raise UsageError(f"the text {text!r} is the name of a file that is not there", hint)
 
 
@@ -412,15 +414,18 @@ def other_format(start: bytes) -> tuple[str, str] | None:
     return None
 
 
-def refuse_other_format(path: str, name: str) -> None:
-    """Refuse a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader."""
+def refuse_other_format(path: str, subject: str) -> None:
+    """Refuse a file that holds no plain text, by its first bytes; one that cannot be read is left to its reader.
+
+    `subject` begins the message, which goes on with " is a PDF, not plain text", for example.
+    """
     if not Path(path).is_file():
         return
     with contextlib.suppress(OSError), Path(path).open("rb") as file:
         format_and_hint = other_format(file.read(16))
         if format_and_hint is not None:
             format, hint = format_and_hint
-            raise UsageError(f"{name} is {format}", hint)
+            raise UsageError(f"{subject} is {format}", hint)
 
 
 def _decode(raw: bytes, name: str) -> str:

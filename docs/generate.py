@@ -217,8 +217,8 @@ def measures_page() -> str:
         margin=roles.MARGIN,
         least_margin=roles.LEAST_MARGIN,
         reach=measuring.OFFSETS[-1],
-        fewest=roles.FEWEST_TEXTS,
-        least=roles.LEAST_TEXTS,
+        fewest=roles.FIRM_FROM_TEXTS,
+        least=roles.TESTED_FROM_TEXTS,
         level=roles.LEVEL,
         uniform=" and ".join(f"`{name}`" for name in without)
         + " has no baseline: uniform attention is what it names.",

@@ -10,10 +10,10 @@ from attnscope.core.intervals import benjamini_hochberg
 from attnscope.studies.heads.measure_intervals import NO_SHARES
 from attnscope.studies.heads.measuring import OFFSETS, PAIR_MEASURES, Tally
 from attnscope.studies.heads.roles import (
-    FEWEST_TEXTS,
-    LEAST_TEXTS,
+    FIRM_FROM_TEXTS,
     LEVEL,
     RULES,
+    TESTED_FROM_TEXTS,
     complete_thresholds,
     judge,
 )
@@ -162,7 +162,7 @@ def test_diffuse_asks_the_same_of_texts_of_any_length(n_keys, share, roles):
     assert names_of(only_head(largest)) == (roles or {"rare"})
 
 
-@pytest.mark.parametrize("n_texts", [LEAST_TEXTS, FEWEST_TEXTS - 1])
+@pytest.mark.parametrize("n_texts", [TESTED_FROM_TEXTS, FIRM_FROM_TEXTS - 1])
 def test_with_few_texts_roles_are_tentative(n_texts):
     (role,) = only_head(
         tally_of({"previous_token": 0.8, "next_token": 0.2}, n_texts=n_texts, noise=0.03)
@@ -171,7 +171,7 @@ def test_with_few_texts_roles_are_tentative(n_texts):
     assert role.effective_texts == n_texts
     assert role.threshold < role.low < role.value < role.high
     assert 0 < role.p <= role.q <= LEVEL
-    assert not only_head(tally_of({"previous_token": 0.7}, n_texts=FEWEST_TEXTS)).roles[0].tentative
+    assert not only_head(tally_of({"previous_token": 0.7}, n_texts=FIRM_FROM_TEXTS)).roles[0].tentative
 
 
 @pytest.mark.parametrize("n_texts", [1, 2])

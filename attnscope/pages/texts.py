@@ -28,7 +28,7 @@ from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.map_changes import LEAST_LEFT
 from attnscope.questions.places import Picture
 from attnscope.report.wording import printable
-from attnscope.results.storage import finite, plain
+from attnscope.results.storage import finite_or_none, plain
 from attnscope.results.tokens import Tokens
 
 MOST_WEIGHTS = 1 << 27
@@ -129,7 +129,7 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
     described = {
         "text": record.text,
         "title": printable(record.text, 120) or "(blank)",
-        "run": plain(dict(record.run), finite),
+        "run": plain(dict(record.run), finite_or_none),
         "changes": list(record.changes),
         "maps": maps,
     }

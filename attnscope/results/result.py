@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results.kinds import ENDINGS, Kind, file_of, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
-from attnscope.results.storage import TABLES, finite, plain, write_whole
+from attnscope.results.storage import TABLE_WRITERS, finite_or_none, plain, write_whole
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, declaration_of, require_values
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return `describe`, tables as lists of rows, and arrays as nested lists; NaN and infinities are None."""
         tables = {name: table.as_dicts() for name, table in self.tables.items()}
-        document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite)
+        document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite_or_none)
         return document
 
     def to_json(self, **more: Any) -> str:
@@ -261,7 +261,7 @@ class Result:
 
     def to_table(self, form: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
         """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
-        return TABLES[form](self._chosen_rows(columns, every=every))
+        return TABLE_WRITERS[form](self._chosen_rows(columns, every=every))
 
     def to_npz(self) -> bytes:
         """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
@@ -292,7 +292,7 @@ class Result:
             )
         chosen = formats[path.suffix]
         content: str | bytes
-        if chosen in TABLES:
+        if chosen in TABLE_WRITERS:
             content = self.to_table(chosen, every=every, columns=columns)
         else:
             # Such as `to_json`, or `to_py` of a trace.

@@ -34,16 +34,16 @@ def write_whole(path: Path, content: bytes) -> Path:
     """
     require_replaceable(path)
     # Files of the module tempfile are readable for their owner alone; this one is as readable as any other.
-    part = path.parent / f".{secrets.token_hex(8)}.part"
+    unfinished = path.parent / f".{secrets.token_hex(8)}.part"
     with _undoing_folders(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("xb") as file:
+            with unfinished.open("xb") as file:
                 file.write(content)
-            part.replace(path)
+            unfinished.replace(path)
         finally:
             with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
     return path
 
 
@@ -94,8 +94,9 @@ def require_writable(folder: Path) -> None:
             f"cannot write into {folder}: it is {kind_of(folder.stat().st_mode)}, not a folder",
             "choose another folder with --out",
         )
+    # As if a file in the folder were written: so the folder itself is removed too, if it is new.
     with _undoing_folders(folder / "file", "write into", folder):
-        new = [part for part in (folder, *folder.parents) if not part.exists()]
+        new = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -105,8 +106,8 @@ def require_writable(folder: Path) -> None:
 # Sets of files
 
 
-_STAGED = "unfinished-"
-"""The name of the folder inside its target in which a set is written, before eight random hexadecimal digits."""
+_STAGED_PREFIX = "unfinished-"
+"""The prefix of the folder, inside the target, in which a set is written; eight random hexadecimal digits follow."""
 
 
 @contextlib.contextmanager
@@ -127,7 +128,7 @@ def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "
     Raises:
         AttnscopeError: The files cannot be written, or something other than a file has the name of one.
     """
-    staged = target / f"{_STAGED}{secrets.token_hex(4)}"
+    staged = target / f"{_STAGED_PREFIX}{secrets.token_hex(4)}"
     with _undoing_folders(staged, "write into", target):
         try:
             staged.mkdir(parents=True)
@@ -156,7 +157,7 @@ def replace_together(target: Path, *, earlier: Iterable[str] = (), last: str = "
 
 def remove_unfinished(target: Path) -> None:
     """Remove the staged folders that killed runs have left. Call it only if no other run can be writing."""
-    for folder in target.glob(_STAGED + 8 * "[0-9a-f]"):
+    for folder in target.glob(_STAGED_PREFIX + 8 * "[0-9a-f]"):
         if folder.is_symlink() or not folder.is_dir():
             continue
         for path in folder.iterdir():
@@ -204,12 +205,12 @@ PAGE_MARK = b'<meta name="generator" content="attnscope '
 """Bytes that every HTML page of attnscope holds within its first 4096."""
 
 
-def require_replaceable(path: Path, holds: bytes = b"") -> None:
+def require_replaceable(path: Path, mark: bytes = b"") -> None:
     """Refuse to replace a link, a device or anything else that is no regular file, and files of other programs.
 
     Args:
         path: The file to be written.
-        holds: Bytes that attnscope's files of this format hold in their first or last 4096; a file that is there must
+        mark: Bytes that attnscope's files of this format hold in their first or last 4096; a file that is there must
             hold them, or be empty. Empty = any file may be replaced.
     """
     try:
@@ -221,12 +222,12 @@ def require_replaceable(path: Path, holds: bytes = b"") -> None:
         raise AttnscopeError(
             f"cannot write {path}: it is {kind_of(mode)}, not a file", "choose another name with --out"
         )
-    if holds:
+    if mark:
         # A file that cannot be read is refused, too.
         with contextlib.suppress(OSError), path.open("rb") as file:
             begin = file.read(4096)
             file.seek(max(0, path.stat().st_size - 4096))
-            if not begin or holds in begin or holds in file.read():
+            if not begin or mark in begin or mark in file.read():
                 return
         raise AttnscopeError(
             f"cannot replace {path}: attnscope did not write it",
@@ -280,8 +281,8 @@ _LATEX = {
 def latex_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as a LaTeX table with the rules of the package booktabs, numbers with three digits."""
     table = [*rows]
-    escaped = str.maketrans(_LATEX)
-    lines = [" & ".join(_brief(value).translate(escaped) for value in row) + r" \\" for row in table]
+    escapes = str.maketrans(_LATEX)
+    lines = [" & ".join(_brief(value).translate(escapes) for value in row) + r" \\" for row in table]
     # Texts are flush left, numbers flush right, as the last row shows.
     sides = ["l" if isinstance(value, str) else "r" for value in table[-1]]
     begin = rf"\begin{{tabular}}{{{''.join(sides)}}}"
@@ -303,7 +304,7 @@ def markdown_text(rows: Iterable[Sequence[Any]]) -> str:
     return "".join(lines)
 
 
-TABLES = {"csv": csv_text, "latex": latex_text, "md": markdown_text}
+TABLE_WRITERS = {"csv": csv_text, "latex": latex_text, "md": markdown_text}
 """The functions that write rows, the names of columns first, by format."""
 
 
@@ -355,7 +356,7 @@ def _shortest(values: NDArray[np.float32]) -> list[Any]:
     return shortest
 
 
-def finite(number: float) -> float | None:
+def finite_or_none(number: float) -> float | None:
     """Return the number, or None where it is NaN or infinite: JSON has neither."""
     return number if math.isfinite(number) else None
 
@@ -365,9 +366,9 @@ def digits(number: float) -> str:
     return repr(float(number)) if math.isfinite(number) else ""
 
 
-def plain(value: Any, number: Callable[[float], float | None] = float) -> Any:
-    """Return a value as JSON takes it, with NumPy's arrays as lists; `number` converts each float."""
-    # Truth values, whole numbers and texts (the letters "biuU") are plain after `tolist`; floats still need `number`.
+def plain(value: Any, convert_float: Callable[[float], float | None] = float) -> Any:
+    """Return a value as JSON takes it, with NumPy's arrays as lists; `convert_float` converts each float."""
+    # Truth values, whole numbers and texts (the letters "biuU") are plain after `tolist`; floats are converted below.
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.kind in "biuU":
             return value.tolist()
@@ -376,9 +377,9 @@ def plain(value: Any, number: Callable[[float], float | None] = float) -> Any:
         else:
             value = value.tolist()
     if isinstance(value, float):
-        return number(value)
+        return convert_float(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item, number) for name, item in value.items()}
+        return {str(name): plain(item, convert_float) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, number) for item in value]
+        return [plain(item, convert_float) for item in value]
     return value

@@ -103,7 +103,7 @@ def batch(
     listed_texts = texts_of(texts)
     require_writable(out)
     for name, beginning in _BEGINNINGS.items():
-        require_replaceable(out / name, holds=beginning)
+        require_replaceable(out / name, mark=beginning)
     _sweep(out)
     source = options.loading.resolve(spec)
     executor = _workers(options.running, source, options).executor_on(options.loading.device)

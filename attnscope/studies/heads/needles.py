@@ -27,11 +27,11 @@ from attnscope.results.table import Column, Estimate, Table
 from attnscope.studies.heads.options import RETRIEVAL, NeedleOptions, write_percent
 from attnscope.studies.heads.roles import (
     CRITERIA,
-    FEWEST_TEXTS,
+    FIRM_FROM_TEXTS,
     LEAST_MARGIN,
-    LEAST_TEXTS,
     LEVEL,
     MARGIN,
+    TESTED_FROM_TEXTS,
 )
 from attnscope.studies.inputs.texts import Report, Texts, describe_texts, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run_blocks
@@ -346,7 +346,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
     n_texts = sums.sample().n_texts[:, 0]
     p = sums[:, 0].share_p_above(limit, hits=True, dependence=1)
-    p = np.where(n_texts < LEAST_TEXTS, np.nan, p)
+    p = np.where(n_texts < TESTED_FROM_TEXTS, np.nan, p)
     q = benjamini_hochberg(p)
 
     has_role = q <= LEVEL
@@ -373,7 +373,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
-                "tentative": min(n_texts[head], done.n_texts) < FEWEST_TEXTS,
+                "tentative": min(n_texts[head], done.n_texts) < FIRM_FROM_TEXTS,
                 "effective_texts": n_texts[head],
             }
         )

@@ -1,10 +1,15 @@
 """Turn sums into evidence: the value of each measure with its interval, and the roles that pass the test.
 
-A head has a role if its measure is above both a threshold and a baseline. The test is one-sided, over texts, and the
-false discovery rate of all heads x roles is held. The baseline is the value of uniform attention. For links between
-two tokens it is also that of the best fixed offset, and for similar tokens also the mass on the same token. Each
-measure that a role may rest on is a test. Those of one role are combined first (Simes), and its evidence is
-the best of them.
+A head has a role if a measure of it is above both a threshold and a baseline. The test is one-sided, over texts. The
+baseline is the largest of:
+
+- the value of uniform attention;
+- for measures of pairs of tokens, such as induction: the value for a head that always looks at the best fixed offset;
+- for similar tokens: the mass on the token itself and on its copies.
+
+Each measure that a role may rest on is a test. A measure comes whole and `_active`: the same over attention outside
+sinks, the keys that a head rests on when it has nothing to do. The tests of a role are combined (Simes), the false
+discovery rate over all heads and roles is bounded by LEVEL, and a role shows the best of its tests.
 """
 
 import math
@@ -26,11 +31,11 @@ from attnscope.studies.heads.measuring import PAIR_MEASURES, Tally
 LEVEL = 0.05
 """The false discovery rate over heads x roles (Benjamini & Hochberg 1995)."""
 
-FEWEST_TEXTS = 10
-"""With fewer effective texts, or fewer texts, a role is tentative: it has passed the same test, but other texts may
+FIRM_FROM_TEXTS = 10
+"""With fewer texts, or fewer effective ones, a role is tentative: it has passed the same test, but other texts may
 differ from so few."""
 
-LEAST_TEXTS = 3
+TESTED_FROM_TEXTS = 3
 """With fewer effective texts there is no role: Student's t has less than two degrees of freedom, and says nothing."""
 
 MARGIN = 0.1
@@ -41,20 +46,20 @@ texts takes the difference for chance. In short texts, whose baselines are above
 have a role.
 """
 
-FULL_KEYS = 1000
-"""The number of keys for which the threshold of `diffuse` is stated; see `_Judged._even_enough`."""
+REFERENCE_KEYS = 1000
+"""The number of keys for which the threshold of `diffuse` is stated; see `_Judged._diffuse_limit`."""
 
 LEAST_KEYS = 8
-"""With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is compared with the relative entropy
-as it is: there any head is close to uniform attention, in nats."""
+"""With fewer keys to a query (in the geometric mean) the threshold of `diffuse` is not rescaled: in so short a text any
+head is few nats from uniform attention."""
 
 LEAST_MARGIN = 0.01
 """How far above its baseline a measure must be at least: no head can be far above a baseline of nearly 1."""
 
 CRITERIA = {
     "level": LEVEL,
-    "fewest_texts": FEWEST_TEXTS,
-    "least_texts": LEAST_TEXTS,
+    "fewest_texts": FIRM_FROM_TEXTS,
+    "least_texts": TESTED_FROM_TEXTS,
     "margin": MARGIN,
 }
 """What roles ask for, as records state it."""
@@ -77,8 +82,8 @@ class Rule:
         least_defined: The least share of the queries for which the measure must be defined. In a causal layer, a
             separator at the end of a text is hidden from all tokens but itself; in a layer whose window is a few
             tokens, the first token is hidden from most queries. Neither says anything about a head.
-        any_length: Whether the threshold stands for a distance from uniform attention, and so asks the same of short
-            texts and of long ones; see `_Judged._even_enough`.
+        rescale: Whether the threshold is rescaled for the length of the texts (`diffuse` alone), so that it asks the
+            same of short texts and of long ones; see `_Judged._diffuse_limit`.
         needs_preference: Whether heads that spread evenly over all tokens are left out: if all weights are nearly the
             same, it means nothing which of them is the largest.
         is_sink: Whether the role is to rest on a sink, which says nothing of what a head does elsewhere.
@@ -89,13 +94,13 @@ class Rule:
     threshold: float
     beats_uniform: bool = True
     least_defined: float = 0.0
-    any_length: bool = False
+    rescale: bool = False
     needs_preference: bool = False
     is_sink: bool = False
 
     @property
-    def names(self) -> list[str]:
-        """Return the names of its measures, whole and `_active`."""
+    def tested(self) -> list[str]:
+        """Return the names of the measures that are tested, whole and `_active`."""
         names = []
         for measure in self.measures:
             names += [measure, f"{measure}_active"]
@@ -136,7 +141,7 @@ RULES: dict[str, Rule] = {
         "has its largest weight on the rarest token", ("rarest_token",), 0.4, needs_preference=True
     ),
     "diffuse": Rule(
-        "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, any_length=True
+        "spreads over all tokens alike", ("relative_entropy",), 0.9, beats_uniform=False, rescale=True
     ),
     "similar_token": Rule("attends to tokens like it, beyond the same token", ("similar_token",), 0.2),
 }
@@ -174,20 +179,21 @@ def judge(tallies: Iterable[Tally], thresholds: Mapping[str, float], n_texts: in
     judged = [_Judged(tally, thresholds, n_texts) for tally in tallies]
     p_values = np.concatenate([np.zeros((0, len(RULES))), *(each.role_p for each in judged)])
     q_values = benjamini_hochberg(p_values)
-    # The largest p-value at which a role is given; q was rounded.
+    # The largest p-value at which a role is given: Benjamini-Hochberg's LEVEL * passed / tests. The last factor makes
+    # up for the rounding of q-values.
     n_tests = (~np.isnan(p_values)).sum()
     largest_p = LEVEL * float((q_values <= LEVEL).sum() / max(n_tests, 1)) * (1 + 1e-12)
     # The rows of both tables; `head` numbers the rows over all kinds.
     tables = []
     roles: list[dict[str, Any]] = []
-    n_heads = 0
+    head_number = 0
     for each in judged:
         names = []
         for row in range(len(each.role_p)):
-            of_head = each.roles_of(row, q_values[n_heads], largest_p)
+            of_head = each.roles_of(row, q_values[head_number], largest_p)
             names.append("+".join(role["role"] for role in of_head))
-            roles += [{"head": n_heads, **role} for role in of_head]
-            n_heads += 1
+            roles += [{"head": head_number, **role} for role in of_head]
+            head_number += 1
         tables.append(each.table(names))
     heads = Table.stack(tables) if tables else Table.of(Heads.TABLES["heads"], [])
     return {"heads": heads, "roles": Table.of(ROLES, roles)}
@@ -206,6 +212,7 @@ def measure_column(name: str, measures: Mapping[str, Measure] = MEASURES) -> Col
 
 def effective_texts(tally: Tally) -> float:
     """Return the effective number of texts, that of the measure that counts most queries; 0 without any."""
+    # The counts of `RunningSums`, (layer, head, measure).
     counts = tally.measures.total("c")
     if not counts.size:
         return 0.0
@@ -234,12 +241,17 @@ class _Test(NamedTuple):
 
 
 class _Judged:
-    """Hold the results of one tally as arrays, with the tests on them, for the heads that have any measure.
+    """Hold the results of one kind of attention as arrays, with the tests on them, for the heads that have any measure.
 
     Attributes:
-        values: The measures, (head, measure); likewise the ends `low` and `high` of their intervals, their `counts`,
-            and `uniform`, the values of uniform attention.
-        effective: How many texts of one length the evidence of a test amounts to, (head, test).
+        layers: The place of each head's layer in the tally, (head,).
+        heads: The number of each head in its layer, (head,).
+        values: The measures, sums / counts, (head, measure). `low` and `high` are the ends of their intervals, and
+            `uniform` is what uniform attention has.
+        columns: Name of a measure -> its place among these.
+        tests: Which role is tested by which measure. `role_of_test` has their roles, (test,).
+        effective: The effective sample size of each test: the number of equally long texts with as much evidence,
+            (head, test).
         baselines: The value of a measure without any preference of the head, (head, test); NaN = none.
         limits: The number that the value must exceed, (head, test); NaN = not tested.
         p: One-sided p-values, (head, test); NaN = not tested, or too few texts.
@@ -258,17 +270,20 @@ class _Judged:
         self.counts = measures.total("c")
         self.values = measures.ratio()
         self.uniform = tally.uniform[has_any].ratio()
+        # A count stands for so many queries: intervals of shares of queries need their number.
         units = tally.queries_per_count
         self.low, self.high = measure_intervals(measures, tally.names, units, self.uniform)
         # The tests: each role by each measure that it may rest on, whole and outside sinks.
         self.columns = {name: column for column, name in enumerate(tally.names)}
         self.tests: list[_Test] = []
         for role, rule in RULES.items():
-            for name in filter(self.columns.__contains__, rule.names):
-                self.tests.append(_Test(role, name, self.columns[name], name.removesuffix("_active")))
+            for name in rule.tested:
+                if name in self.columns:
+                    whole = name.removesuffix("_active")
+                    self.tests.append(_Test(role, name, self.columns[name], whole))
         self.baselines = np.stack([*map(self._baseline, self.tests)], -1)
         self.limits = np.stack([*map(self._limit, self.tests, self.baselines.T)], -1)
-        # The test that the interval is the inversion of: with the same arguments as in `measure_intervals`.
+        # Shares, from 0 to 1: the test whose inversion gives their intervals, with the same arguments.
         columns = [test.column for test in self.tests]
         tested = measures[:, columns]
         kinds = kinds_of([test.measure for test in self.tests])
@@ -279,18 +294,19 @@ class _Judged:
             dependence=kinds.dependence,
             units=units,
         )
-        # Other measures: Student's t. In texts of an unseen kind they may be below the limit, if the interval is.
+        # Other measures: Student's t. Their intervals allow for texts of a kind that the sample lacks, and the t-test
+        # does not: so p is at least 0.5 unless the whole interval is above the limit.
         least_p = np.where(self.low[:, columns] > self.limits, 0.0, 0.5)
         p_of_others = np.maximum(tested.p_above(self.limits), least_p)
         p = np.where(kinds.are_shares, p_of_shares, p_of_others)
         self.effective = tested.sample().n_texts
-        self.p = np.where(self.effective < LEAST_TEXTS, np.nan, p)
+        self.p = np.where(self.effective < TESTED_FROM_TEXTS, np.nan, p)
         # One p-value per role: its tests are combined.
-        self.roles = np.array([test.role for test in self.tests])
+        self.role_of_test = np.array([test.role for test in self.tests])
         self.role_p = np.full((len(self.p), len(RULES)), np.nan)
         for number, role in enumerate(RULES):
-            if role in self.roles:
-                self.role_p[:, number] = simes(self.p[:, self.roles == role])
+            if role in self.role_of_test:
+                self.role_p[:, number] = simes(self.p[:, self.role_of_test == role])
 
     def _baseline(self, test: _Test) -> Floats:
         """Return the largest of all baselines of a test, (head,)."""
@@ -298,11 +314,11 @@ class _Judged:
         if RULES[test.role].beats_uniform:
             baseline = self.uniform[:, test.column]
         if test.whole in PAIR_MEASURES:
-            # The value for a head that always looks at the best fixed offset.
-            of_offsets = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
-            baseline = np.fmax(baseline, np.fmax.reduce(of_offsets))
+            # The value for a head that always looks at the best fixed offset, from (pair measure, offset).
+            by_offset = self.tally.pairs.ratio()[PAIR_MEASURES.index(test.whole)]
+            baseline = np.fmax(baseline, np.fmax.reduce(by_offset))
         if test.whole == "similar_token":
-            # Nothing is more like a token than itself: the mass on the same token, here or elsewhere.
+            # Nothing is more like a token than itself and its copies: the mass on these. `ending` is "" or "_active".
             ending = test.measure.removeprefix(test.whole)
             is_same = np.isin(self.tally.names, [f"self_token{ending}", f"same_token{ending}"])
             mass = self.sums[:, is_same].sum(-1)
@@ -312,44 +328,45 @@ class _Judged:
     def _limit(self, test: _Test, baseline: Floats) -> Floats:
         """Return the number that the value must exceed, (head,): the threshold, or the baseline plus a margin.
 
-        NaN = the head is not tested, for the measure is missing, or what the rule asks of the head.
+        NaN = the head is not tested: it lacks the measure, or does not meet the conditions of the rule.
         """
         rule = RULES[test.role]
-        if rule.any_length:
-            return self._even_enough()
+        if rule.rescale:
+            return self._diffuse_limit()
         above_baseline = baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN)
         limit: Floats = np.fmax(self.thresholds[test.role], above_baseline)
-        is_missing = np.isnan(self.values[:, test.column])
-        # The measure must be defined for enough queries. Of most `_active` measures the count is a mass of attention.
+        is_untested = np.isnan(self.values[:, test.column])
+        # The measure must be defined for enough of the queries, which all count in "resting" (the mass on sinks). The
+        # count of an `_active` measure is no number of queries, but their mass outside sinks, which must be enough.
         if rule.is_sink or not test.is_active:
-            is_missing |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.least_defined
+            is_untested |= self._share_of(self.columns[test.whole], "resting", 1.0) < rule.least_defined
         if test.is_active:
-            is_missing |= self._share_of(test.column, test.whole, 0.0) < LEAST_ACTIVE
+            is_untested |= self._share_of(test.column, test.whole, 0.0) < LEAST_ACTIVE
         if rule.needs_preference and "relative_entropy" in self.columns:
-            is_missing |= self.values[:, self.columns["relative_entropy"]] > self._even_enough()
-        return np.where(is_missing, np.nan, limit)
+            is_untested |= self.values[:, self.columns["relative_entropy"]] > self._diffuse_limit()
+        return np.where(is_untested, np.nan, limit)
 
-    def _even_enough(self) -> Floats:
+    def _diffuse_limit(self) -> Floats:
         """Return the relative entropy above which a head is diffuse, (head,).
 
         Relative entropy is 1 - d / ln n for a head d nats from uniform attention over n keys. At the same d it is 0.78
         in a sentence of 25 tokens and 0.89 in a text of 500. So the threshold t stands for a distance, that of a text
-        of FULL_KEYS keys: d = (1 - t) ln FULL_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly over half
-        of its keys. The mean of ln n is the entropy of uniform attention.
+        of REFERENCE_KEYS keys: d = (1 - t) ln REFERENCE_KEYS. That is ln 2 for t = 0.9: the head spreads as if evenly
+        over half of its keys. The mean of ln n is the entropy of uniform attention.
         """
         log_keys = np.full(len(self.values), np.nan)
         if "entropy_nats" in self.columns:
             log_keys = self.uniform[:, self.columns["entropy_nats"]]
         # In short texts, the threshold is the relative entropy itself.
-        log_full = math.log(FULL_KEYS)
-        log_keys = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, log_full)
-        return 1 - (1 - self.thresholds["diffuse"]) * log_full / log_keys
+        log_reference = math.log(REFERENCE_KEYS)
+        log_keys = np.where(log_keys >= math.log(LEAST_KEYS), log_keys, log_reference)
+        return 1 - (1 - self.thresholds["diffuse"]) * log_reference / log_keys
 
     def _share_of(self, column: int, other: str, missing: float) -> Floats:
         """Return the count of a measure as a share, 0 to 1, of that of another, (head,); `missing` without the other.
 
-        Of an `_active` measure and the whole one, it is how much attention of the measure's own queries is off the
-        resting keys. It is not 1 - resting, because a learned sink takes attention that is neither.
+        For an `_active` measure and the whole one, it is the mass outside sinks of the queries that the measure counts.
+        That is not 1 - resting: attention to a learned sink, which is no key, is neither resting nor active.
         """
         if other not in self.columns:
             return np.full(len(self.values), missing)
@@ -389,12 +406,12 @@ class _Judged:
             if not q[number] <= LEVEL:
                 continue
             # Of the tests that pass alone, a whole measure says more than its active part; then the largest value.
-            passed = np.flatnonzero((self.roles == name) & (self.p[head] <= largest_p))
+            passed = np.flatnonzero((self.role_of_test == name) & (self.p[head] <= largest_p))
             best = max(passed, key=lambda i: (not self.tests[i].is_active, values[self.tests[i].column]))
             test = self.tests[best]
             interval = self.low[head, test.column], self.high[head, test.column]
             threshold = self.thresholds[name]
-            if rule.any_length:
+            if rule.rescale:
                 threshold = self.limits[head, best]
             active_share = None
             if test.is_active:
@@ -408,7 +425,7 @@ class _Judged:
                     "threshold": threshold,
                     "p": self.role_p[head, number],
                     "q": q[number],
-                    "tentative": min(effective, self.n_texts) < FEWEST_TEXTS,
+                    "tentative": min(effective, self.n_texts) < FIRM_FROM_TEXTS,
                     "active_share": active_share,
                     "effective_texts": effective,
                 }

@@ -142,7 +142,7 @@ class PageOrder(TextFiles):
         if self.out is not None and self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
         if self.out is not None and not is_stream(self.out):
-            require_replaceable(self.out, holds=PAGE_MARK)
+            require_replaceable(self.out, mark=PAGE_MARK)
 
     @property
     def is_read(self) -> bool:

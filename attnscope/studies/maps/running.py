@@ -1,6 +1,7 @@
 """Run a model on its input, and return its maps, exact or pooled.
 
-First the record is outlined: all of it but its weights. Then one pass with a probe fills it. `study` has what users
+First the record is outlined: all of it but its weights. Then the model runs once. All of its attention passes one
+function, the seam (`core.attention.seam`); a probe there sees each call, and fills the record. `study` has what users
 call.
 """
 
@@ -37,10 +38,10 @@ CELLS = 256
 """The most rows and columns of cells, unless a user says otherwise: a figure shows no more."""
 
 LEAST_FAR = 32
-"""A link is far where query and key are more than a cell apart, and at least this many tokens."""
+"""A link, the weight of a query on a key, is far where these are more than a cell and at least so many tokens apart."""
 
 N_LINKS = 10
-"""How many far links are kept of each head."""
+"""How many of the largest far links are kept of each head."""
 
 
 # The record without weights
@@ -49,7 +50,8 @@ N_LINKS = 10
 def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
     """Return the record as it will be, without weights: a map for each kind of attention that has a chosen head.
 
-    Of speech with a transcript it is the cross-attention alone; of pictures among words, patches are keys alone.
+    For speech with a transcript, only cross-attention is shown. Where pictures stand among words, patches are shown as
+    keys and not as queries.
 
     Raises:
         AttnscopeError: `cut` asks for a part that the text does not have, or of several maps; or no head is chosen.
@@ -59,8 +61,9 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
             f"{info.name} has {len(info.kinds)} kinds of attention, whose rows and columns differ",
             "leave out --rows and --cols",
         )
-    # Models with cross-attention to pictures have that first.
+    # `axes` is filled where words attend across to pictures: kind -> its queries, keys and layers, "cross" first.
     kinds = tuple(reading.axes) or info.kinds
+    # Speech with a transcript.
     if reading.sound is not None and reading.target is not None:
         kinds = ("cross",)
     maps: list[AttentionMap] = []
@@ -71,6 +74,7 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
         if attention is not None:
             maps.append(attention)
     notes = list(reading.notes)
+    # Of pictures, the notes of the reading say which queries are shown.
     if cut and not reading.pictures:
         rows, columns = _slices_of(maps[0])
         notes.append(
@@ -121,6 +125,7 @@ def _outline_map(
         is_part = True
     if cut:
         cut_rows, columns = cut.within(len(queries), len(keys))
+        # Without --rows, the queries after pictures stay.
         if cut.rows is not None:
             rows = cut_rows
     return AttentionMap(
@@ -149,20 +154,22 @@ def run_model(
         model: The model.
         record: The record from `outline`.
         reading: What the model reads.
-        full_width: A dict to fill with the attention of a single head over all of d_model, kind → layer → (query, key);
-            layers where that is not defined are missing. None = not wanted.
+        full_width: A dict to fill with the attention that a layer would have with one head as wide as d_model, kind →
+            layer → (query, key); layers where that is not defined are missing. None = not wanted.
 
     Raises:
         AttnscopeError: Weights are NaN, or do not fit into memory.
     """
     _require_memory(record)
     layers, heads = _layers_and_heads(record.maps)
-    # Some models give their weights without a probe.
+    # Some models (NumPy's) compute weights without a probe.
     if model.look is not None:
-        look = model.look(reading.tokens, layers)
+        looked = model.look(reading.tokens, layers)
         if full_width is not None:
-            full_width[record.maps[0].kind] = look.full
-        return replace(record, maps=tuple(_fill(m, look.weights, None, model.info) for m in record.maps))
+            full_width[record.maps[0].kind] = looked.full
+        return replace(
+            record, maps=tuple(_fill(m, looked.weights, None, model.info) for m in record.maps)
+        )
     from attnscope.core.attention.calls import WeightsBesideFullWidth
     from attnscope.core.attention.probes import Weights, probe_by_kind
 
@@ -178,18 +185,20 @@ def run_model(
             probe.full = full_width
         run_probe(model, reading, probe)
         probes = dict.fromkeys(kinds, probe)
-    # The weights of the one text of the batch by layer, (head, query, key).
+    # A probe has kept kind -> layer -> (text, head, query, key). There is one text.
     maps = []
     for m, kind in zip(record.maps, kinds, strict=True):
-        weights = probes[kind].maps.get(kind, {})
-        by_layer = {layer: batch[0].numpy() for layer, batch in weights.items()}
+        kept = probes[kind].maps.get(kind, {})
+        by_layer = {layer: batch[0].numpy() for layer, batch in kept.items()}
         maps.append(_fill(m, by_layer, probes[kind].heads, model.info))
     return replace(record, maps=tuple(maps))
 
 
 def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[int, ...] | None]:
-    """Return the layers and heads that one probe keeps for some maps; heads None = all, as layers may have fewer."""
-    # Several kinds share one probe, which keeps what any of them needs.
+    """Return the layers and heads that one probe keeps for some maps.
+
+    Heads are None = all, where there are several maps: kinds of attention may differ in their heads.
+    """
     layers = sorted({layer for m in maps for layer in m.layers})
     if len(maps) == 1 and len(maps[0].heads) < maps[0].n_heads:
         return layers, maps[0].heads
@@ -226,8 +235,9 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
 
 def _slices_of(attention: AttentionMap) -> tuple[slice, slice]:
     """Return which queries and which keys of the whole map are in a part of it."""
-    query, key = attention.first
-    return slice(query, query + len(attention.queries)), slice(key, key + len(attention.keys))
+    first_query, first_key = attention.first
+    rows = slice(first_query, first_query + len(attention.queries))
+    return rows, slice(first_key, first_key + len(attention.keys))
 
 
 def _fill(
@@ -363,13 +373,14 @@ def _grid(attention: AttentionMap, cells: int) -> Grid:
     # Tokens of a cell, rounded up.
     query_cell = math.ceil(len(attention.queries) / cells)
     key_cell = math.ceil(len(attention.keys) / cells)
-    no_key = attention.keys.special.copy()
-    no_key[0] = True  # heads that have nothing to do rest on the first token, special or not
+    # Tokens between which no links are looked for. Idle heads rest on the first key, special or not.
+    skipped_keys = attention.keys.special.copy()
+    skipped_keys[0] = True
     return Grid(
         query_cell=query_cell,
         key_cell=key_cell,
         n_links=N_LINKS,
         far=None if attention.kind == "cross" else max(key_cell, LEAST_FAR),
         no_query=torch.from_numpy(attention.queries.special.copy()),
-        no_key=torch.from_numpy(no_key),
+        no_key=torch.from_numpy(skipped_keys),
     )

@@ -1,6 +1,8 @@
 """Find the heads that carry a behaviour, by patching them on pairs of texts: `attnscope patch` and `attnscope.patch`.
 
-`pairs` reads the texts, and `runs` makes the forward passes.
+`pairs` reads the texts, and `runs` makes the forward passes. What is patched of a head is called `by`: its output
+("z"), query, key, value or pattern. A unit is what is patched at once: one head, or, for keys and values, all heads
+that share them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,9 +60,9 @@ def patch(
     queries are patched once for all heads that read them (the column `patched_with`).
 
     An answer is one token: the last token of the text predicts it, or the mask of a masked model. Answers of a
-    classifier are its classes; one of tokens is asked at the first token in which the texts differ. The score of
-    several answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the
-    right answers against the wrong ones.
+    classifier are its classes; a classifier of tokens is asked at the first token that differs. The score of several
+    answers is the logarithm of the sum of exp over their logits, so that a difference is the log odds of the right
+    answers against the wrong ones.
 
     Pairs that cannot be patched are left out, and `corpus["problems"]` says why. An interruption (KeyboardInterrupt)
     ends the study with the pairs up to there.
@@ -79,7 +81,10 @@ def patch(
 
 
 class HeadPath(NamedTuple):
-    """A path from a head to what reads it: values of later heads, or None = the logits, through no other head."""
+    """A path from heads to what reads them, through no other head.
+
+    `receiver` is the query, key or value of later heads that takes what the sender wrote; None = the logits.
+    """
 
     sender: Unit
     receiver: Change | None = None
@@ -94,39 +99,42 @@ class _Study:
         self._options = options
         self._report = report
         # Read the pairs, and refuse options that do not fit them.
-        self._read, problems = read_pairs(model, pairs, options.answer)
+        self._read_pairs, problems = read_pairs(model, pairs, options.answer)
         self._problems = [*pairs.problems, *problems]
-        if not self._read:
+        if not self._read_pairs:
             raise AttnscopeError(
                 f"no pair can be patched: {self._problems[0]}",
                 "a pair has two texts of as many tokens, and answers of one token",
             )
         chosen = options.choice.within(model.info)
-        if options.attribution is not None:
+        # None = all units are patched; N = estimates of all units, and the N with the largest are patched too.
+        self._n_exact = options.attribution
+        if self._n_exact is not None:
             require_gradients(model)
-        lengths = sorted({len(pair.clean) for pair in self._read})
+        lengths = sorted({len(pair.clean) for pair in self._read_pairs})
         if options.positions and len(lengths) > 1:
             raise AttnscopeError(
                 f"pairs of {lengths[0]} to {lengths[-1]} tokens have no common positions",
                 "give pairs of one length, or leave out --positions",
             )
+        # Positions are asked only of pairs of this one length.
         self._n_tokens = lengths[0]
         # A run of the first pair shows which heads there are.
         seen = Activations()
-        (first,) = batches_of(model, self._read, [0])
+        (first,) = batches_of(model, self._read_pairs, [0])
         with torch.no_grad():
             model.outputs(first.clean, seen, last=first.last)
+        # The heads that were picked one by one, or else all chosen heads of all chosen layers.
         heads = set(chosen.picked or product(chosen.layers, chosen.heads))
         self._units: list[Unit] = []
-        for (place, head), unit in units_of(seen.calls, options.by).items():
-            _, layer = place
+        for ((_, layer), head), unit in units_of(seen.calls, options.by).items():
             if (layer, head) in heads and unit not in self._units:
                 self._units.append(unit)
         if not self._units:
             raise AttnscopeError(f"{model.info.name} has no such heads", "choose other layers or heads")
-        # The units that are patched, by their number; with `attribution` they are chosen after a first pass.
+        # The indices of the units that are patched. Estimates may first say which.
         self._tried: list[int] = []
-        if not options.attribution:
+        if not self._n_exact:
             self._tried = list(range(len(self._units)))
         # The units of all heads, as these read what earlier heads wrote.
         self._readers = {by: units_of(seen.calls, by) for by in READS}
@@ -137,7 +145,7 @@ class _Study:
         measured, complete = self._measure_pairs()
         # A pair and its mirror image are one observation: their values are averaged.
         numbers = measured["number"].tolist()
-        pairs = [self._read[number] for number in numbers]
+        pairs = [self._read_pairs[number] for number in numbers]
         observations = observations_of(pairs)
         averages: Measured = {}
         for name, values in measured.items():
@@ -147,7 +155,7 @@ class _Study:
         rows = np.repeat(np.arange(len(self._units)), [unit.group for unit in self._units])
         tables = {
             "heads": self._heads(averages, total, rows),
-            "whole": _whole(averages, total),
+            "whole": _table_of_totals(averages, total),
             "pairs": self._table_of_pairs(pairs, measured),
         }
         if complete and options.paths:
@@ -165,33 +173,33 @@ class _Study:
             by_position = _columns("position_effects", *pair_means(averages["positions"]))
             for name, values in by_position.items():
                 arrays[name] = values[rows]
-        described = {
+        result_options = {
             "by": options.by,
             "direction": options.direction,
             "answer": options.answer,
-            "exact": options.attribution or None,
+            "exact": self._n_exact or None,
             "rank_agreement": _rank_agreement(measured),
         }
         run = run_of(self._model.info, self._notes(len(pairs), total))
         run["kinds"] = list(self._model.info.kinds)
-        return Patching(run, self._corpus(pairs, complete), described, tables, arrays)
+        return Patching(run, self._corpus(pairs, complete), result_options, tables, arrays)
 
     def _measure_pairs(self) -> tuple[Measured, bool]:
         """Return what was measured of all pairs, and whether it was not interrupted.
 
-        Effects are NaN for units that were not tried: with `attribution` all but those with the largest estimates.
+        Effects are NaN for units that were not tried.
         """
-        numbers = list(range(len(self._read)))
+        numbers = list(range(len(self._read_pairs)))
         measured, complete = self._each_batch("patching", numbers, self._measure)
         if not measured:
             raise KeyboardInterrupt
         measured = self._leave_out_broken(measured)
-        n_exact = self._options.attribution
-        if complete and n_exact:
-            self._tried = _largest(measured["estimated"], n_exact)
+        if complete and self._n_exact:
+            self._tried = _largest(measured["estimated"], self._n_exact)
             numbers = measured["number"].tolist()
             exact, complete = self._each_batch("exact", numbers, self._measure_effects)
             if exact:
+                # Keep the pairs that were measured exactly too. Their effects take the place of the empty ones.
                 exact = self._leave_out_broken(exact)
                 is_exact = np.isin(measured["number"], exact["number"])
                 measured = _select(measured, is_exact) | exact
@@ -215,7 +223,7 @@ class _Study:
         n_done = 0
         n_tokens = 0
         complete = True
-        for batch in batches_of(self._model, self._read, numbers):
+        for batch in batches_of(self._model, self._read_pairs, numbers):
             try:
                 with torch.no_grad():
                     part = measure(PairRuns(self._model, batch, self._options.direction))
@@ -236,9 +244,9 @@ class _Study:
         return _select(joined, np.argsort(joined["number"])), complete
 
     def _measure(self, runs: PairRuns) -> Measured:
-        """Return all that is measured of a batch; with `attribution` also the estimates of all units."""
+        """Return all that is measured of a batch; where they are asked for, also the estimates of all units."""
         measured: Measured = {"clean": runs.clean.numpy(), "corrupt": runs.corrupt.numpy()}
-        if self._options.attribution is not None:
+        if self._n_exact is not None:
             by_token = runs.attribution(self._options.by)
             estimates = []
             for unit in self._units:
@@ -263,16 +271,18 @@ class _Study:
         changes = []
         for unit, span in product(units, spans):
             changes.append(Change(unit, self._options.by, span))
-        # (change, pair) -> (pair, unit, span)
+        # (change, pair) -> (pair, unit, span). The first span is all tokens, the others are single ones.
         by_change = runs.effects(changes).T.numpy()
         n_pairs = len(by_change)
         by_span = by_change.reshape(n_pairs, len(units), len(spans))
+        at_all_tokens = by_span[..., 0]
+        at_each_token = by_span[..., 1:]
         effects = np.zeros((n_pairs, n_units))
-        effects[:, self._tried] = by_span[..., 0]
+        effects[:, self._tried] = at_all_tokens
         if not self._options.positions:
             return {"effects": effects}
         positions = np.zeros((n_pairs, n_units, self._n_tokens))
-        positions[:, self._tried, first:] = by_span[..., 1:]
+        positions[:, self._tried, first:] = at_each_token
         return {"effects": effects, "positions": positions}
 
     def _leave_out_broken(self, measured: Measured) -> Measured:
@@ -282,7 +292,7 @@ class _Study:
             rows = values.reshape(len(values), -1)
             is_sound &= np.isfinite(rows).all(1)
         for number in measured["number"][~is_sound].tolist():
-            pair = self._read[number].pair
+            pair = self._read_pairs[number].pair
             self._problems.append(Problem(pair.source, pair.line, "the model computes NaN or infinity"))
         if not is_sound.any():
             raise AttnscopeError(
@@ -300,8 +310,8 @@ class _Study:
             for later, by in product(senders, READS):
                 if later.place[0] != kind or later.place[1] <= layer:
                     continue
-                # Several heads may read one key/value head: the path counts once.
-                reader = self._readers[by][later.place, later.number]
+                # Several heads may read one key/value head: the path counts once. A unit is found by its first head.
+                reader = self._readers[by][later.place, later.heads.start]
                 path = HeadPath(sender, Change(reader, by))
                 if path not in paths:
                     paths.append(path)
@@ -313,6 +323,7 @@ class _Study:
         """Return the table of heads, each with the values of its unit; `rows` has the unit of each head, (head,)."""
         columns = head_columns(self._options.by, self._options.direction)
         # (unit,), then a row for each head of a unit.
+        # The column of q-values has another name here than in the table of paths.
         values = _effects_and_shares(averages["effects"], total)
         values["effect_q"] = values.pop("q")
         if "estimated" in averages:
@@ -411,7 +422,7 @@ def _table_of_paths(paths: Sequence[HeadPath], effects: Floats, total: Floats) -
     )
 
 
-def _whole(averages: Measured, total: Floats) -> Table:
+def _table_of_totals(averages: Measured, total: Floats) -> Table:
     """Return the mean logit differences of both runs, and the total effect."""
     values = np.stack([averages["clean"], averages["corrupt"], total], 1)
     return Table.of_arrays(
@@ -492,7 +503,7 @@ def _why_no_shares(total: Floats) -> str:
 
 
 def _largest(values: Floats, n: int | None) -> list[int]:
-    """Return the columns with the n largest means over pairs, (pair, unit), in their order; unknown ones come last."""
-    # NumPy's sorting puts NaN last: the mean over pairs of what was not tried.
+    """Return the columns, ascending, with the n largest absolute means over pairs, (pair, unit); None = all."""
+    # NumPy's sorting puts NaN last: units that were not tried are chosen last.
     order = np.argsort(-np.abs(values.mean(0)), kind="stable")
     return sorted(order[:n].tolist())
