@@ -1,12 +1,10 @@
 """Counts of tokens, and the probe of random tokens that come twice."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.corpus import CorpusText, count_tokens, repeat_probe
-from attnscope.errors import AttnscopeError
 from attnscope.studies.heads.measuring import log_frequency
 from tests.corpus_helpers import CLS, SEP, encode
 
@@ -41,12 +39,6 @@ def test_the_probe_is_the_same_for_ever():
     assert made != [text.ids for text in repeat_probe(range(100, 1100), 2, 4, seed=1)]
     drawn = np.concatenate([text.ids for text in repeat_probe(range(10), 50, 200, seed=3)])
     assert np.bincount(drawn).min() > 0.085 * len(drawn)  # a tenth is expected
-
-
-def test_probes_that_cannot_be_are_refused():
-    for arguments in (([], 1, 1, 0), ([1], 0, 1, 0), ([1], 1, 0, 0), ([1], 1, 1, -1)):
-        with pytest.raises(AttnscopeError, match="no probe"):
-            list(repeat_probe(*arguments))
 
 
 # Frequencies

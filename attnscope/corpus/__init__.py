@@ -1,10 +1,10 @@
 """Read many texts in constant memory: from files to texts, blocks of texts, chunks and batches.
 
-What a head does is measured over a corpus that need not fit in memory, on one machine or on several. Every cut
-here depends on the texts alone: blocks are fixed runs of consecutive texts, and a fixed budget makes batches inside a
-block. So a number never depends on how the work was split.
+What a head does is measured over a corpus that need not fit in memory, on one machine or on several. Where a corpus is
+cut depends on the texts alone: a block is a run of consecutive texts, and its chunks are put into batches of a fixed
+budget of tokens. So no result depends on how many workers share the blocks.
 
-It knows no model: callers pass the function that tokenises.
+This package knows no model: callers pass the function that tokenises.
 """
 
 from attnscope.corpus.batching import (
@@ -13,7 +13,6 @@ from attnscope.corpus.batching import (
     TOKEN_BUDGET,
     Block,
     Chunk,
-    Encode,
     batches,
     block_batches,
     blocks,
@@ -23,9 +22,8 @@ from attnscope.corpus.batching import (
     tokens_of_ids,
 )
 from attnscope.corpus.copies import Copies, copy_key, distinct, fold
-from attnscope.corpus.formats import BAD_LINES, Format, Problem, Split
+from attnscope.corpus.formats import Problem, Split
 from attnscope.corpus.probes import (
-    DEPTH_TOKENS,
     Hay,
     Needle,
     depth_range,

@@ -1,10 +1,11 @@
 """Cut a corpus into blocks, long texts into chunks, and chunks into batches; and count the tokens of a corpus.
 
-Every cut depends on the texts alone.
+A block is a run of consecutive texts, the unit that workers share. A chunk is a part of a text that the model takes at
+once. A batch holds chunks of similar length. Where anything is cut depends on the texts alone.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,24 +20,23 @@ from attnscope.text import build_tokens
 T = TypeVar("T")
 
 Encode = Callable[..., Tokens]
-"""Tokenises a text, special tokens included: `encode` of a model's tokenizer."""
+"""Tokenises a text or a pair of texts, special tokens included: the `encode` of a model's tokenizer."""
 
 BLOCK = 256
-"""Most texts in a block. Two runs agree bit for bit only where this, BLOCK_CHARACTERS and TOKEN_BUDGET agree."""
+"""The most texts of a block. Two runs agree bit for bit only where this, BLOCK_CHARACTERS and TOKEN_BUDGET agree."""
 
 BLOCK_CHARACTERS = 100_000
-"""Characters after which a block ends, however few its texts are: tokens of a block are in memory together, and so are
-the sums of texts of which chunks are to come. Of texts of 330 words that is one block for 25,000 tokens."""
+"""A block also ends with the text that makes it this long, for the tokens of a block are in memory together. With texts
+of 330 words it holds about 25,000 tokens."""
 
 TOKEN_BUDGET = 1024
-"""Tokens in a batch, padding included. A MiniLM forward of 4096 is no faster on a processor, and takes three times the
-memory. With 2048 a study of texts of 330 words holds 448 MB at its peak instead of 427; every measure on texts of 25
-tokens would take 1.16 instead of 1.23 times as long as a forward (one core)."""
+"""The most tokens of a batch, padding included. Larger batches save little time and take more memory: MiniLM is no
+faster on a processor with 4096 tokens, and takes three times the memory."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Hold a run of consecutive texts, numbered from 0; its end depends on the texts alone."""
+    """Hold consecutive texts of a corpus, and the number of the block, from 0."""
 
     index: int
     texts: tuple[CorpusText, ...]
@@ -52,7 +52,7 @@ def blocks(texts: Iterable[CorpusText], n: int = BLOCK) -> Iterator[Block]:
 
 
 def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
-    """Cut texts of any kind where `blocks` does: runs of at most n texts."""
+    """Cut texts of any type into runs by the rule of `blocks`; `n_characters` returns the length of a text."""
     run: list[T] = []
     characters = 0
     for text in texts:
@@ -68,16 +68,16 @@ def runs(texts: Iterable[T], n: int, n_characters: Callable[[T], int]) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Hold a text, or the part of one that a model takes at once.
+    """Hold a whole text, or a part of a text that is longer than the model takes.
 
     Attributes:
-        text_index: The index of the text in the corpus; the sums of its chunks are added up to sums of the text.
-        number: Its number among the `n_chunks` of the text, from 0.
+        text_index: The index of the text in the corpus.
+        number: The number of the chunk in its text, from 0.
         n_chunks: How many chunks the text has, at least 1.
-        tokens: Its tokens, with the special ones of the text at both ends.
-        n_opening: How many special tokens stand at its start, as at that of each chunk.
-        n_repeated: How many of its tokens, after those, were in the chunk before it as well.
-        n_queries: How many tokens all chunks of the text have, the repeated ones apart.
+        tokens: The tokens of the chunk. Each chunk begins and ends with the special tokens of the text.
+        n_opening: How many special tokens a part of a text begins with; 0 for a whole text.
+        n_repeated: How many tokens after the opening ones also end the chunk before this one, as context.
+        n_queries: How many tokens all chunks of the text have together, where repeated ones count once.
     """
 
     text_index: int
@@ -93,7 +93,7 @@ class Chunk:
 
     @property
     def repeated(self) -> NDArray[np.bool_]:
-        """Return a mask (token,) of the tokens that the chunk before it held too: they are context and count once."""
+        """Return which tokens are repeated from the chunk before, and must not be counted again, (token,)."""
         mask = np.zeros(len(self), np.bool_)
         mask[self.n_opening : self.n_opening + self.n_repeated] = True
         return mask
@@ -107,30 +107,34 @@ def chunks(
     chunk: int | None = None,
     stride: int | None = None,
 ) -> list[Chunk]:
-    """Cut a text that is too long into chunks; one that is not stays whole.
+    """Cut a text that is too long into chunks; a shorter one becomes one chunk, and one without tokens none.
 
-    The special tokens at the start of the text and those at its end stand at the ends of each chunk.
+    Every chunk begins with the special tokens at the start of the text, and ends with those at its end.
 
     Args:
-        tokens: The text. Without any token there is no chunk.
+        tokens: The tokens of the text.
         text_index: Its index in the corpus.
-        limit: How many tokens the model takes, special ones included; None = any number.
-        chunk: How many tokens a chunk has at most, special ones included; None = `limit`.
-        stride: How many tokens further the next chunk begins; None = as many as a chunk holds besides the special
-            ones, so that no token comes twice. With less, tokens keep a context at the cuts: see `Chunk.repeated`.
+        limit: The most tokens that the model takes, special ones included; None = any number.
+        chunk: The most tokens of a chunk, special ones included; None = `limit`.
+        stride: The distance between the starts of two chunks in tokens; None = as many tokens as a chunk holds besides
+            the special ones. With a smaller stride a chunk repeats the end of the one before it, as context.
 
     Raises:
         AttnscopeError: A chunk has more tokens than the model takes, or no room besides the special ones; the stride
-            leaves tokens out, or is below 1.
+            is below 1, or leaves tokens out.
     """
     size = limit if chunk is None else chunk
     if size is not None and limit is not None and size > limit:
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
-    # Ordinary tokens are those from first to stop - 1; special tokens at both ends go into every chunk.
+    # What is cut are the tokens from `first` to `stop` - 1; n_ends special tokens around them go into every chunk.
+    first = 0
+    stop = len(tokens)
     ordinary = np.flatnonzero(~tokens.special)
-    first = int(ordinary[0]) if len(ordinary) else 0
-    stop = int(ordinary[-1]) + 1 if len(ordinary) else len(tokens)
+    if len(ordinary):
+        first = int(ordinary[0])
+        stop = int(ordinary[-1]) + 1
     n_ends = first + len(tokens) - stop
+    # A chunk has room for so many tokens besides the special ones; None = for any number.
     room = None if size is None else size - n_ends
     if room is not None and room < 1:
         raise AttnscopeError(
@@ -142,46 +146,45 @@ def chunks(
         if room is not None:
             hint += f" and at most {room}, for special tokens take {n_ends}"
         raise AttnscopeError(f"a stride of {stride} tokens does not fit", hint)
-    # An empty text has no chunk; one that fits stays whole.
     if not len(tokens):
         return []
     if room is None or stop - first <= room:
         return [Chunk(text_index, 0, 1, tokens, n_queries=len(tokens))]
-    # Cut the ordinary tokens every `step`; neighbouring chunks share room - step of them.
+    # A chunk begins every `step` tokens and holds `room` of them, so that two neighbours share room - step.
     step = stride or room
     starts = range(first, stop - room + step, step)
     opening = np.arange(first)
     closing = np.arange(stop, len(tokens))
-    parts = []
+    pieces = []
     for number, start in enumerate(starts):
         inner = np.arange(start, min(start + room, stop))
-        part = Chunk(
+        piece = Chunk(
             text_index,
             number,
             len(starts),
             tokens.take(np.concatenate([opening, inner, closing])),
             n_opening=first,
             n_repeated=room - step if number else 0,
+            # Each token of the text once, and the special tokens of each chunk.
             n_queries=stop - first + len(starts) * n_ends,
         )
-        parts.append(part)
-    return parts
+        pieces.append(piece)
+    return pieces
 
 
-def batches(parts: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[tuple[Chunk, ...]]:
-    """Sort the chunks of a block by length and cut them into batches of at most `budget` tokens, padding included.
+def batches(pieces: Iterable[Chunk], budget: int = TOKEN_BUDGET) -> list[list[Chunk]]:
+    """Cut the chunks of a block into batches of at most `budget` tokens, padding included, the shortest chunks first.
 
-    Ascending; chunks of one length in the order of the corpus. A chunk longer than the budget is a batch of its own.
-    Depends on nothing but the chunks.
+    Chunks of one length stay in the order of the corpus. A chunk longer than the budget is a batch of its own.
     """
-    batch_parts: list[list[Chunk]] = []
-    # Sorting by length keeps padding small.
-    for part in sorted(parts, key=lambda part: (len(part), part.text_index, part.number)):
-        if batch_parts and (len(batch_parts[-1]) + 1) * len(part) <= budget:
-            batch_parts[-1].append(part)
+    chunk_batches: list[list[Chunk]] = []
+    # Neighbours of similar length need little padding.
+    for piece in sorted(pieces, key=lambda piece: (len(piece), piece.text_index, piece.number)):
+        if chunk_batches and (len(chunk_batches[-1]) + 1) * len(piece) <= budget:
+            chunk_batches[-1].append(piece)
         else:
-            batch_parts.append([part])
-    return [tuple(batch) for batch in batch_parts]
+            chunk_batches.append([piece])
+    return chunk_batches
 
 
 def block_batches(
@@ -192,37 +195,42 @@ def block_batches(
     chunk: int | None = None,
     stride: int | None = None,
     budget: int = TOKEN_BUDGET,
-    special_ids: Iterable[int] = (),
-) -> list[tuple[Chunk, ...]]:
-    """Tokenise the texts of a block, cut those that are too long, and batch all chunks.
+    special_ids: Collection[int] = (),
+) -> list[list[Chunk]]:
+    """Tokenise the texts of a block, cut those that are too long, and put all chunks into batches.
 
-    See `chunks` and `batches`; `special_ids` are the special tokens of texts that come as numbers.
+    See `chunks` and `batches` for the arguments, and `tokens_of` for `special_ids`.
     """
-    special = frozenset(special_ids)
-    parts: list[Chunk] = []
+    pieces: list[Chunk] = []
     for text in block.texts:
-        tokens = tokens_of(text, encode, special)
-        parts += chunks(tokens, text.index, limit=limit, chunk=chunk, stride=stride)
-    return batches(parts, budget)
+        tokens = tokens_of(text, encode, special_ids)
+        pieces += chunks(tokens, text.index, limit=limit, chunk=chunk, stride=stride)
+    return batches(pieces, budget)
 
 
-def tokens_of_ids(ids: Sequence[int], special_ids: Iterable[int] = ()) -> Tokens:
-    """Build tokens from numbers alone, labelled `<7>`; text, offsets and words are not known."""
-    special = frozenset(special_ids)
+def tokens_of_ids(ids: Sequence[int], special_ids: Collection[int] = ()) -> Tokens:
+    """Build tokens from ids alone, with labels such as `<7>`; their text, offsets and words are not known."""
     return build_tokens(
         "",
         ids=ids,
-        pieces=[f"<{number}>" for number in ids],
+        pieces=[f"<{token_id}>" for token_id in ids],
         offsets=None,
-        special=[number in special for number in ids],
+        special=[token_id in special_ids for token_id in ids],
         style="plain",
     )
 
 
-def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Tokens:
-    """Return the tokens of a text or a pair of texts, whether it came as such or as numbers."""
+def tokens_of(text: CorpusText, encode: Encode, special_ids: Collection[int]) -> Tokens:
+    """Return the tokens of a text of a corpus.
+
+    Args:
+        text: A text, a pair of texts, or token ids.
+        encode: Tokenises a text or a pair.
+        special_ids: Which ids are special tokens, where the text came as ids.
+    """
     if text.ids is not None:
-        return tokens_of_ids(text.ids, special)
+        return tokens_of_ids(text.ids, special_ids)
+    # A chat template has already written the special tokens, so that none are added.
     if text.is_chat:
         return encode(text.text or "", is_whole=True)
     texts = [text.text or ""]
@@ -234,29 +242,28 @@ def tokens_of(text: CorpusText, encode: Encode, special: frozenset[int]) -> Toke
 def count_tokens(
     texts: Iterable[CorpusText],
     encode: Encode,
-    special_ids: Iterable[int] = (),
+    special_ids: Collection[int] = (),
     tell: Callable[[int, int], None] | None = None,
 ) -> NDArray[np.int64]:
-    """Count the tokens of a corpus, special ones left out, in one pass and constant memory.
+    """Count how often each token comes in a corpus, in one pass and constant memory; special tokens are not counted.
 
     Args:
         texts: The corpus.
-        encode: Tokenises a text.
-        special_ids: The special tokens of texts that come as numbers.
+        encode: Tokenises a text or a pair.
+        special_ids: As of `tokens_of`.
         tell: Called after each text with the number of texts and of tokens so far.
 
     Returns:
-        How often each token occurs, by its number; as long as the largest number that was seen needs, at least 1.
+        How often each token comes, by id, (largest id + 1,); of no text, (1,).
     """
-    counts: Counter[int] = Counter()
-    special = frozenset(special_ids)
+    count_of_id: Counter[int] = Counter()
     n_tokens = 0
-    for number, text in enumerate(texts, 1):
-        tokens = tokens_of(text, encode, special)
-        counts.update(tokens.ids[~tokens.special].tolist())
+    for n_texts, text in enumerate(texts, 1):
+        tokens = tokens_of(text, encode, special_ids)
+        count_of_id.update(tokens.ids[~tokens.special].tolist())
         n_tokens += len(tokens)
         if tell is not None:
-            tell(number, n_tokens)
-    by_number = np.zeros(max(counts, default=0) + 1, np.int64)
-    by_number[list(counts)] = list(counts.values())
-    return by_number
+            tell(n_texts, n_tokens)
+    counts = np.zeros(max(count_of_id, default=0) + 1, np.int64)
+    counts[list(count_of_id)] = list(count_of_id.values())
+    return counts

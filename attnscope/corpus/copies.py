@@ -1,7 +1,9 @@
-"""Tell which texts of a corpus are copies of earlier ones while it is read, in bounded memory.
+"""Leave out copies of earlier texts while a corpus is read, in bounded memory.
 
-A copy is no evidence: twelve copies of a sentence say of a head what one says, and would make chance a certainty. Nor
-are sixty sentences of one template: a few words differ, and a head's attention hardly.
+A copy is no new evidence: with twelve copies of a sentence, whatever a head does there by chance would seem certain.
+The same holds for sixty texts of one *template*, which differ in a few words: a head attends almost alike in all. Texts
+of one template are called *variants* here. Two of them count, for pairs are made to differ in a word (WinoBias, BLiMP).
+From the third on a variant is left out like a copy.
 """
 
 import hashlib
@@ -15,22 +17,23 @@ from difflib import SequenceMatcher
 from attnscope.corpus.texts import CorpusText
 
 MOST_EDITS = 4
-"""How many words may be put in, left out or changed to make one text of a near-copy; and a quarter of them at most."""
+"""The most words put in, left out or changed between two variants; at most a quarter of the words, too."""
 
 FEWEST_WORDS = 8
-"""Shorter texts are no near-copies of each other: "I like it" is the end of many sentences. They may share a frame."""
+"""The fewest words of variants that MOST_EDITS decides about. Shorter texts need the same frame, as "I like it" is the
+end of many sentences."""
 
 SHORTEST_FRAME = 4
-"""Texts of this many words, up to FEWEST_WORDS - 1, share a frame if they differ in a third of their words at most,
-each at the same place: "The dog saw the girl again." and "The cat saw the king again." """
+"""The fewest words of a text with frames. A *frame* is a text of fewer than FEWEST_WORDS in which a third of the words
+are left blank. Variants have one in common: "The dog saw the girl again." and "The cat saw the king again." """
 
 REMEMBERED = 2**20
-"""Digests of texts, pairs of words, and frames that are remembered; older ones give way."""
+"""The most digests (of texts, pairs of words, and frames) that are remembered; the oldest are forgotten first."""
 
 _MOST_PAIRS = 16
-"""Pairs of neighbouring words by which a text is looked up, of all that it has."""
+"""The most pairs of neighbouring words by which a long text is looked up."""
 
-# A bullet, a quotation mark or a label before a text: "- ", "12. ", "User: ", "[3] ", "Example 7: ".
+# What may stand before a text, such as "- ", "12. ", "User: ", "[3] ", "Example 7: ".
 _LABEL = re.compile(r"(?:[^\w\s]+|\(?(?:\d{1,4}|\w)[.)]|\[?\w+(?: \w+)?[]:>|])\s+")
 
 _NUMBER = re.compile(r"(?<!\w)\d+(?!\w)")
@@ -38,7 +41,13 @@ _NUMBER = re.compile(r"(?<!\w)\d+(?!\w)")
 
 @dataclass(eq=False)
 class _Kept:
-    """Hold the words of a kept text, the digests it is looked up by, and those that it shares with a kept variant."""
+    """Hold a text that was kept.
+
+    Attributes:
+        words: Its words.
+        features: The digests by which it is looked up: of pairs of neighbouring words, or of frames.
+        shared: Those of them that a kept variant of it has, too.
+    """
 
     words: Sequence[str]
     features: set[bytes]
@@ -46,70 +55,64 @@ class _Kept:
 
 
 class Copies:
-    """Tell copies from texts that were not seen before.
+    """Tell copies, and variants from the third on, from texts that are to be kept.
 
-    A text is a copy of an earlier one where both are the same apart from case, white space and a label before them
-    ("12. ", "User: "). From its third text on, a template is a copy too: texts of FEWEST_WORDS or more that differ by
-    MOST_EDITS words put in, left out or changed, and by a quarter of the words at most. So are shorter texts of one
-    frame (SHORTEST_FRAME). Two such texts count apart: pairs are made to differ in a word (WinoBias, BLiMP). Texts of
-    token numbers are copies where all numbers are the same.
+    A text is a copy of an earlier one if they differ only in case, white space or a label before them ("12. ",
+    "User: "). Two texts of FEWEST_WORDS or more are variants if they differ in at most MOST_EDITS words, and at most a
+    quarter of them; shorter ones if they have a frame in common. Texts that came as token ids are copies if all ids are
+    equal, and never variants.
 
-    Long texts are compared where they have two pairs of neighbouring words in common, of those that are drawn by hash.
+    Two long texts are compared only if they have two features in common.
 
     Attributes:
-        n: How many texts were copies.
+        n: How many texts were not kept.
     """
 
     def __init__(self) -> None:
         self.n = 0
-        # Each remembered digest, of a text, a pair of words or a frame, with the latest text that has it.
+        # The latest kept text of each digest: of a whole text, or of a feature. The oldest digest comes first.
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
 
-    def holds(self, text: CorpusText) -> bool:
-        """Return whether a text is a copy of one that was asked for before; from now on it is known itself."""
-        # Exact copies have the same digest.
-        key = copy_key(text)
-        digest = hashlib.blake2b(key, digest_size=16).digest()
+    def register(self, text: CorpusText) -> bool:
+        """Return whether a text is to be kept; then remember it. Otherwise count it in `n`."""
+        # An exact copy has the digest of a kept text.
+        digest = hashlib.blake2b(copy_key(text), digest_size=16).digest()
         if digest in self._kept:
             self.n += 1
-            return True
-        # Others are the third text, at least, of a template: they have a digest that two variants share.
-        words = key.decode("utf-8", "surrogatepass").split() if text.ids is None else []
-        new = _describe(words)
-        variants = []
-        for earlier in {self._kept[feature] for feature in new.features & self._kept.keys()}:
-            if not _are_variants(earlier, new):
-                continue
-            if earlier.shared & new.features:
-                self.n += 1
-                return True
-            variants.append(earlier)
-        # Remember it.
+            return False
+        # A third variant has a feature that two kept variants share.
+        new = _with_features(fold(text.written).split())
+        candidates = {self._kept[feature] for feature in new.features if feature in self._kept}
+        variants = [kept for kept in candidates if _are_variants(kept, new)]
+        if any(variant.shared & new.features for variant in variants):
+            self.n += 1
+            return False
+        # Remember the text, and what it shares with each variant.
         for variant in variants:
             common = variant.features & new.features
             variant.shared |= common
             new.shared |= common
-        for feature in (digest, *new.features):
-            self._kept[feature] = new
-            self._kept.move_to_end(feature)
+        for key in (digest, *new.features):
+            self._kept[key] = new
+            self._kept.move_to_end(key)
         while len(self._kept) > REMEMBERED:
             self._kept.popitem(last=False)
-        return False
+        return True
 
 
-def _describe(words: Sequence[str]) -> _Kept:
-    """Return a text with the digests by which others of its template are found."""
+def _with_features(words: Sequence[str]) -> _Kept:
+    """Return a text of these words with the digests by which its variants are found."""
     if len(words) < SHORTEST_FRAME:
         return _Kept(words, set())
-    # Lines of a log differ in many numbers, and are one template: all numbers are alike, if enough words are none.
-    n_with_letters = sum(any(map(str.isalpha, word)) for word in words)
-    if n_with_letters >= SHORTEST_FRAME:
+    # Lines of a log differ in many numbers and are variants, so write 0 for each, unless a text has little else.
+    lettered = [word for word in words if any(map(str.isalpha, word))]
+    if len(lettered) >= SHORTEST_FRAME:
         words = [_NUMBER.sub("0", word) for word in words]
-    # Of a long text keep the smallest digests: similar texts then keep the same pairs.
+    # A long text has the smallest digests of its pairs: variants then mostly have the same ones.
     if len(words) >= FEWEST_WORDS:
         pairs = {_digest(f"{first} {second}") for first, second in itertools.pairwise(words)}
         return _Kept(words, set(sorted(pairs)[:_MOST_PAIRS]))
-    # A frame is a short text with spaces in the place of a third of its words; no word is a space.
+    # A short text has all its frames; a space marks a blank, as no word is a space.
     frames = set()
     for blanks in itertools.combinations(range(len(words)), len(words) // 3):
         frame = list(words)
@@ -120,40 +123,38 @@ def _describe(words: Sequence[str]) -> _Kept:
 
 
 def _digest(words: str) -> bytes:
-    """Return a short digest of words, by which a text is looked up."""
+    """Return a digest of 8 bytes of some words."""
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _are_variants(first: _Kept, second: _Kept) -> bool:
-    """Return whether two texts that have a digest in common are of one template."""
+    """Return whether two texts with a feature in common are variants."""
     n_words = len(second.words)
+    # Short texts have a frame in common, which is enough.
     if n_words < FEWEST_WORDS:
         return True
-    most = min(MOST_EDITS, n_words // 4)
-    if len(first.features & second.features) < 2 or abs(len(first.words) - n_words) > most:
+    most_edits = min(MOST_EDITS, n_words // 4)
+    if len(first.features & second.features) < 2 or abs(len(first.words) - n_words) > most_edits:
         return False
-    # Replaced, inserted and deleted words, from one text to the other.
+    # Count the words that are replaced, inserted or deleted.
     steps = SequenceMatcher(None, first.words, second.words, autojunk=False).get_opcodes()
     n_edits = 0
-    for kind, first_start, first_end, second_start, second_end in steps:
-        if kind != "equal":
+    for step, first_start, first_end, second_start, second_end in steps:
+        if step != "equal":
             n_edits += max(first_end - first_start, second_end - second_start)
-    return n_edits <= most
+    return n_edits <= most_edits
 
 
 def copy_key(text: CorpusText) -> bytes:
-    """Return bytes that are the same for copies that differ in case, white space or a label before them."""
+    """Return bytes that are equal for a text and its copies in other case, white space or with a label before them."""
     if text.ids is not None:
         return text.digested()
     return fold(text.written).encode("utf-8", "surrogatepass")
 
 
 def distinct(texts: Iterable[CorpusText], copies: Copies) -> Iterator[CorpusText]:
-    """Return the texts without copies of earlier ones; they keep their numbers.
-
-    `texts` are the whole corpus; `copies`, which has seen no text yet, counts them.
-    """
-    return (text for text in texts if not copies.holds(text))
+    """Return the texts of a corpus that are to be kept; `copies`, which must be new, counts the others."""
+    return filter(copies.register, texts)
 
 
 def fold(text: str) -> str:
@@ -162,6 +163,6 @@ def fold(text: str) -> str:
     label = _LABEL.match(folded)
     if label is None:
         return folded
-    # Before a word or two it may be a part of the text.
+    # Before fewer than three words it may be part of the text, as in "1: 2".
     unlabelled = folded[label.end() :]
     return unlabelled if unlabelled.count(" ") >= 2 else folded

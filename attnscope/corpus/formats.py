@@ -3,8 +3,8 @@
     {"text": "Who?", "text_pair": "The cat."}
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]}
 
-A message's content is a text or a list of text parts. `tools` and `documents` go to the chat template as they are.
-It knows no model: callers pass the function that writes messages.
+The content of a message is a text or a list of texts. The fields `tools` and `documents` go to the chat template as
+they are. This module knows no model: callers pass the function that writes messages.
 """
 
 import csv
@@ -22,32 +22,43 @@ from attnscope.text import MOST_BYTES, too_long
 Split = Literal["auto", "line", "paragraph", "file"]
 """How a plain text file is split into texts; blank lines separate paragraphs. "auto" guesses, see `guess_split`."""
 
-GUESSED_FROM = 400
-"""The most lines that a split is guessed from."""
+GUESSED_LINES = 400
+"""The most lines, the first ones of a file, that a split is guessed from."""
 
-MOST_LINES = 20
-"""Lines that paragraphs have on average, where blank lines separate paragraphs: a stray one among texts does not."""
+MOST_PARAGRAPH_LINES = 20
+"""The most lines of a paragraph on average. With more, each line is a text and blank lines have no meaning."""
 
 Format = Literal["auto", "txt", "jsonl", "csv", "tsv"]
-"""How files are read; "auto" goes by the name: .jsonl, .ndjson, .json; .csv; .tsv; else it is plain text."""
+"""How files are read; "auto" goes by the suffix, see `format_of`."""
 
-BAD_LINES = 10
-"""So many lines of one source may be malformed before the rest of it is given up."""
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+
+MOST_BAD_LINES = 10
+"""The number of malformed lines at which the rest of a source is left out."""
 
 PAIR_FIELD = "text_pair"
 """The field or column that holds second texts where no other is named, as in the datasets of many tasks."""
 
 LARGEST_ID = 2**24
-"""Far beyond any vocabulary: a stray number must not ask for memory without end."""
+"""The largest token id that is accepted. It is beyond any vocabulary, and counts of all ids up to it fit in memory."""
 
 _LONGEST_FIELD = 2**28
-"""A quote that is never closed makes the rest of a CSV file one field."""
+"""The most characters of a CSV field. A quote that is never closed makes the rest of the file one field."""
 
 Render = Callable[..., str]
-"""Writes messages as a chat template has them, or plainly; an AttnscopeError where that fails."""
+"""Writes messages, and `tools` and `documents`, as one text: a chat template, or `write_plainly`.
 
-_FOR_TEMPLATES = ("tools", "documents")
-"""The fields beside messages that go to a chat template."""
+It raises an AttnscopeError if they cannot be written.
+"""
+
+_TEMPLATE_FIELDS = ("tools", "documents")
+"""The fields beside "messages" that chat templates take."""
 
 Content = dict[str, Any]
 """The fields of a `CorpusText` that a source sets: text, pair, is_chat."""
@@ -55,12 +66,12 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """Hold a part of a source that could not be read.
+    """Hold what could not be read: a line of a source, all of it from a line on, or the whole source.
 
     Attributes:
         source: The file's name; "stdin".
-        line: The line from which on, or the only one that, was skipped; None = the whole source.
-        reason: Why.
+        line: The line, from 1; None = the whole source.
+        reason: Why it could not be read.
     """
 
     source: str
@@ -73,90 +84,83 @@ class Problem:
 
 
 def name_problems(problems: Sequence[Problem]) -> str:
-    """Return the end of a message: the first of some problems, and how many more there are; "" for none."""
+    """Return the end of a message, such as ": a.txt, line 3: not UTF-8, and 2 more problems"; "" for no problem."""
     if not problems:
         return ""
-    others = len(problems) - 1
-    more = f", and {amount(others, 'more problem')}" if others else ""
-    return f": {problems[0]}{more}"
+    ending = f": {problems[0]}"
+    if len(problems) > 1:
+        ending += f", and {amount(len(problems) - 1, 'more problem')}"
+    return ending
 
 
 def suffix_of(name: str) -> str:
-    """Return the ending of a file's name that says what is in it, such as .txt; "" for none."""
+    """Return the suffix of a file's name in lower case, such as .txt, that of a.txt.gz too; "" for none."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-_FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
-
-
 def format_of(name: str) -> Format:
-    """Return the format that a file's name stands for; plain text for unknown suffixes."""
+    """Return the format that the suffix of a file's name stands for; "txt" for unknown suffixes."""
     return _FORMATS.get(suffix_of(name), "txt")
 
 
 class BadLines:
-    """List the malformed lines of one source in `problems`, and give it up when there are too many."""
+    """Add the malformed lines of one source to a list of problems, and end its reading when there are too many."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self._source = source
         self._problems = problems
-        self._n = 0
+        self._n_bad = 0
 
     def add(self, line: int, reason: str) -> None:
-        """List a line.
+        """Add a line to the problems.
 
         Raises:
-            UnreadableError: It is one too many.
+            UnreadableError: It is number MOST_BAD_LINES.
         """
-        self._n += 1
-        if self._n == BAD_LINES:
-            raise UnreadableError(f"{reason}; given up after {BAD_LINES} malformed lines", line)
+        self._n_bad += 1
+        if self._n_bad == MOST_BAD_LINES:
+            raise UnreadableError(f"{reason}; given up after {MOST_BAD_LINES} malformed lines", line)
         self._problems.append(Problem(self._source, line, reason))
 
 
 def guess_split(lines: Iterator[str]) -> tuple[Split, Iterator[str]]:
-    """Guess from the first lines how a file is split: by paragraphs if blank lines separate some, else by lines.
+    """Guess how a file is split: by paragraphs if blank lines separate some among its first lines, else by lines.
 
     Returns:
-        "paragraph" or "line", and all of the lines again.
+        "paragraph" or "line", and an iterator over all lines, those that were read for the guess included.
     """
-    # Read the lines that the guess uses. One that cannot be read ends them: what stands before it is text.
-    first: list[str] = []
-    failed: UnreadableError | None = None
+    # An error ends the lines that the guess uses. It is kept, and raised again after them.
+    first_lines: list[str] = []
+    failure: UnreadableError | None = None
     try:
-        for line in islice(lines, GUESSED_FROM):
-            first.append(line)
+        for line in islice(lines, GUESSED_LINES):
+            first_lines.append(line)
     except UnreadableError as error:
-        failed = error
+        failure = error
 
-    # A paragraph begins with a line after a blank one, or with the first.
+    # Count lines that are not blank, and paragraphs: each begins with such a line after a blank one.
     n_lines = 0
     n_paragraphs = 0
     follows_blank = True
-    for line in first:
+    for line in first_lines:
         is_blank = not line.strip()
-        n_lines += not is_blank
-        n_paragraphs += follows_blank and not is_blank
+        if not is_blank:
+            n_lines += 1
+            n_paragraphs += follows_blank
         follows_blank = is_blank
-    has_paragraphs = n_paragraphs > 1 and n_lines <= MOST_LINES * n_paragraphs
+    has_paragraphs = n_paragraphs > 1 and n_lines <= MOST_PARAGRAPH_LINES * n_paragraphs
 
     def all_lines() -> Iterator[str]:
-        yield from first
-        if failed is not None:
-            raise failed
+        yield from first_lines
+        if failure is not None:
+            raise failure
         yield from lines
 
     return ("paragraph" if has_paragraphs else "line"), all_lines()
 
 
 def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]:
-    """Yield the texts of plain lines, with the lines that they begin on.
+    """Join lines to texts; yield each text with the number of the line that it begins on, from 1.
 
     Raises:
         UnreadableError: A paragraph or a file has more than MOST_BYTES.
@@ -164,10 +168,10 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
     if split == "line":
         yield from enumerate(lines, 1)
         return
-    # The lines of the text that is being read, the number of its first, and how many characters it has.
+    # The lines of the current text, the number of its first line, and its characters so far.
     text: list[str] = []
     begin = 1
-    size = 0
+    n_characters = 0
     try:
         for number, line in enumerate(lines, 1):
             # A blank line ends a paragraph.
@@ -178,16 +182,16 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
                 continue
             if not text:
                 begin = number
-                size = 0
+                n_characters = 0
             text.append(line)
-            size += len(line) + 1
-            if size > MOST_BYTES:
-                message, _ = too_long(f"the {split}")
-                raise UnreadableError(message)
+            n_characters += len(line) + 1
+            if n_characters > MOST_BYTES:
+                raise UnreadableError(too_long(f"the {split}")[0])
     except UnreadableError as error:
-        # A text that is cut off is left out from its first line on.
+        # The text that was being read is left out as a whole: the error names its first line.
         if text:
-            error.reason += f" in line {error.line}" if error.line else ""
+            if error.line:
+                error.reason += f" in line {error.line}"
             error.line = begin
         raise
     if text:
@@ -198,32 +202,32 @@ def split_lines(lines: Iterator[str], split: Split) -> Iterator[tuple[int, str]]
 
 
 def json_entries(lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the JSON object of each line, or what is wrong with it, with its number."""
+    """Yield the number of each line that is not blank, and its JSON object, or what is wrong with it as a str."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield number, json_object(line)
 
 
 def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yield the rows of CSV by the names of their columns, with the lines that they begin on.
+    """Yield each row of CSV with the number of the line that it begins on: a dict by column, or what is wrong as a str.
 
     Raises:
         UnreadableError: A quote is in the wrong place, or two columns have one name.
     """
-    # One for the whole process; Python's 131,072 is too small for texts.
+    # The limit holds for the whole process. Python's own, 131,072 characters, is too small for texts.
     csv.field_size_limit(_LONGEST_FIELD)
-    # Python's reader would lose the line ends inside of quotes; strict: a quote in the wrong place is no text.
+    # Lines get their ends back, for those inside of quotes belong to the text. Strict: a misplaced quote is an error.
     rows = csv.reader((f"{line}\n" for line in lines), delimiter=delimiter, strict=True)
     begin = 1
     try:
         # The first row that is not empty names the columns.
-        header = next(filter(None, rows), [])
+        header = next((row for row in rows if row), [])
         for name in header:
             if name and header.count(name) > 1:
                 raise UnreadableError(f'two columns are called "{name}"', begin)
         begin = rows.line_num + 1
         for row in rows:
-            # Cells beyond the columns would be lost: a delimiter without quotes cut them off.
+            # More cells than columns: a text without quotes holds the delimiter.
             if "".join(row[len(header) :]).strip():
                 columns = amount(len(header), "column")
                 yield begin, f"{len(row)} cells in {columns}: a {delimiter!r} without quotes"
@@ -233,7 +237,7 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
     except csv.Error as error:
         raise UnreadableError(f"malformed CSV: {error}", begin) from None
     except UnreadableError as error:
-        # The row that is cut off is named by the line that it begins on.
+        # The current row is left out as a whole: the error names its first line.
         if error.line:
             error.line = begin
         raise
@@ -242,28 +246,27 @@ def csv_entries(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, dic
 def read_entry(
     entry: dict[str, Any], field: str, pair_field: str | None, render: Render
 ) -> tuple[Content, list[str]]:
-    """Read an object of JSON or a row of CSV: a text, a pair, or a conversation.
+    """Read the text, the pair of texts, or the conversation in an object of JSON or a row of CSV.
 
     Args:
-        entry: The object.
-        field: The field of the text, or of the first of two.
+        entry: The object, or the row by columns.
+        field: The field of the text, or of the first text of a pair.
         pair_field: The field of the second text; None = PAIR_FIELD, where there is one.
         render: Writes the messages of a conversation.
 
     Returns:
-        The content, and the names of fields that hold a sentence which is not read.
+        The content, and the names of other fields that hold a sentence.
 
     Raises:
-        ValueError: It holds neither a text nor a conversation; the reason in one line.
+        ValueError: There is neither a text nor a conversation; says why in one line.
     """
-    # A conversation, or one text or two.
     if field not in entry and "messages" in entry:
-        read = ["messages"]
+        read_fields = ["messages"]
         if render is not write_plainly:
-            read += _FOR_TEMPLATES
+            read_fields += _TEMPLATE_FIELDS
         content = _write_chat(entry, render)
     else:
-        read = [field, pair_field or PAIR_FIELD]
+        read_fields = [field, pair_field or PAIR_FIELD]
         content = {"text": _text_of(_field_of(entry, field), f'"{field}"')}
         # A blank second text means that there is none.
         second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
@@ -271,22 +274,22 @@ def read_entry(
             content["pair"] = second
     unread = []
     for name, value in entry.items():
-        if name not in read and _holds_sentence(value):
+        if name not in read_fields and _holds_sentence(value):
             unread.append(name)
     return content, unread
 
 
 def _holds_sentence(value: Any) -> bool:
-    """Return whether a value of JSON holds a text of three words or more, at whatever depth."""
+    """Return whether a value of JSON is a text with two spaces or more, or has one at any depth."""
     if isinstance(value, dict):
-        value = list(value.values())
+        return any(map(_holds_sentence, value.values()))
     if isinstance(value, list):
         return any(map(_holds_sentence, value))
     return isinstance(value, str) and value.strip().count(" ") > 1
 
 
 def _text_of(value: Any, name: str) -> str:
-    """Return a value that must be a text without half of a surrogate pair."""
+    """Return a value of JSON as a text; refuse any other value, and text that is not valid Unicode."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is no text: {shorten(repr(value))}")
     if not is_unicode(value):
@@ -295,10 +298,11 @@ def _text_of(value: Any, name: str) -> str:
 
 
 def _field_of(entry: dict[str, Any], name: str) -> Any:
-    """Return the value of a field."""
+    """Return the value of a field; refuse an entry without it."""
     if name not in entry:
         fields = ", ".join(map(str, entry)) or "none"
-        raise ValueError(f'no field "{name}": {shorten(f"its fields are {fields}")}')
+        fields = shorten(f"its fields are {fields}")
+        raise ValueError(f'no field "{name}": {fields}')
     return entry[name]
 
 
@@ -314,53 +318,49 @@ def write_plainly(messages: Sequence[dict[str, Any]], **_: Any) -> str:
 
 
 def _write_chat(entry: dict[str, Any], render: Render) -> Content:
-    """Write the conversation that an object of JSON holds."""
+    """Return the conversation of an object of JSON as one text."""
     messages = entry["messages"]
     if not (isinstance(messages, list) and messages):
         raise ValueError('"messages" is no list of messages')
-    plain = [_plain_message(message) for message in messages]
-    # Templates also take tools and documents, as they are.
-    others = {field: entry[field] for field in _FOR_TEMPLATES if entry.get(field)}
+    messages = [_plain_message(message) for message in messages]
+    extras = {field: entry[field] for field in _TEMPLATE_FIELDS if entry.get(field)}
     try:
-        text = _text_of(render(plain, **others), "what the chat template writes")
+        text = _text_of(render(messages, **extras), "what the chat template writes")
     except AttnscopeError as error:
         raise ValueError(error.message) from None
-    # A template writes special tokens, and none are to be added.
+    # A chat template writes special tokens too, so that the tokenizer must add none.
     return {"text": text, "is_chat": render is not write_plainly}
 
 
 def _plain_message(message: Any) -> dict[str, Any]:
-    """Return a message as templates take it, with one text as its content."""
+    """Return a message whose content is one text: the texts of its parts are joined."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f'a message is no object with a "role": {shorten(repr(message))}')
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    # A list of texts, or of parts that each hold a text.
-    joined = ""
-    parts = content if isinstance(content, list) and content else [content]
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
-        joined += text
-    return {**message, "content": joined}
+    # A part is a text, or an object such as {"type": "text", "text": "Who?"}.
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
+    return {**message, "content": "".join(texts)}
 
 
 def json_object(line: str) -> dict[str, Any] | str:
-    """Return the JSON object of a line, or what is wrong with it."""
+    """Return the JSON object of a line, or what is wrong with it as a str."""
     try:
         entry = parse_json(line, object_pairs_hook=_fields_once)
     except json.JSONDecodeError as error:
         return f"malformed JSON: {error.msg} at character {error.pos + 1}"
-    # A field that comes twice, a number of thousands of digits, or brackets nested as deep.
+    # This is raised by a field that comes twice, and by thousands of digits or of nested brackets.
     except ValueError as error:
         return f"malformed JSON: {error}"
     return entry if isinstance(entry, dict) else f"not a JSON object: {shorten(line)}"
 
 
 def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a JSON object; refuses one of which a field comes twice."""
+    """Return the fields of a JSON object; refuse a field that comes twice."""
     entry: dict[str, Any] = {}
     for name, value in pairs:
         if name in entry:
@@ -370,7 +370,7 @@ def _fields_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_id(value: object) -> bool:
-    """Return whether a value of JSON can be a token's number."""
+    """Return whether a value of JSON can be a token id."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_ID
 
 

@@ -14,7 +14,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.text import MOST_BYTES, other_format, too_long
 
 _IN_MEMORY = 1 << 24
-"""Bytes of a stream that `Replay` keeps in memory; those of a longer one go to a temporary file."""
+"""The most bytes of a stream that `Replay` keeps in memory; a longer one is kept in a temporary file."""
 
 _GZIP = b"\x1f\x8b"
 """The first bytes of gzipped data."""
@@ -35,19 +35,21 @@ class UnreadableError(Exception):
 
 
 class Replay(io.RawIOBase):
-    """Keep a stream so that it can be read again: in memory, beyond _IN_MEMORY bytes in a temporary file."""
+    """Read a stream, and keep a copy of what was read, so that it can be read again from its start."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
         self._stream = stream
         self._name = "stdin" if name == "-" else name
-        self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
-        # When nobody reads it any more, its files are closed; stdin belongs to the process and stays open.
-        files = [self._file] if name == "-" else [self._file, stream]
+        self._copy = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
+        # Close both files when this object is deleted; but stdin belongs to the process and stays open.
+        files: list[IO[bytes]] = [self._copy]
+        if name != "-":
+            files.append(stream)
         weakref.finalize(self, _close, files)
 
     def again(self) -> io.BufferedReader:
         """Return a reader that begins at the start of the stream."""
-        self._file.seek(0)
+        self._copy.seek(0)
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -55,18 +57,18 @@ class Replay(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes, as far as there are any, and return how many they are; 0 at the end.
+        """Fill a buffer with the next bytes, and return how many they are; 0 at the end.
 
         Raises:
-            AttnscopeError: There is no room to keep them. Without them a second reading would miss a part.
+            AttnscopeError: There is no room to keep them, so that they would be missing when the stream is read again.
         """
-        # What was read before comes from the copy. After it the stream goes on, and the copy with it.
-        data: bytes = self._file.read(len(buffer))
+        # Read from the copy up to its end; then from the stream, and append to the copy.
+        data: bytes = self._copy.read(len(buffer))
         if not data:
             data = self._stream.read(len(buffer)) or b""
             try:
-                self._file.write(data)
-                self._file.flush()
+                self._copy.write(data)
+                self._copy.flush()
             except OSError as error:
                 raise AttnscopeError(
                     f"{self._name} cannot be kept to be read again: {error.strerror or error}",
@@ -76,11 +78,11 @@ class Replay(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Do nothing: a reader closes it at its end, but another may follow."""
+        """Do nothing: `io.BufferedReader` closes what it has read to the end, but it is to be read again."""
 
 
 def _close(files: Sequence[IO[bytes]]) -> None:
-    """Close files that nobody reads any more, also if the disk has no room for their last bytes."""
+    """Close files, whether or not the disk has room for their last bytes."""
     for file in files:
         with contextlib.suppress(OSError):
             file.close()
@@ -90,8 +92,8 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, plain or gzipped, without their ends (LF, CR LF or CR).
 
     Raises:
-        UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MOST_BYTES. All whole
-            lines before that point came out first; of damaged compressed data, those before the damaged piece.
+        UnreadableError: The file cannot be read, bytes are no text, or a line is longer than MOST_BYTES. The lines
+            before that point are yielded first; of damaged gzip data, those before the damaged piece.
     """
     # gzip is recognised by its first bytes, under any name.
     start = file.peek(2)[:2] if isinstance(file, io.BufferedReader) else b""
@@ -101,32 +103,30 @@ def lines_of(file: BinaryIO, name: str) -> Iterator[str]:
     reader: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
     n_lines = 0
     while raw := _read_line(reader, n_lines):
-        # The first line shows whether the file has another format; it may begin with a byte order mark.
+        # The first line shows whether the file is no text, such as a PDF; and it may begin with a byte order mark.
         encoding = "utf-8"
         if n_lines == 0:
             encoding = "utf-8-sig"
             format_and_hint = other_format(raw)
             if format_and_hint is not None:
                 raise UnreadableError("; ".join(format_and_hint))
-        # A line without an end would fill the memory.
         if len(raw) > MOST_BYTES:
-            message, _ = too_long("the line")
-            raise UnreadableError(message, n_lines + 1)
+            raise UnreadableError(too_long("the line")[0], n_lines + 1)
         try:
             text = raw.decode(encoding)
         except UnicodeDecodeError as error:
             raise UnreadableError(f"not UTF-8: byte 0x{raw[error.start]:02X}", n_lines + 1) from None
         if "\0" in text:
             raise UnreadableError("a NUL character: not plain text", n_lines + 1)
-        # A line may still hold CR line ends, as old Macs wrote them.
+        # Bytes are split at LF alone. A CR ends a line too, as old Macs wrote it.
         for line in text.removesuffix("\n").removesuffix("\r").split("\r"):
             n_lines += 1
             yield line
 
 
 def _read_line(reader: Any, n_lines: int) -> bytes:
-    """Return the line after `n_lines` with its end, at most MOST_BYTES + 1 of it; empty at the end of the file."""
-    # Without a first line nothing of the file can be read.
+    """Return line n_lines + 1 with its end, at most MOST_BYTES + 1 bytes of it; empty at the end of the file."""
+    # If even the first line cannot be read, the error is about the whole file.
     line = n_lines + 1 if n_lines else None
     try:
         raw: bytes = reader.readline(MOST_BYTES + 1)

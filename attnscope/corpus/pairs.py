@@ -12,7 +12,7 @@ from attnscope.corpus.texts import Corpus
 from attnscope.errors import AttnscopeError
 
 Answers = tuple[str | int, ...]
-FIELDS = ("clean", "corrupt", "right", "wrong")
+"""Words, token ids, or numbers of classes."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Pair:
     """Hold two texts that differ in the words that decide between a right and a wrong answer.
 
     Attributes:
-        source: The file that it comes from; "pairs" for a mapping.
-        line: Its line there, from 1.
-        clean: The text after which the right answer is right.
-        corrupt: The text after which it is not.
-        right: The answers that are right after the clean text: words, numbers of tokens, or classes; () = none.
+        source: The file that holds the pair; "pairs" for a mapping.
+        line: The line of the file, or the number among the mappings, from 1.
+        clean: The text after which the right answers are right.
+        corrupt: The text after which they are wrong.
+        right: The answers that are right after the clean text; () = none.
         wrong: The answers that are wrong after the clean text; () = none.
     """
 
@@ -39,26 +39,26 @@ class Pair:
 class Pairs:
     """Read pairs with right and wrong answers: `{"clean": …, "corrupt": …, "right": …, "wrong": …}`, one per line.
 
-    An answer is a string, the number of a token, or a list of these. If you ask a study for one class, pairs need none.
-    `problems` lists malformed pairs, and pairs that were given before, which would count twice. The others are read.
+    An answer is a string, a token id, or a list of these. Pairs need no answers for a study that is given one class for
+    all. Malformed pairs, and pairs with the texts of an earlier one, are left out and listed in `problems`.
 
     Args:
-        pairs: Names of JSONL files, also compressed, patterns, "-" for stdin; or mappings with these four fields.
+        pairs: Names of JSONL files, also gzipped, or patterns of names, "-" for stdin; or mappings with these fields.
 
     Attributes:
         sources: The files that were read; `("pairs",)` for mappings.
-        problems: What could not be read, in order.
-        sha256: Hash of the pairs, hex.
+        problems: What could not be read or was left out, in order.
+        sha256: The SHA-256 of the pairs, in hex.
 
     Raises:
         AttnscopeError: There is no pair.
     """
 
     def __init__(self, pairs: str | Path | Sequence[str | Path | Mapping[str, Any]]) -> None:
-        # Mappings are pairs themselves; names are files of pairs.
         if isinstance(pairs, str | Path):
             pairs = [pairs]
         self.problems: list[Problem] = []
+        # The source, the line and the fields of each pair; a str in place of fields says what is wrong with the line.
         entries: Iterator[tuple[str, int, Any]]
         if any(isinstance(pair, Mapping) for pair in pairs):
             self.sources: tuple[str, ...] = ("pairs",)
@@ -67,24 +67,26 @@ class Pairs:
             corpus = Corpus(list(map(str, pairs)), format="txt", most_characters=None)
             self.sources = corpus.sources
             entries = ((text.source, text.line, json_object(text.text or "")) for text in corpus)
-        # Keep the first pair of the same two texts, list the others.
+        # Of pairs with the same two texts the first counts.
         self._pairs: list[Pair] = []
-        known: dict[tuple[str, str], int] = {}
+        line_of_texts: dict[tuple[str, str], int] = {}
         for source, line, entry in entries:
             try:
                 pair = _pair_from(source, line, entry)
                 texts = pair.clean, pair.corrupt
-                if texts in known:
-                    raise ValueError(f"it has the texts of pair {known[texts]}, which counts once")
+                if texts in line_of_texts:
+                    raise ValueError(
+                        f"it has the texts of pair {line_of_texts[texts]}, which counts once"
+                    )
             except ValueError as error:
                 self.problems.append(Problem(source, line, str(error)))
                 continue
-            known[texts] = line
+            line_of_texts[texts] = line
             self._pairs.append(pair)
         if not self._pairs:
-            why = name_problems(self.problems)
             raise AttnscopeError(
-                f"there is no pair{why}", 'a pair is {"clean", "corrupt", "right", "wrong"}'
+                f"there is no pair{name_problems(self.problems)}",
+                'a pair is {"clean", "corrupt", "right", "wrong"}',
             )
         content = json.dumps(list(map(asdict, self._pairs)))
         self.sha256 = hashlib.sha256(content.encode()).hexdigest()
@@ -97,37 +99,38 @@ class Pairs:
 
 
 def _pair_from(source: str, line: int, entry: Any) -> Pair:
-    """Return a pair.
+    """Return the pair of some fields.
 
     Raises:
-        ValueError: What is wrong with it.
+        ValueError: The fields make no pair, or `entry` is a str that says what is wrong.
     """
     if not isinstance(entry, Mapping):
         raise ValueError(entry if isinstance(entry, str) else "it is no mapping")
-    # Two texts that differ.
-    for name in FIELDS[:2]:
+    for name in ("clean", "corrupt"):
         if name not in entry:
             raise ValueError(f"it has no field {name!r}")
         if not isinstance(entry[name], str) or not entry[name].strip():
             raise ValueError(f'"{name}" is no text')
     if entry["clean"] == entry["corrupt"]:
         raise ValueError("clean and corrupt are the same text")
-    # The answers, one or several.
     right = _answers(entry, "right")
     wrong = _answers(entry, "wrong")
     return Pair(source, line, entry["clean"], entry["corrupt"], right, wrong)
 
 
 def _answers(entry: Mapping[str, Any], name: str) -> Answers:
-    """Return the answers in a field; () if there is no such field."""
+    """Return the answers in a field, one or a list; () if there is no such field."""
     if name not in entry:
         return ()
     value = entry[name]
     answers = tuple(value) if isinstance(value, list | tuple) else (value,)
-    are_answers = bool(answers)
-    for answer in answers:
-        are_answers &= answer != "" if isinstance(answer, str) else is_id(answer)
-    if not are_answers:
+    # An answer is a token id, or a str that is not empty.
+    malformed = [
+        answer
+        for answer in answers
+        if not is_id(answer) and (answer == "" or not isinstance(answer, str))
+    ]
+    if malformed or not answers:
         raise ValueError(
             f'"{name}" is {json.dumps(value, default=str)[:60]}: give words or numbers of tokens'
         )

@@ -1,4 +1,4 @@
-"""Make texts that test heads: words hidden in a long text that asks for them at its end; tokens that come twice."""
+"""Make texts that test heads: long texts that hide words and ask for them at the end, and tokens that come twice."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from attnscope.corpus.texts import CorpusText
 from attnscope.errors import AttnscopeError
 
 Numbers = NDArray[np.int64]
+"""Token ids, or positions of tokens."""
 
 THINGS = (
     "door",
@@ -33,59 +34,57 @@ THINGS = (
 _CUE = " The secret words of the {} are"
 _QUESTION = "\nQuestion: What are the secret words of the {0}?\nAnswer: The secret words of the {0} are"
 _CUE_TOKENS = 2
-"""Random tokens before an answer of random tokens; the question repeats them."""
+"""The cue is what stands before the answer. Without a text it is as many random tokens, which are the question, too."""
 
 DEPTH_SHARE = 0.1
-"""How much of a haystack are the places of needles of one depth."""
+"""The share of a haystack in which needles of one depth begin."""
 
 DEPTH_TOKENS = 32
-"""How many tokens of a haystack are the places of needles of one depth, at least."""
+"""The least number of tokens of a haystack in which needles of one depth begin."""
 
-_LEAST_ROOM = 16
-"""The fewest tokens of a haystack: in a shorter one too many needles would share a place, or an offset."""
+_SHORTEST_HAYSTACK = 16
+"""The fewest tokens of a haystack. In a shorter one too many needles would begin at the same position."""
 
 _WORD = re.compile(" [a-z]{3,}")
 _FEWEST_WORDS = 200
-"""With fewer words in a vocabulary, needles are made of all its tokens."""
+"""With fewer words in a vocabulary, needles are made of any tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Needle:
-    """Hold a text that hides an answer, ends in a question, and then gives the answer.
+    """Hold a text that hides an answer, asks for it, and gives it at the end.
 
     Attributes:
-        ids: Its token numbers.
-        places: The places at which the tokens of the answer are hidden.
-        decoys: The places of the answer of another needle, which answers another question.
-        depth: The share of the haystack around which the needle was to stand, 0 to 1.
-        room: Tokens of the haystack.
+        ids: The token ids of the whole text, (token,).
+        places: The positions at which the answer is hidden, (answer token,).
+        decoys: The positions of another answer, which no question asks for, (answer token,).
+        depth: The share of the haystack that stands before the needle, about; 0 to 1.
     """
 
     ids: Numbers
     places: Numbers
     decoys: Numbers
     depth: float
-    room: int
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def answer(self) -> Numbers:
-        """Return the tokens that are right at the end of the text."""
+        """Return the ids of the answer, with which the text ends, (answer token,)."""
         return self.ids[-len(self.places) :]
 
 
 @dataclass(frozen=True, eq=False)
 class Hay:
-    """Hold the material of needles and haystacks.
+    """Hold what needles and haystacks are made of.
 
     Attributes:
-        vocab_ids: Ordinary tokens, of which needles are made, and haystacks without a text.
-        text_ids: Token numbers of a text; None = random tokens.
-        encode: Makes the token numbers of a text, without special ones; None = the question is of random tokens too.
-        sentence_end_ids: Numbers of tokens that end a sentence of the text.
-        before: The tokens that every text begins with, such as [CLS].
+        vocab_ids: The ids of ordinary tokens; answers are made of them, and without a text all else.
+        text_ids: The token ids of a text of which haystacks are parts; None = they are random tokens.
+        encode: Makes token ids of cues and questions, without special tokens; None exactly where there is no text.
+        sentence_end_ids: The ids of the tokens that end a sentence of the text.
+        before: The ids of the tokens that every text begins with, such as [CLS].
     """
 
     vocab_ids: Numbers
@@ -100,98 +99,103 @@ def needle_probe(
 ) -> Iterator[Needle]:
     """Yield needles in haystacks, the standard test of retrieval from long texts.
 
-    With a text the needle is a sentence, "The secret words of the tower are …", that ends in random words, and the
-    question asks for them. Without one all are random tokens: two tokens before the needle's answer come again at the
-    end of the text. No token of an answer comes anywhere else. A second needle, the decoy, is of the same form with
-    other words. Needle number i is at the i-th of the depths, which take turns; it depends on the seed, i and the
-    length alone.
+    The needle is a sentence, "The secret words of the tower are …", that ends in the answer, some random words. A text,
+    the haystack, stands around it, and a question at the end asks for the words. Where `hay` has no text, all these are
+    random tokens: two of them, the cue, stand before the answer, and come again at the end of the text. No token of an
+    answer comes anywhere else. A second needle, the decoy, has the same form, and other words.
 
-    Needle and decoy are drawn by chance from the same places, a tenth of the haystack around the depth and at least 32
-    tokens, with a text those between two sentences. So a head that looks at one place, or so many tokens back, finds a
-    needle rarely, and a decoy as often.
+    Needle and decoy begin at positions that are drawn from the same ones, after the end of a sentence where there is a
+    text: a tenth of the haystack around the depth, and at least 32 tokens. So a head that always looks at one position,
+    or a fixed number of tokens back, finds a needle rarely, and a decoy as often.
 
-    `length` is that of each text in tokens, question and answer included. The answer has fewer tokens if the vocabulary
-    is too small.
+    Args:
+        hay: What needles and haystacks are made of.
+        n: How many needles to yield.
+        depths: The depths, 0 to 1, which needles take in turn.
+        length: The number of tokens of each text, with question and answer.
+        seed: The seed. Needle number i depends on the seed, i and the length alone.
+        answer: The number of tokens of an answer; they are fewer if the vocabulary is too small.
 
     Source:
         Mohtashami and Jaggi 2023, Landmark Attention, section 4.2 (pass keys); Kamradt 2023, Needle in a Haystack.
 
     Raises:
-        AttnscopeError: The length has no room, the text or vocabulary is too small, or a number makes no sense.
+        AttnscopeError: The length leaves no room for a haystack, or the text or the vocabulary is too small.
     """
-    # In one order, whatever order they were given in.
+    # Sorted, so that the order in which ids were given does not matter.
     vocabulary = np.unique(hay.vocab_ids)
-    if n < 1 or seed < 0 or answer < 1 or not depths or not all(0 <= depth <= 1 for depth in depths):
-        raise AttnscopeError(
-            f"no probe of {n} needles of {answer} tokens at depths {list(depths)} with seed {seed}",
-            "needles and tokens are at least 1, depths from 0 to 1, the seed at least 0",
-        )
+    # Random tokens make two cues and two answers, and must leave some for the haystack.
     n_answer = min(answer, (len(vocabulary) - 2 * _CUE_TOKENS) // 3)
     if n_answer < 1:
         raise AttnscopeError(
             f"a vocabulary of {len(vocabulary)} tokens is too small for needles", "7 are the least"
         )
-    return (
-        _make(hay, vocabulary, number, depths[number % len(depths)], length, seed, n_answer)
-        for number in range(n)
-    )
+    for number in range(n):
+        yield _make(hay, vocabulary, number, depths[number % len(depths)], length, seed, n_answer)
 
 
 def _make(
     hay: Hay, vocabulary: Numbers, number: int, depth: float, length: int, seed: int, n_answer: int
 ) -> Needle:
-    """Make needle `number`: its sentence and the decoy's in a haystack, the question, and the answer."""
+    """Make needle number `number`: a haystack with the needle and the decoy in it, the question, and the answer."""
     # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-    chance = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
+    random = np.random.PCG64(np.random.SeedSequence([seed, number, length]))
     # Draw the cue, the decoy's cue and the question; without a text the answers too.
     if hay.encode is None:
-        drawn = _draw(chance, vocabulary, 2 * (n_answer + _CUE_TOKENS))
-        cue, decoy_cue, answer, decoy = np.split(drawn, np.cumsum([_CUE_TOKENS, _CUE_TOKENS, n_answer]))
+        drawn = _draw(random, vocabulary, 2 * (_CUE_TOKENS + n_answer))
+        cue, decoy_cue = np.split(drawn[: 2 * _CUE_TOKENS], 2)
+        answer, decoy = np.split(drawn[2 * _CUE_TOKENS :], 2)
         question = cue
-        full_stop = drawn[:0]
+        full_stop = np.array([], np.int64)
+        vocabulary = np.setdiff1d(vocabulary, drawn)
     else:
-        thing, other = _draw(chance, np.arange(len(THINGS)), 2)
-        texts = _CUE.format(THINGS[thing]), _CUE.format(THINGS[other]), _QUESTION.format(THINGS[thing])
-        cue, decoy_cue, question, full_stop = (
-            np.array(hay.encode(text), np.int64) for text in (*texts, ".")
-        )
-        drawn = vocabulary[:0]
-    # The haystack is the length left by the needle, the decoy, the question and the answer after it.
-    n_beside = len(hay.before) + len(cue) + len(decoy_cue) + len(question)
-    n_beside += 2 * len(full_stop) + 3 * n_answer
-    room = length - n_beside
-    if room < _LEAST_ROOM:
+        thing, other = _draw(random, np.arange(len(THINGS)), 2)
+        texts = [
+            _CUE.format(THINGS[thing]),
+            _CUE.format(THINGS[other]),
+            _QUESTION.format(THINGS[thing]),
+            ".",
+        ]
+        cue, decoy_cue, question, full_stop = [np.array(hay.encode(text), np.int64) for text in texts]
+    # The haystack has the tokens that needle, decoy, question and final answer leave of the length.
+    n_other = (
+        len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
+    )
+    n_haystack = length - n_other
+    if n_haystack < _SHORTEST_HAYSTACK:
         raise AttnscopeError(
             f"{length} tokens are too few for a needle",
-            f"give a length of at least {n_beside + _LEAST_ROOM}",
+            f"give a length of at least {n_other + _SHORTEST_HAYSTACK}",
         )
-    stack = _haystack(chance, hay.text_ids, np.setdiff1d(vocabulary, drawn), room, length)
-    # Words of answers must not occur elsewhere, or a head could find them there.
+    haystack = _haystack(random, hay.text_ids, vocabulary, n_haystack, length)
+    # With a text, draw the answers from the words that do not occur in it, or a head could find them there.
     if hay.encode is not None:
-        unused = np.setdiff1d(vocabulary, np.concatenate([stack, cue, decoy_cue, question, full_stop]))
+        unused = np.setdiff1d(
+            vocabulary, np.concatenate([haystack, cue, decoy_cue, question, full_stop])
+        )
         if len(unused) < 2 * n_answer:
             raise AttnscopeError(
                 "the text has nearly every word of the vocabulary", "give a smaller --lengths"
             )
-        answer, decoy = np.split(_draw(chance, unused, 2 * n_answer), 2)
-    # Draw both places near the depth by one law: a head that does not read finds one as often as the other.
-    around = _places(stack, depth, hay.sentence_end_ids)
-    raw_decoy, raw_needle, raw_order = chance.random_raw(3).tolist()
-    start = around[raw_needle % len(around)]
-    decoy_start = around[raw_decoy % len(around)]
+        answer, decoy = np.split(_draw(random, unused, 2 * n_answer), 2)
+    # Draw both starts from the same positions: a head that does not read finds the decoy as often as the needle.
+    starts = _starts(haystack, depth, hay.sentence_end_ids)
+    decoy_draw, needle_draw, order_draw = random.random_raw(3).tolist()
+    needle_start = starts[needle_draw % len(starts)]
+    decoy_start = starts[decoy_draw % len(starts)]
+    # Cut the haystack at both starts; if they are the same, chance decides about the order.
     needle_sentence = np.concatenate([cue, answer, full_stop])
     decoy_sentence = np.concatenate([decoy_cue, decoy, full_stop])
-    # Put both into the haystack; where they are at the same place, chance says which is first.
     before = np.array(hay.before, np.int64)
-    needle_is_first = start < decoy_start or (start == decoy_start and raw_order % 2 == 0)
+    needle_is_first = needle_start < decoy_start or (needle_start == decoy_start and order_draw % 2 == 0)
     if needle_is_first:
-        sentences = [needle_sentence, stack[start:decoy_start], decoy_sentence]
+        sentences = [needle_sentence, haystack[needle_start:decoy_start], decoy_sentence]
     else:
-        sentences = [decoy_sentence, stack[decoy_start:start], needle_sentence]
-    low, high = sorted([start, decoy_start])
-    ids = np.concatenate([before, stack[:low], *sentences, stack[high:], question, answer])
-    # An answer stands after its cue, and behind the other sentence if that is first.
-    answer_start = len(before) + start + len(cue)
+        sentences = [decoy_sentence, haystack[decoy_start:needle_start], needle_sentence]
+    first, last = sorted([needle_start, decoy_start])
+    ids = np.concatenate([before, haystack[:first], *sentences, haystack[last:], question, answer])
+    # An answer begins after its cue; the later of both sentences is moved by the length of the other one.
+    answer_start = len(before) + needle_start + len(cue)
     decoy_answer_start = len(before) + decoy_start + len(decoy_cue)
     if needle_is_first:
         decoy_answer_start += len(needle_sentence)
@@ -199,55 +203,59 @@ def _make(
         answer_start += len(decoy_sentence)
     places = answer_start + np.arange(n_answer)
     decoys = decoy_answer_start + np.arange(n_answer)
-    return Needle(ids, places, decoys, depth, room)
+    return Needle(ids, places, decoys, depth)
 
 
 def _haystack(
-    chance: np.random.PCG64,
-    text: Numbers | None,
+    random: np.random.PCG64,
+    text_ids: Numbers | None,
     vocabulary: Numbers,
-    room: int,
+    n_haystack: int,
     length: int,
 ) -> Numbers:
-    """Return a random stretch of a text, or random tokens of the vocabulary if there is none, (room,)."""
-    if text is None:
-        numbers = chance.random_raw(room) % np.uint64(len(vocabulary))
-        return vocabulary[numbers.astype(np.int64)]
-    if len(text) < room:
+    """Return a part of the text from a random position on, or random tokens if there is no text, (n_haystack,)."""
+    if text_ids is None:
+        indices = random.random_raw(n_haystack) % np.uint64(len(vocabulary))
+        return vocabulary[indices.astype(np.int64)]
+    if len(text_ids) < n_haystack:
         raise AttnscopeError(
-            f"the text has {len(text):,} tokens, and a haystack of {length:,} needs {room:,}",
+            f"the text has {len(text_ids):,} tokens, and a haystack of {length:,} needs {n_haystack:,}",
             "give a longer text, or a smaller --lengths",
         )
-    start = int(chance.random_raw() % (len(text) - room + 1))
-    return text[start : start + room]
+    start = int(random.random_raw() % (len(text_ids) - n_haystack + 1))
+    return text_ids[start : start + n_haystack]
 
 
-def _draw(chance: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
+def _draw(random: np.random.PCG64, pool: Numbers, n: int) -> Numbers:
     """Draw n different numbers from a pool, (n,)."""
-    return pool[chance.random_raw(len(pool)).argsort(kind="stable")[:n]]
+    return pool[random.random_raw(len(pool)).argsort(kind="stable")[:n]]
 
 
-def _places(stack: Numbers, depth: float, ends: frozenset[int]) -> list[int]:
-    """Return the places around a depth: those between two sentences, or all where no sentence ends."""
-    first, last = depth_range(depth, len(stack))
-    places = range(first, last + 1)
-    between = [place for place in places if place and int(stack[place - 1]) in ends]
-    return between or list(places)
+def _starts(haystack: Numbers, depth: float, sentence_end_ids: frozenset[int]) -> list[int]:
+    """Return where needles of a depth may begin: after the end of a sentence, or anywhere if no sentence ends there."""
+    first, last = depth_range(depth, len(haystack))
+    starts = range(first, last + 1)
+    # A start at 0 has no token before it.
+    after_sentences = [
+        start for start in starts if start and int(haystack[start - 1]) in sentence_end_ids
+    ]
+    return after_sentences or list(starts)
 
 
-def depth_range(depth: float, room: int) -> tuple[int, int]:
-    """Return how many of the `room` tokens of a haystack stand before a needle of a depth, at least and at most."""
-    # As wide at the ends of the haystack as in its midst.
-    width = min(room, max(DEPTH_TOKENS, round(DEPTH_SHARE * room)))
-    first = min(max(0, round(depth * room) - width // 2), room - width)
+def depth_range(depth: float, n_haystack: int) -> tuple[int, int]:
+    """Return the first and the last position of a haystack at which needles of a depth, 0 to 1, may begin."""
+    # The range is around the depth, and moved inwards at the ends of the haystack, where it is as wide.
+    width = min(n_haystack, max(DEPTH_TOKENS, round(DEPTH_SHARE * n_haystack)))
+    first = round(depth * n_haystack) - width // 2
+    first = min(max(0, first), n_haystack - width)
     return first, first + width
 
 
-def word_ids(numbers: Numbers, spell: Callable[[int], str]) -> Numbers:
-    """Return the tokens spelled as lower-case words after a blank; all tokens where fewer than 200 are."""
-    is_word = [_WORD.fullmatch(spell(number)) is not None for number in numbers.tolist()]
-    words = numbers[np.array(is_word, bool)]
-    return words if len(words) >= _FEWEST_WORDS else numbers
+def word_ids(ids: Numbers, spell: Callable[[int], str]) -> Numbers:
+    """Return the tokens that are spelled as a space and a lower-case word; all tokens if those are fewer than 200."""
+    is_word = [_WORD.fullmatch(spell(token_id)) is not None for token_id in ids.tolist()]
+    words = ids[np.array(is_word, bool)]
+    return words if len(words) >= _FEWEST_WORDS else ids
 
 
 def repeat_probe(
@@ -261,31 +269,28 @@ def repeat_probe(
 ) -> Iterator[CorpusText]:
     """Yield random token sequences that come twice, x1 … xm x1 … xm: the standard test for induction heads.
 
-    Nothing but induction helps a model in the second half (Olsson et al. 2022, In-context Learning and Induction
+    Only induction helps a model to predict the second half (Olsson et al. 2022, In-context Learning and Induction
     Heads). m is drawn anew for each text, from half of `length`, rounded up, to `length`: if it were the same, a head
     that looks back by a fixed number of tokens would pass as induction. Tokens are drawn uniformly, with replacement.
-    Text number i depends on the seed, i and the set of `vocab_ids` alone: the first texts of a longer probe are those
+    Text number i depends only on the seed, i and the set of `vocab_ids`, so that a longer probe begins with the texts
     of a shorter one.
 
-    `vocab_ids` are ordinary tokens in any order. Each text begins with the tokens `before`, such as [CLS], and ends
-    with those `after`.
-
-    Raises:
-        AttnscopeError: There is nothing to draw from, or a number is too small.
+    Args:
+        vocab_ids: The ids of ordinary tokens, in any order.
+        n_texts: How many texts to yield.
+        length: The largest m.
+        seed: The seed.
+        before: The ids of the tokens that every text begins with, such as [CLS].
+        after: The ids of the tokens that every text ends with.
     """
     vocabulary = np.unique(np.asarray(vocab_ids, np.int64))
-    if not len(vocabulary) or n_texts < 1 or length < 1 or seed < 0:
-        raise AttnscopeError(
-            f"no probe of {n_texts} texts of {length} tokens from {len(vocabulary)} with seed {seed}",
-            "texts, tokens and vocabulary are at least 1, the seed at least 0",
-        )
-
     for index in range(n_texts):
         # Raw numbers of PCG64: NumPy promises that they stay the same, which it does not of Generator's methods.
-        # The remainder prefers no token by more than 1 in 2^64 / len(vocabulary).
-        *raw, raw_half = np.random.PCG64(np.random.SeedSequence([seed, index])).random_raw(length + 1)
-        drawn = np.array(raw) % np.uint64(len(vocabulary))
-        n_half = length - int(raw_half) % (length // 2 + 1)
-        half = vocabulary[drawn[:n_half].astype(np.int64)].tolist()
+        random = np.random.PCG64(np.random.SeedSequence([seed, index]))
+        raw = random.random_raw(length + 1)
+        # Remainders prefer no token by more than 1 in 2^64 / len(vocabulary).
+        indices = raw[:length] % np.uint64(len(vocabulary))
+        m = length - int(raw[length]) % (length // 2 + 1)
+        half = vocabulary[indices[:m].astype(np.int64)].tolist()
         ids = (*before, *half, *half, *after)
         yield CorpusText(index, f"repeat probe, seed {seed}", index + 1, ids=ids)

@@ -1,4 +1,4 @@
-"""Read the texts of files one at a time, as often as you iterate. Splitting and parsing are left to `formats`."""
+"""Read the texts of files, one at a time. Lines are left to `lines`, splitting and parsing to `formats`."""
 
 import glob
 import hashlib
@@ -44,10 +44,10 @@ class CorpusText:
         index: Its number in the corpus, from 0; blank texts are not counted.
         source: The file's name; "stdin".
         line: The line it begins on, from 1.
-        text: The text; None where token numbers were given instead.
-        ids: Token numbers, special ones included; None where a text was given.
+        text: The text; None where token ids were given instead.
+        ids: Token ids, special ones included; None where a text was given.
         pair: The second text of a pair; None = there is one text.
-        is_chat: Whether its special tokens stand in the text, as a chat template wrote them.
+        is_chat: Whether a chat template wrote the text, with its special tokens.
     """
 
     index: int
@@ -60,22 +60,22 @@ class CorpusText:
 
     @property
     def n_characters(self) -> int:
-        """Return how long it is; for token numbers, about how long: four characters each."""
+        """Return the length of its text or texts; of token ids an estimate, four characters each."""
         return len(self.written) if self.ids is None else 4 * len(self.ids)
 
     @property
     def written(self) -> str:
-        """Return its text, or both texts of a pair one after the other; empty where token numbers were given."""
+        """Return its text, or both texts of a pair with a space between; empty where token ids were given."""
         if self.pair is not None:
             return f"{self.text} {self.pair}"
         return self.text or ""
 
     def digested(self) -> bytes:
-        """Return the bytes that hashes of texts are made of; the place does not enter."""
+        """Return its content as bytes, from which hashes of texts are computed; index, source and line do not count."""
         if self.ids is not None:
             raw = np.array(self.ids, "<i8").tobytes()
             return f"ids {len(raw)}\n".encode() + raw
-        # Lengths tell where a text ends, and another begins.
+        # With their lengths, no two lists of texts are written alike.
         raw = (self.text or "").encode("utf-8", "surrogatepass")
         kind = "chat text" if self.is_chat else "text"
         digested = f"{kind} {len(raw)}\n".encode() + raw
@@ -86,34 +86,34 @@ class CorpusText:
 
 
 class Corpus:
-    """Hold the texts of files, read one at a time, as often as you iterate.
+    """Iterate over the texts of files; each iteration reads the files again.
 
     Files are UTF-8, with or without a byte order mark, with any line ends, plain or gzipped (recognised under any
-    name). At most one text is in memory, and 64 KiB of its file. Blank texts are skipped. stdin is read once, and kept
-    in a temporary file for the next time.
+    name). One text at a time is in memory, and 64 KiB of its file. Blank texts are skipped. stdin is kept in a
+    temporary file, so that it can be read again.
 
-    What cannot be read does not end the iteration. A source that is missing, or from some line on is not UTF-8, is
-    cut off or damaged, gives the texts before that point (of damaged compressed data up to the last 1 KiB before it);
-    the next source follows. Of jsonl and CSV a malformed line alone is skipped; after ten of them the source is given
-    up. All of that is listed in `problems`.
+    What cannot be read is listed in `problems`, and does not end the iteration. If a source is missing, damaged or cut
+    off, or is not UTF-8 from some line on, the texts before that point are read (of damaged gzip data those up to 1 KiB
+    before it), and then the next source. A malformed line of jsonl or CSV is skipped; at ten such lines the rest of
+    the source is.
 
     Args:
-        files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are looked up at once, their
-            matches sorted by name; a file that comes twice is read once, where it comes first.
+        files: Names and glob patterns (`**` for any folders); "-" is stdin. Patterns are expanded at once, with matches
+            sorted by name. A file that is named twice is read once.
         split: How a plain text file is split into texts. "auto": by paragraphs where blank lines separate some, else
-            by lines; stdin and pipes by lines, which are read as they come.
+            by lines; stdin and pipes always by lines, so that each is a text as soon as it is written.
         field: The field (jsonl) or column (CSV) that holds the text.
         pair_field: The field or column that holds the second text of a pair; None = `text_pair`, where there is one.
-        format: How to read all of them.
+        format: The format of all files; "auto" = as the name of each says.
         most_characters: A longer text is cut to so many characters, and listed in `problems`; None = none is cut.
 
     Attributes:
-        sources: The files to read, in order.
+        sources: The names of the files to read, in order.
         problems: The parts that could not be read in the last iteration, in order.
-        n_bytes: Size of all sources; None where stdin or a pipe is one of them.
-        bytes_read: How much of it the last iteration has read.
-        sha256: Hash of all texts of the last whole iteration, hex: the same texts in the same order have the same one,
-            whatever files they came in. Empty before.
+        n_bytes: The size of all sources; None where stdin or a pipe is one of them.
+        bytes_read: How many of these bytes the last iteration has read.
+        sha256: The SHA-256 of all texts of the last iteration, in hex, whatever files they came in; empty until it has
+            ended.
         chat: Writes the conversations of jsonl: as `role: content`, until a study sets its model's chat template.
 
     Raises:
@@ -143,7 +143,9 @@ class Corpus:
         self.sources = expand(files)
         for source in self.sources:
             if not _is_stream(source):
-                refuse_pipe(Path(source), "a text")  # a device, such as /dev/zero, has no end
+                refuse_pipe(
+                    Path(source), "a text"
+                )  # refuses devices such as /dev/zero, which have no end
         self.split = split
         self.field = field
         self.format = format
@@ -166,7 +168,7 @@ class Corpus:
 
     @property
     def split_as(self) -> Split | Literal[""]:
-        """Return how the plain text files of the last iteration were split; empty where that differs."""
+        """Return how the plain text files of the last iteration were split; empty where not all were split alike."""
         return next(iter(self._splits)) if len(self._splits) == 1 else ""
 
     def __iter__(self) -> Iterator[CorpusText]:
@@ -175,14 +177,14 @@ class Corpus:
         self.bytes_read = 0
         self.sha256 = ""
         self._splits = set()
-        # Number and hash the texts as they pass; a failing source ends, the next one follows.
+        # Number and hash the texts. After a source that cannot be read the next one follows.
         digest = hashlib.sha256()
         index = 0
         for source in self.sources:
             name = "stdin" if source == "-" else source
             try:
-                for line, content in self._read(source, name):
-                    text = self._text(index, name, line, content)
+                for line, content in self._read_source(source, name):
+                    text = self._make_text(index, name, line, content)
                     if text is None:
                         continue
                     digest.update(text.digested())
@@ -192,7 +194,6 @@ class Corpus:
                 self.problems.append(Problem(name, error.line, error.reason))
             except OSError as error:
                 self.problems.append(Problem(name, None, error.strerror or str(error)))
-        # Nothing was read: say why.
         if not index:
             sources = amount(len(self.sources), "source")
             hint = "they are empty or blank: give at least one word"
@@ -203,16 +204,15 @@ class Corpus:
             )
         self.sha256 = digest.hexdigest()
 
-    def _text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
-        """Return the text of the corpus with this content, from a line of a source; None where it is blank."""
+    def _make_text(self, index: int, name: str, line: int, content: Content) -> CorpusText | None:
+        """Return the text of the corpus with this content, cut if it is too long; None if it is blank."""
         if is_blank(content["text"]):
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
             return None
-        # A text that would fill the memory as it is tokenised is cut.
         most = self.most_characters
-        for field in content.keys() & {"text", "pair"}:
-            n = len(content[field])
+        for field in ("text", "pair"):
+            n = len(content.get(field, ""))
             if most is not None and n > most:
                 reason = (
                     f"the text has {n:,} characters: the first {most:,} are read, the rest is left out"
@@ -221,22 +221,23 @@ class Corpus:
                 content[field] = content[field][:most]
         return CorpusText(index, name, line, **content)
 
-    def _read(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
-        """Yield the contents of one source with their lines, blank texts too, and count the bytes read."""
+    def _read_source(self, source: str, name: str) -> Iterator[tuple[int, Content]]:
+        """Yield the line and the content of each text of a source, blank texts too; update `bytes_read`."""
         n_before = self.bytes_read
         with self._open(source) as file:
-            contents = self._contents(source, name, lines_of(file, name))
-            # None stands for the end, where all bytes are read.
-            for content in itertools.chain(contents, [None]):
+            # None follows the last text, so that bytes are counted once more at the end of the file.
+            for line_and_content in itertools.chain(
+                self._parse(source, name, lines_of(file, name)), [None]
+            ):
                 if file.seekable():
                     self.bytes_read = n_before + file.tell()
-                if content is not None:
-                    yield content
+                if line_and_content is not None:
+                    yield line_and_content
 
-    def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
-        """Yield the contents of lines, each with the line that it begins on; malformed ones are listed."""
+    def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Content]]:
+        """Yield the line and the content of each text in the lines of a source; list malformed ones."""
         format = format_of(name) if self.format == "auto" else self.format
-        # Plain text: a stream's lines are passed on as they come, so nothing is guessed from them.
+        # Plain text. Nothing is guessed from a stream, for a guess would wait for its first lines.
         if format == "txt":
             split = self.split
             if split == "auto" and _is_stream(source):
@@ -247,36 +248,35 @@ class Corpus:
             for number, text in split_lines(lines, split):
                 yield number, {"text": text}
             return
-        # jsonl and CSV: list a malformed line, read the next.
+        # jsonl and CSV. In place of a malformed entry comes a str that says what is wrong.
         entries = json_entries(lines) if format == "jsonl" else csv_entries(lines, _DELIMITERS[format])
         bad = BadLines(name, self.problems)
-        named: set[str] = set()
+        unread_fields: set[str] = set()
         for number, entry in entries:
             try:
-                # Instead of a malformed entry comes the reason why it is malformed.
                 if isinstance(entry, str):
                     raise ValueError(entry)
                 content, unread = read_entry(entry, self.field, self.pair_field, self.chat)
             except ValueError as error:
                 bad.add(number, str(error))
                 continue
-            # A field that holds text and is not read is named once.
+            # Say once of a field that it holds text and is not read.
             for field in unread:
-                if field not in named:
-                    named.add(field)
+                if field not in unread_fields:
+                    unread_fields.add(field)
                     reason = f'the field "{shorten(field)}" holds text too, which is not read'
                     self.problems.append(Problem(name, number, reason))
             yield number, content
 
     def _open(self, source: str) -> BinaryIO:
-        """Open a source at its start."""
+        """Open a source for reading from its start."""
         if not _is_stream(source):
             return Path(source).open("rb")
-        # What can be read once, such as a pipe, is kept for further passes.
+        # A stream can be read only once, so that a copy is kept for further iterations.
         if source not in self._streams:
             if source == "-":
                 stream = open_stdin()
-                # Unbuffered: a line is there as soon as it was written, and a thread that waits for it holds no lock.
+                # Unbuffered: a line comes as soon as it is written, and a thread that waits for it holds no lock.
                 stream = getattr(stream, "raw", stream)
             else:
                 stream = Path(source).open("rb", buffering=0)  # noqa: SIM115
@@ -290,10 +290,10 @@ def _is_stream(source: str) -> bool:
 
 
 def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
-    """Return the names that names and patterns stand for, without those that name the same file again."""
-    by_identity: dict[str, str] = {}
+    """Expand patterns among names of files; of several names of one file the first is returned."""
+    name_of_file: dict[str, str] = {}
     for name in map(str, files):
-        # Functions of os take ~ of a user that there is not, and links that go round in a circle.
+        # The functions of os, for those of Path raise errors on ~nobody and on links that form a circle.
         path = os.path.expanduser(name)  # noqa: PTH111
         names = [path]
         if glob.has_magic(name) and not Path(path).exists():
@@ -302,5 +302,5 @@ def expand(files: Sequence[str | Path]) -> tuple[str, ...]:
             names = sorted(match for match in matches if Path(match).is_file()) or names
         for source in names:
             identity = source if source == "-" else os.path.realpath(source)
-            by_identity.setdefault(identity, source)
-    return tuple(by_identity.values())
+            name_of_file.setdefault(identity, source)
+    return tuple(name_of_file.values())
