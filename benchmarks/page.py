@@ -145,7 +145,7 @@ def with_full_width(model: Any, record: Heatmap, folder: Path, runs: int) -> dic
     """The same page made by the study, which keeps one more map a layer, against the plain forward of `heatmap`."""
     from attnscope.choice import Choice
     from attnscope.studies.inputs.reading import Prompt
-    from attnscope.studies.maps.page import page_text
+    from attnscope.studies.maps.page import read_page_text
 
     text = " ".join(record.text.split())
     times: dict[str, list[float]] = {"forward": [], "page": []}
@@ -155,7 +155,7 @@ def with_full_width(model: Any, record: Heatmap, folder: Path, runs: int) -> dic
             started = time.perf_counter()
             attnscope.heatmap(model, text)
             between = time.perf_counter()
-            path = page_of([page_text(model, Prompt(text), Choice())]).save(folder / "full.html")
+            path = page_of([read_page_text(model, Prompt(text), Choice())]).save(folder / "full.html")
             ended = time.perf_counter()
             if number:
                 times["forward"].append(between - started)

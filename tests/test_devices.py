@@ -15,7 +15,7 @@ from attnscope.core.attention import precision
 from attnscope.errors import AttnscopeError
 from attnscope.models import devices
 from attnscope.studies.inputs.reading import Prompt
-from attnscope.studies.maps.page import page_text
+from attnscope.studies.maps.page import read_page_text
 from tests.ablation_helpers import save_tiny
 from tests.pretend_device import NAME, pretending
 from tests.processes import python
@@ -69,7 +69,7 @@ STUDIES = {
     "ablate": lambda model: attnscope.ablate(
         model, TEXTS, attnscope.AblateOptions(modes=("zero", "mean"))
     ),
-    "page": lambda model: vars(page_text(model, Prompt(TEXTS[0]), Choice())),
+    "page": lambda model: vars(read_page_text(model, Prompt(TEXTS[0]), Choice())),
     "trace": lambda model: attnscope.trace(model, TEXTS[0], 1),
     "split": lambda model: attnscope.split(model, TEXTS[0], 1, attnscope.SplitOptions(counts=(1, 3))),
 }

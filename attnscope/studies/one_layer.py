@@ -36,14 +36,14 @@ class OneLayer:
 
     Attributes:
         text: The text.
-        place: The kind of attention, and the layer.
+        place: The kind of attention and the layer, such as ("encoder", 3).
         heads: The chosen heads.
         queries: The tokens that attend.
         keys: The tokens that are attended to.
         inputs: Queries, keys and values of all heads, mask and W_O, in float64; none of them is NaN or infinite.
         run: The `run` of a record: model, weights, versions and notes.
         batch: The text as the model reads it; None for the worked example.
-        around: The attention as the model calls it, and its output projection; None for the worked example.
+        around: The attention as the model calls it, with its output projection; None for the worked example.
     """
 
     text: str
@@ -92,8 +92,8 @@ def read_layer(
     batch = reading.batch(model.info.device)
     around = surroundings(model, batch, place)
     inputs = _inputs_of(around)
-    for numbers in (inputs.Q, inputs.K, inputs.V):
-        if not np.isfinite(numbers).all():
+    for array in (inputs.Q, inputs.K, inputs.V):
+        if not np.isfinite(array).all():
             raise refusal(model.info, place)
     run = run_of(model.info, reading.notes)
     return OneLayer(reading.text, place, chosen.heads, queries, keys, inputs, run, batch, around)
@@ -102,7 +102,7 @@ def read_layer(
 def _read_example(heads: Sequence[int] | None) -> OneLayer:
     """Return the worked example: "The cat sat on mat", d_model 4, 2 heads, no projections."""
     chosen = range(example.N_HEADS) if heads is None else sorted(set(heads))
-    for head in heads or ():
+    for head in chosen:
         if head not in range(example.N_HEADS):
             raise AttnscopeError(
                 f"there is no head {head}: the worked example has 2", "they are numbered 0 and 1"
@@ -118,29 +118,37 @@ def _read_example(heads: Sequence[int] | None) -> OneLayer:
         special=[False] * n_tokens,
         style="plain",
     )
-    # Q, K and V are constants of the example.
+    # The scale is 1 / √d_head. Each head has its own keys and values.
     scale = (example.Q.shape[1] / example.N_HEADS) ** -0.5
-    inputs = Inputs(example.Q, example.K, example.V, example.N_HEADS, example.N_HEADS, scale)
+    inputs = Inputs(
+        example.Q,
+        example.K,
+        example.V,
+        n_heads=example.N_HEADS,
+        n_kv_heads=example.N_HEADS,
+        scale=scale,
+    )
     return OneLayer(text, ("encoder", 0), tuple(chosen), tokens, tokens, inputs, run_of_example())
 
 
 def _inputs_of(around: Surroundings) -> Inputs:
-    """Return the inputs of an attention in float64; a mask that hides nothing is left out."""
+    """Return the inputs of an attention in float64."""
     from attnscope.core.attention.seam import allowed
 
+    # True = this query may attend to this key. A mask that hides nothing is left out.
     call = around.call
-    may = allowed(call)
-    if may is not None and bool(may.all()):
-        may = None
+    mask = allowed(call)
+    if mask is not None and mask.all():
+        mask = None
     return Inputs(
-        Q=_side_by_side(call.query),
-        K=_side_by_side(call.key),
-        V=_side_by_side(call.value),
+        Q=_join_heads(call.query),
+        K=_join_heads(call.key),
+        V=_join_heads(call.value),
         n_heads=call.n_heads,
         n_kv_heads=call.n_kv_heads,
         scale=call.scale,
-        may=_expanded(may, call),
-        bias=_expanded(call.bias, call),
+        may=_expand(mask, call),
+        bias=_expand(call.bias, call),
         softcap=call.softcap,
         sinks=array_of(call.sinks),
         W_O=array_of(around.w_o),
@@ -148,20 +156,20 @@ def _inputs_of(around: Surroundings) -> Inputs:
     )
 
 
-def _side_by_side(heads: Tensor) -> Any:
+def _join_heads(heads: Tensor) -> Any:
     """Return (1, head, token, width) as an array (token, head * width)."""
     return array_of(heads[0].transpose(0, 1).flatten(1))
 
 
-def _expanded(scores: Tensor | None, call: AttentionCall) -> Any:
-    """Return a mask or a bias with all its queries and keys, as an array (1 or n_heads, query, key); None stays."""
-    if scores is None:
+def _expand(mask_or_bias: Tensor | None, call: AttentionCall) -> Any:
+    """Return a mask or a bias, (1, 1 or n_heads, #query, #key), as an array (1 or n_heads, query, key); None stays."""
+    if mask_or_bias is None:
         return None
-    return np.array(array_of(scores[0].expand(-1, call.query.shape[2], call.key.shape[2])))
+    return np.array(array_of(mask_or_bias[0].expand(-1, call.query.shape[2], call.key.shape[2])))
 
 
 def array_of(tensor: Tensor | None) -> Any:
-    """Return a tensor as an array: truth values stay, numbers become float64; None stays."""
+    """Return a tensor as an array on the CPU: booleans and integers stay, other numbers become float64; None stays."""
     if tensor is None:
         return None
     values = tensor.detach().cpu()

@@ -1,4 +1,4 @@
-"""Derive rollouts through the layers, and the times of spoken words, from maps of weights."""
+"""Compute attention rollout and relevance through the layers, and the times of spoken words from cross-attention."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,10 +8,11 @@ import numpy as np
 
 from attnscope.choice import Choice
 from attnscope.core.alignment import align_tokens
-from attnscope.core.attention import rollout as rollouts
+from attnscope.core.attention import rollout as core_rollout
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
+from attnscope.options import Heads
 from attnscope.questions.heatmap import Heatmap, Rollout
 from attnscope.questions.heatmap_figures import require_query
 from attnscope.questions.places import SpokenWord
@@ -20,8 +21,8 @@ from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.reading import Given, Prompt, Reading, encode_within, read, reader_of
 from attnscope.studies.maps.running import outline, run_model
 
-_MOST_GRADED = 1024
-"""Tokens of a text whose weights are all kept with their gradients."""
+_MOST_FOR_GRADIENTS = 1024
+"""The most tokens for `relevance`, which keeps the weights of all layers in memory, and their gradients."""
 
 
 @with_plain_torch
@@ -53,12 +54,11 @@ def rollout(
         raise UsageError(
             f"the share of the residual connection is {residual}", "it is from 0 to 1; 0.5 in the paper"
         )
-    record = _whole_maps(model, _given(text, image))
+    record = _map_all_heads(model, _input_of(text, image))
     # (layer, head, query, key) → (layer, query, key). Heads that a layer lacks are NaN, and left out of the mean.
-    with np.errstate(invalid="ignore"):
-        mean = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
-    through_layers = rollouts.rollout(rollouts.mix_residual(mean, residual))
-    result = Rollout.of_layers(record, mean, through_layers, residual)
+    head_means = np.nanmean(record.maps[0].weights.astype(np.float64), axis=1)
+    through_layers = core_rollout.rollout(core_rollout.mix_residual(head_means, residual))
+    result = Rollout.of_layers(record, head_means, through_layers, residual)
     require_query(result, query)
     return result
 
@@ -69,8 +69,9 @@ def relevance(
 ) -> Rollout:
     """Compute which tokens or patches matter for a prediction, by attention and its gradients (Chefer et al. 2021).
 
-    In each layer, the mean over heads of gradient × attention, negative ones as 0; and through the layers
-    R ← R + Ā R. The row of the token that the prediction is read from says what matters for it.
+    In each layer, Ā is the mean over heads of gradient × attention, where negative products count as 0. Relevance R
+    begins as the identity, and each layer adds to it: R ← R + Ā R. The row of R of the token that the prediction is
+    read from tells how much each input token matters for the prediction.
 
     Args:
         model: A loaded model with a head: a decoder, a masked language model, or a classifier of texts or pictures.
@@ -87,46 +88,49 @@ def relevance(
     from attnscope.core.interventions import Leaves
     from attnscope.studies.patch.pairs import read_target
 
-    # Read what the prediction is made from, and find where it is made.
-    given = _given(text, image)
-    model = reader_of(model, given)
-    reading = read(model, given)
-    if len(reading.tokens) > _MOST_GRADED:
+    # Read the input, and find the logit of the target: at which token, and which of the vocabulary or the classes.
+    item = _input_of(text, image)
+    model = reader_of(model, item)
+    reading = read(model, item)
+    if len(reading.tokens) > _MOST_FOR_GRADIENTS:
         raise AttnscopeError(
             f"{len(reading.tokens)} tokens are too many for gradients of all weights",
-            f"give at most {_MOST_GRADED}",
+            f"give at most {_MOST_FOR_GRADIENTS}",
         )
     position, target_index = read_target(model, reading.text, reading.tokens, target)
+    # The record of the input, as yet without weights.
     record = outline(model.info, reading, Choice().within(model.info))
-    # Run the model with the weights of every layer as leaves, (text, head, query, key).
-    probe = Leaves("pattern")
+    # Run the model with the weights of every layer as leaves of the graph, (text, head, query, key). A photo comes as
+    # tensors, a text as a batch of ids.
+    leaves = Leaves("pattern")
     with torch.enable_grad():
         if reading.inputs and model.outputs_of_inputs is not None:
-            outputs = model.outputs_of_inputs(reading.inputs, probe)
+            outputs = model.outputs_of_inputs(reading.inputs, leaves)
         else:
-            outputs = model.outputs(reading.batch(model.info.device), probe)
-    assert outputs.logits is not None  # it has a head
-    # `probe.tensors` has the weights by (kind, layer): take those of the first kind that ran, layer by layer.
-    kind, _ = next(iter(probe.tensors))
-    layers = [probe.tensors[place] for place in sorted(probe.tensors) if place[0] == kind]
-    _require_all_layers(model, record.maps[0].n_layers, len(layers))
-    gradients = torch.autograd.grad(outputs.logits[0, position, target_index].float(), layers)
-    # (head, query, key) of each layer → (layer, query, key).
-    by_layer = []
-    for weights, gradient in zip(layers, gradients, strict=True):
+            outputs = model.outputs(reading.batch(model.info.device), leaves)
+    assert outputs.logits is not None  # the model has a head
+    # A place is (kind of attention, layer). Take the weights of the first kind that ran, layer by layer.
+    kind, _ = next(iter(leaves.tensors))
+    weights_of_layers = [leaves.tensors[place] for place in sorted(leaves.tensors) if place[0] == kind]
+    _require_all_layers(record, len(weights_of_layers))
+    logit = outputs.logits[0, position, target_index].float()
+    gradients = torch.autograd.grad(logit, weights_of_layers)
+    # Ā of each layer, the mean over heads of gradient × attention: (layer, query, key).
+    means = []
+    for weights, gradient in zip(weights_of_layers, gradients, strict=True):
         pattern = weights[0].detach().cpu().numpy()
-        by_layer.append(rollouts.head_relevance(pattern, gradient[0].cpu().numpy()))
-    means = np.stack(by_layer)
-    # At first each token is relevant for itself alone: the identity. Keep what attention adds to that.
-    added = rollouts.relevance(means) - np.eye(len(reading.tokens))
-    # The token whose row the head reads: a classifier on a decoder reads the last one.
+        means.append(core_rollout.head_relevance(pattern, gradient[0].cpu().numpy()))
+    head_means = np.stack(means)
+    # At first, each token is relevant for itself alone: R is the identity. Keep what attention adds to it.
+    added = core_rollout.relevance(head_means) - np.eye(len(reading.tokens))
+    # The prediction is read from the hidden state of this token; classifiers on decoders read the last one.
     answer_token = position
     if model.labels and "decoder" in model.info.kinds:
         answer_token = len(reading.tokens) - 1
     result = Rollout.of_layers(
         record,
-        rollouts.row_shares(means),
-        rollouts.row_shares(added),
+        core_rollout.row_shares(head_means),
+        core_rollout.row_shares(added),
         residual=0.0,
         target=target,
         answer_token=answer_token,
@@ -135,8 +139,8 @@ def relevance(
     return result
 
 
-def _given(text: str | None, image: Any) -> Given:
-    """Return the text or the photo; refuse both and neither."""
+def _input_of(text: str | None, image: Any) -> Given:
+    """Return the text or the photo as the input of a model; refuse both and neither."""
     if (text is None) == (image is None):
         raise UsageError("neither a text nor an image is given, or both", "give one of them")
     if text is None:
@@ -144,30 +148,33 @@ def _given(text: str | None, image: Any) -> Given:
     return Prompt(text)
 
 
-def _whole_maps(model: Model, given: Given) -> Heatmap:
-    """Return the maps of all layers and heads of a model; of an encoder-decoder those of its encoder."""
-    model = reader_of(model, given)
-    has_two_stacks = isinstance(given, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}
-    if isinstance(given, Prompt) and has_two_stacks:
-        # What a decoder reads changes nothing in the encoder, so it may read the same.
-        text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, given.text)
+def _map_all_heads(model: Model, item: Given) -> Heatmap:
+    """Return a record with the map of all layers and heads of a model; of an encoder-decoder the encoder's map alone.
+
+    Raises:
+        AttnscopeError: Some layers have no attention.
+    """
+    model = reader_of(model, item)
+    if isinstance(item, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}:
+        # What the decoder reads changes nothing in the encoder, so it may read the same tokens.
+        text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, item.text)
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
         reading = Reading({}, tokens, notes=tuple(filter(None, [cut, note])), text=text, target=tokens)
     else:
-        reading = read(model, given)
-    # Keep the encoder's maps alone: they come first.
+        reading = read(model, item)
     record = outline(model.info, reading, Choice().within(model.info))
-    if has_two_stacks:
-        record = replace(record, maps=record.maps[:1])
-    record = run_model(model, record, reading)
-    _require_all_layers(model, record.maps[0].n_layers, len(record.maps[0].layers))
+    # The first map is the encoder's.
+    record = run_model(model, replace(record, maps=record.maps[:1]), reading)
+    _require_all_layers(record, len(record.maps[0].layers))
     return record
 
 
-def _require_all_layers(model: Model, n_layers: int, n_with_attention: int) -> None:
+def _require_all_layers(record: Heatmap, n_with_attention: int) -> None:
+    """Refuse a model of which some layers have no attention, such as convolutions between attention layers."""
+    n_layers = record.maps[0].n_layers
     if n_with_attention < n_layers:
         raise AttnscopeError(
-            f"only {n_with_attention} of the {n_layers} layers of {model.info.name} have attention",
+            f"only {n_with_attention} of the {n_layers} layers of {record.run['model']} have attention",
             "tokens are followed through attention alone, which would tell nothing of the others",
         )
 
@@ -178,14 +185,15 @@ def _require_all_layers(model: Model, n_layers: int, n_with_attention: int) -> N
 def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
     """Return the record with the times at which the words of its transcript are spoken, in `record.sound.words`.
 
-    A token begins where the path of dynamic time warping (`core.alignment`) comes to its row. That is the row of the
-    token before it: what the model attends to as it writes the token. The path begins with the recording, and so does
-    the first word. It loses words of fewer frames than half the running median (0.08 s for Whisper). The times are
-    right only if the heads follow the words.
+    Dynamic time warping (`core.alignment`) leads a path through the rows (tokens) and columns (frames) of the heads'
+    mean attention. A model writes a token in the row of the token before it, and attends to the token's sound there. So
+    a token begins at the frame at which the path comes to that row. The path starts at the first frame, and with it the
+    first word. Words with fewer frames than half the running median (0.08 s for Whisper) are lost. The times are right
+    only if the heads follow the words.
 
     Args:
         record: The cross-attention of a speech model to a recording.
-        heads: Heads of it, (layer, head), that follow the words.
+        heads: The heads that follow the words, (layer, head).
 
     Raises:
         AttnscopeError: There is no transcript, or a head that the record does not hold.
@@ -197,50 +205,51 @@ def time_words(record: Heatmap, heads: Sequence[tuple[int, int]]) -> Heatmap:
         raise AttnscopeError(
             "word times need a recording and its transcript", "name a model such as Whisper"
         )
-    if lacking := [pair for pair in heads if pair not in record.chosen(cross)]:
-        named = ", ".join(f"L{layer}H{head}" for layer, head in lacking)
+    if lacking := [head for head in heads if head not in record.chosen(cross)]:
+        names = ", ".join(cross.name_of(*head) for head in lacking)
         raise AttnscopeError(
-            f"the record holds no {named}", "leave out -L and -H, or --pick heads that it holds"
+            f"the record holds no {names}", "leave out -L and -H, or --pick heads that it holds"
         )
-    words = _words(cross.queries)
+    words = _group_tokens(cross.queries)
     if not words or not heads:
         raise AttnscopeError("there are no words to time, or no heads whose attention tells times")
-    # The first token of each word, and the token after the last word.
-    begins = np.array([word[0] for word in words] + [words[-1][-1] + 1])
-    if begins[0] == 0:
+    # The first token of each word, and the token after the last word: where one word ends, the next begins.
+    bounds = np.array([word[0] for word in words] + [words[-1][-1] + 1])
+    if bounds[0] == 0:
         raise AttnscopeError(
             "the transcript has no token before its first word", "its tokenizer writes none"
         )
-    # As a token is written, its frames are attended to in the row of the token before it.
-    rows = slice(begins[0] - 1, begins[-1])
-    # (head, token, frame) → the first frame of each token.
-    frames = align_tokens(np.stack([cross.of(*pair)[rows] for pair in heads]))
-    seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)[begins - begins[0]].tolist()
+    # Each of these tokens is written in the row before it: the first row writes the first token of the first word.
+    rows = slice(bounds[0] - 1, bounds[-1])
+    # (head, row, frame) → when the path comes to each row.
+    frames = align_tokens(np.stack([cross.of(*head)[rows] for head in heads]))
+    row_seconds = np.minimum(frames * sound.seconds_per_frame, sound.seconds)
+    bounds_s = row_seconds[bounds - bounds[0]].tolist()
     labels = cross.queries.merge(words).labels
     spoken = []
-    for number, (word, label) in enumerate(zip(words, labels, strict=True)):
-        start, end = seconds[number : number + 2]
+    for word, label, start, end in zip(words, labels, bounds_s[:-1], bounds_s[1:], strict=True):
         spoken.append(SpokenWord(label, start, end, (word[0], word[-1] + 1)))
     return replace(record, sound=replace(sound, words=tuple(spoken), followed=tuple(heads)))
 
 
-def heads_to_follow(
-    model: Model, picked: Sequence[tuple[int, int]] | None
-) -> tuple[tuple[int, int], ...]:
-    """Return the heads that tell when words are spoken: the picked ones, else those that the model's files name.
+def heads_to_follow(model: Model, picked: Heads | None) -> Heads:
+    """Return the heads, (layer, head), whose attention tells when words are spoken.
 
-    A model that hears nothing has none; it is refused later, as it reads the recording.
+    They are the picked ones, else those that the model's files name. A model that hears nothing may have none: it is
+    refused later, as it reads the recording.
     """
+    if picked:
+        return picked
     named = () if model.writer is None else model.writer.alignment_heads
-    if picked or named or model.ears is None:
-        return tuple(picked or named)
-    raise AttnscopeError(
-        f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",
-        "choose some with --pick: attnscope heads --audio measures their monotonicity",
-    )
+    if not named and model.ears is not None:
+        raise AttnscopeError(
+            f"{model.info.name} names no heads that follow speech (alignment_heads of its generation_config.json)",
+            "choose some with --pick: attnscope heads --audio measures their monotonicity",
+        )
+    return named
 
 
-def _words(tokens: Tokens) -> list[list[int]]:
+def _group_tokens(tokens: Tokens) -> list[list[int]]:
     """Return the positions of the tokens of each word; punctuation belongs to the word before it."""
     words: list[list[int]] = []
     for group in tokens.word_groups():
@@ -248,9 +257,9 @@ def _words(tokens: Tokens) -> list[list[int]]:
             continue
         (label,) = tokens.merge([group]).labels
         # A word without letters or digits is punctuation.
-        is_mark = not any(map(str.isalnum, label))
-        if is_mark and words and words[-1][-1] + 1 == group[0]:
-            words[-1] = [*words[-1], *group]
+        is_punctuation = not any(map(str.isalnum, label))
+        if is_punctuation and words and words[-1][-1] + 1 == group[0]:
+            words[-1] += group
         else:
             words.append(group)
     return words

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 FEWEST_CELLS, MOST_CELLS = 8, 1024
-"""Bounds of the rows and columns of cells that a map may be pooled to."""
+"""A map is pooled to so many rows and columns of cells."""
 
 
 def require_cells(cells: int) -> None:
-    """Refuse too few or too many cells."""
+    """Refuse to pool to too few or too many rows and columns."""
     if not FEWEST_CELLS <= cells <= MOST_CELLS:
         raise UsageError(
             f"a map cannot be pooled to {cells} rows and columns",
@@ -54,32 +54,32 @@ class MapOptions(Tokens):
     )
 
     def require(self) -> None:
-        """Refuse what pooled maps do not have."""
+        """Refuse options that need exact maps beside --pool, and drawing options beside --from."""
         if self.pooled:
             require_cells(self.pooled)
-            refuse_beside("--pool", self.of_exact_maps)
+            refuse_beside("--pool", self.for_exact_maps)
         if self.between:
             refuse_beside("--from", mean=self.mean, query=self.query is not None)
 
     @property
-    def of_exact_maps(self) -> MapOptions:
-        """Return the options with only those set that pooled maps do not have."""
+    def for_exact_maps(self) -> MapOptions:
+        """Return these options without those that suit pooled maps too: whatever is still set needs exact maps."""
         return replace(self, choice=Choice(), pooled=None, times=False)
 
     def require_for(self, given: Given) -> None:
-        """Refuse options that mean nothing for what is to be read."""
+        """Refuse options that mean nothing for the input: a text, a photo, a recording, or photos with a question."""
         from attnscope.senses.photos import Photo
         from attnscope.studies.inputs.reading import Prompt, Speech, View
 
-        # A text has all options but times.
         if self.times and not isinstance(given, Speech):
             raise UsageError("only the words of a recording are timed", "leave it out, or give --audio")
+        # All other options suit a text.
         if isinstance(given, Prompt):
             return
-        # Photos and recordings are neither pooled, nor are some of their keys left out.
+        # Maps of photos and recordings are never pooled, and always have all keys.
         flag = "--audio" if isinstance(given, Speech) else "--image"
         refuse_beside(flag, pool=self.pooled, cols=self.cut.cols)
-        # A View has a question, whose tokens have words and are rows.
+        # Only with a question (a View) are there words to merge, and rows of tokens to choose from.
         if not isinstance(given, View):
             refuse_beside(flag, words=self.words, words_from=self.words_from, rows=self.cut.rows)
         if not isinstance(given, Photo):
@@ -132,30 +132,35 @@ class PageOrder(TextFiles):
         """Refuse a page of nothing, an unknown split, and a file that cannot be replaced."""
         from attnscope.results.storage import PAGE_MARK, is_stream, require_replaceable
 
-        if not (self.is_read or self.record):
+        if not (self.needs_model or self.record):
             raise UsageError("there is nothing to show", "give TEXT, --file, --image, or --record")
         refuse_file_names(*self.texts)
         self.require_split()
         if self.image:
             # Of all options of reading, a photo has --generate alone.
             refuse_beside("--image", replace(self.reading, generate=0))
-        if self.out is not None and self.out.is_dir():
+        if self.out is None:
+            return
+        if self.out.is_dir():
             raise UsageError(f"{self.out} is a folder", "--out names the page's file, such as page.html")
-        if self.out is not None and not is_stream(self.out):
+        if not is_stream(self.out):
             require_replaceable(self.out, mark=PAGE_MARK)
 
     @property
-    def is_read(self) -> bool:
-        """Return whether a model reads something for it."""
+    def needs_model(self) -> bool:
+        """Return whether a model must run for the page: it has texts, files or photos, not saved records alone."""
         return bool(self.texts or self.files or self.image)
 
     @property
     def changes(self) -> Tokens:
-        """Return the changes of the maps themselves; the other options of `tokens` say how the page opens."""
+        """Return those options of `tokens` that change the maps; the others only say how the page opens."""
         return Tokens(without_sinks=self.tokens.without_sinks, mean=self.tokens.mean)
 
     def start(self) -> dict[str, str]:
-        """Return how the page opens, as parameters of its address: names and values are the page's JavaScript's."""
+        """Return how the page opens, as parameters of its address, which the page's JavaScript reads.
+
+        They are `words`, `hide` (special tokens), `scale`, `v` (the view) and `h` (the head in it, layer.head).
+        """
         opened = {}
         if self.tokens.words:
             opened["words"] = "1"

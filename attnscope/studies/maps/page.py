@@ -1,14 +1,11 @@
 """Collect texts and saved records for one page: run a model on each text, and keep what the page shows."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.choice import Choice
 from attnscope.core.plain_torch import with_plain_torch
@@ -20,7 +17,7 @@ from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.heads import heads_of
 from attnscope.questions.atlas import Atlas
 from attnscope.questions.heads import Heads
-from attnscope.questions.heatmap import AttentionMap, Heatmap
+from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.links import find_links
 from attnscope.questions.maps import choose_heads
 from attnscope.report.numbers import weight
@@ -33,18 +30,17 @@ from attnscope.studies.inputs.reading import Given, Prompt, PromptOptions, View,
 from attnscope.studies.inputs.texts import Progress, Report, share_read
 from attnscope.studies.maps.options import PageOrder
 from attnscope.studies.maps.running import outline, run_model
-from attnscope.studies.maps.study import apply_changes
-from attnscope.text import read_text, slug
+from attnscope.studies.maps.study import apply_changes, name_for
+from attnscope.text import read_text
 
-_FEW = 16
-"""The most texts of a page that may be run without torch."""
+_MOST_WITHOUT_TORCH = 16
+"""The most texts of a page on which NumPy may run the model; for more it pays to load torch."""
 
-_WITH_ROLES: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
-"""Records that name the roles of heads."""
+_FINDINGS: dict[str, type[Heads | Atlas]] = {"heads": Heads, "atlas": Atlas}
+"""The kinds of records that name the roles of heads."""
 
 
-@dataclass(frozen=True, eq=False)
-class WrittenPage:
+class WrittenPage(NamedTuple):
     """Hold a written page and the records on it."""
 
     path: Path
@@ -53,7 +49,7 @@ class WrittenPage:
 
     @property
     def is_stream(self) -> bool:
-        """Return whether it went to stdout or into a pipe: there is no file then."""
+        """Return whether the page went to stdout or into a pipe, so that there is no file."""
         return is_stream(self.path)
 
     @property
@@ -66,11 +62,14 @@ class WrittenPage:
 
     @property
     def answer(self) -> str:
-        """Return the strongest link of the first text, in a line of at most 80 characters; empty if it has none."""
-        for link in find_links(self.records[0], most=1):
-            tokens = f"“{link.query[:16]}” → “{link.key[:16]}”"
-            return f"a page of all maps; largest weight outside sinks: {link.head}  {tokens}  {weight(link.weight)}"
-        return ""
+        """Return a line for the terminal: the largest weight outside sinks on the first text; "" if there is none."""
+        links = find_links(self.records[0], most=1)
+        if not links:
+            return ""
+        link = links[0]
+        # Labels are cut, so that the line has at most 80 characters.
+        tokens = f"“{link.query[:16]}” → “{link.key[:16]}”"
+        return f"a page of all maps; largest weight outside sinks: {link.head}  {tokens}  {weight(link.weight)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what `--json` prints, as plain JSON values."""
@@ -90,7 +89,7 @@ def write_page(
 
     Args:
         spec: The model.
-        order: The contents of the page, and its file.
+        order: What is on the page, and the file to write.
         loading: How the model is loaded.
         report: Called after each text that the model has read.
     """
@@ -101,45 +100,44 @@ def write_page(
     elif not is_stream(path):
         require_writable(path.parent)
     # Load the records first: one that cannot be read is refused before a model runs.
-    named, page_texts = _load_records(order)
-    if order.is_read:
-        _read_texts(spec, order, loading, page_texts, report)
-    if named is not None:
-        for shown in page_texts:
-            _require_same_model(named, shown.record)
-    # An atlas opens with the grid of its heads.
-    if isinstance(named, Atlas):
-        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(named))
+    findings, page_texts = _load_records(order)
+    if order.needs_model:
+        page_texts = _read_texts(spec, order, loading, page_texts, report)
+    if findings is not None:
+        for page_text in page_texts:
+            _require_same_model(findings, page_text.record)
+    # An atlas opens with the view "grid" of its heads.
+    if isinstance(findings, Atlas):
+        page = page_of(page_texts, start={"v": "grid", **order.start()}, heads=heads_of(findings))
     else:
-        page = page_of(page_texts, findings=named, start=order.start())
-    # By default the file is named by the model, the first text, and a hash of the page.
+        page = page_of(page_texts, findings=findings, start=order.start())
+    # By default, the file is named by its first text and its content.
     content = page.html.encode()
     if path is None:
-        first = page_texts[0].record
-        mark = hashlib.sha256(content).hexdigest()[:8]
-        path = HOME / f"{slug(str(first.run.get('model', 'model')))}-{slug(first.text)}-{mark}.html"
+        path = HOME / f"{name_for(page_texts[0].record, content)}.html"
     # A file appears whole or not at all; a pipe cannot be replaced.
     if is_stream(path):
         write_stream(path, content)
     else:
         write_whole(path, content)
-    return WrittenPage(path, len(content), tuple(shown.record for shown in page_texts))
+    return WrittenPage(path, len(content), tuple(page_text.record for page_text in page_texts))
 
 
 def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText]]:
-    """Return the record that names the roles of heads, if there is one, and the texts of the records with maps."""
-    named: list[Heads | Atlas] = []
-    shown = []
-    for given in order.record:
-        path = file_of(given)
-        schema = ""
-        if path.is_file():
-            schema = schema_of(path).partition("/")[0].removeprefix("attnscope.")
-        if schema in _WITH_ROLES:
-            named.append(_WITH_ROLES[schema].load(path))
+    """Return the saved record that names the roles of heads, if there is one, and the texts of the saved heatmaps."""
+    findings: Heads | Atlas | None = None
+    page_texts = []
+    for name in order.record:
+        path = file_of(name)
+        # A schema is such as "attnscope.heads/2".
+        kind_name = schema_of(path).partition("/")[0].removeprefix("attnscope.")
+        if kind_name in _FINDINGS:
+            if findings is not None:
+                raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
+            findings = _FINDINGS[kind_name].load(path)
             continue
-        # Records of other questions have pages of their own, if any.
-        kind = KINDS.get(schema)
+        # Records without queries hold no attention on a text: those that can be shown have pages of their own.
+        kind = KINDS.get(kind_name)
         if kind is not None and kind.page and not kind.query:
             raise AttnscopeError(
                 f"{path} holds no attention on a text that a page could show: it is {kind.with_article}",
@@ -147,45 +145,48 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
             )
         choice = order.choice
         record = choose_heads(Heatmap.load(path), choice.pick, choice.layers, choice.heads)
-        shown.append(PageText(apply_changes(record, order.changes)))
-    # Refuse what cannot be one page.
-    if len(named) > 1:
-        raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
-    if not shown and not order.is_read:
+        page_texts.append(PageText(apply_changes(record, order.changes)))
+    if not page_texts and not order.needs_model:
         raise UsageError(
             "there is nothing to show beside heads",
             f"give TEXT, --file, --image, or a heatmap.npz; `attnscope show {order.record[0]} -f html -o FOLDER` makes "
             "the page of the heads alone",
         )
-    return named[0] if named else None, shown
+    return findings, page_texts
 
 
 def _read_texts(
-    spec: str, order: PageOrder, loading: LoadOptions, page_texts: list[PageText], report: Report | None
-) -> None:
-    """Run the model on each text of a page, and append the texts with their maps to `page_texts`."""
-    # Read the first inputs: if there are few, and all are texts, the model may be run without torch.
+    spec: str,
+    order: PageOrder,
+    loading: LoadOptions,
+    saved: Sequence[PageText],
+    report: Report | None,
+) -> list[PageText]:
+    """Run the model on each text of a page; return the saved texts, and after them those that the model has read."""
+    # Take the first inputs out of the stream: if these are all, and all are texts, NumPy may run the model.
     inputs = _inputs(order)
-    first = [*islice(inputs, _FEW + 1)]
+    first = [*islice(inputs, _MOST_WITHOUT_TORCH + 1)]
     prompts = [given for given, _ in first if isinstance(given, Prompt)]
-    are_few = len(prompts) == len(first) <= _FEW
+    are_few = len(prompts) == len(first) <= _MOST_WITHOUT_TORCH
     model = loading.load_for_maps(spec, prompts if are_few else None)
-    # Run the model on one after the other, and change its maps as asked.
+    # Run the model on these and on the rest of the stream, and change the maps as asked.
+    page_texts = [*saved]
     n_tokens = 0
     for number, (given, share) in enumerate(chain(first, inputs), 1):
-        shown = page_text(model, given, order.choice, page_texts)
-        # Changed maps lose the full-width ones, which are of the model's own weights.
-        changed = apply_changes(shown.record, order.changes)
-        if changed is not shown.record:
-            shown = PageText(changed)
-        page_texts.append(shown)
-        n_tokens += sum(len(attention.queries) for attention in changed.maps)
+        page_text = read_page_text(model, given, order.choice, page_texts)
+        record = apply_changes(page_text.record, order.changes)
+        # Full-width weights are of the model's own maps: changed maps cannot be compared with them.
+        if record is not page_text.record:
+            page_text = PageText(record)
+        page_texts.append(page_text)
+        n_tokens += sum(len(attention.queries) for attention in record.maps)
         if report is not None:
             report(Progress(number, n_tokens, share))
+    return page_texts
 
 
 def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
-    """Yield what the model reads, each with the share of the files that has been read by then; None = unknown."""
+    """Yield each input of the model, and the share of the files that has been read by then, 0 to 1; None = unknown."""
     photos = tuple(map(read_photo, order.image))
     n_generated = order.reading.generate
 
@@ -194,10 +195,13 @@ def _inputs(order: PageOrder) -> Iterator[tuple[Given, float | None]]:
             return View(photos, text, n_generated)
         return order.reading.prompt(text, pair)
 
-    # Photos alone; else texts, then files.
+    # Photos alone, each an input of its own; else texts, then files, all of them beside all photos.
     if not (order.texts or order.files):
         for photo in photos:
-            yield View((photo,), "", n_generated) if n_generated else photo, None
+            given: Given = photo
+            if n_generated:
+                given = View((photo,), "", n_generated)
+            yield given, None
     for text in order.texts:
         yield with_photos(read_text(text, may_be_blank=bool(photos))), None
     if order.files:
@@ -235,14 +239,16 @@ def page(
     if isinstance(texts, str):
         texts = [texts]
     for text in texts:
-        page_texts.append(page_text(model, Prompt(text, **prompt), Choice(), page_texts))
+        page_texts.append(read_page_text(model, Prompt(text, **prompt), Choice(), page_texts))
         if findings is not None:
             _require_same_model(findings, page_texts[-1].record)
     return page_of(page_texts, findings=findings)
 
 
-def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageText] = ()) -> PageText:
-    """Run a model on a text and return what a page shows of it.
+def read_page_text(
+    model: Model, given: Given, choice: Choice, others: Sequence[PageText] = ()
+) -> PageText:
+    """Run a model on an input, and return its maps, and beside them the full-width head of each layer.
 
     Raises:
         AttnscopeError: With the other texts of the page, it would be too large for a browser. The model has not run.
@@ -252,22 +258,23 @@ def page_text(model: Model, given: Given, choice: Choice, others: Sequence[PageT
     reading = read(model, given)
     record = outline(model.info, reading, choice.within(model.info))
     require_room([*(text.record for text in others), record])
-    # By kind and layer, (query, key).
+    # `run_model` fills in the full-width weights: kind → layer → (query, key).
     full_width: dict[str, Mapping[int, Any]] = {}
     record = run_model(model, record, reading, full_width)
-    return PageText(record, {m.kind: _stack_layers(m, full_width.get(m.kind, {})) for m in record.maps})
-
-
-def _stack_layers(attention: AttentionMap, by_layer: Mapping[int, Any]) -> NDArray[np.float32]:
-    """Return the full-width maps in the order of a map's layers, (layer, query, key); NaN where there is none."""
-    unknown = np.full((len(attention.queries), len(attention.keys)), np.nan, np.float32)
-    return np.stack([by_layer.get(layer, unknown) for layer in attention.layers])
+    # For each kind, stack those of the map's layers, (layer, query, key); NaN where the model has none.
+    stacked = {}
+    for attention in record.maps:
+        by_layer = full_width.get(attention.kind, {})
+        unknown = np.full((len(attention.queries), len(attention.keys)), np.nan, np.float32)
+        stacked[attention.kind] = np.stack([by_layer.get(layer, unknown) for layer in attention.layers])
+    return PageText(record, stacked)
 
 
 def _require_same_model(findings: Heads | Atlas, record: Heatmap) -> None:
-    """Refuse a record of heads that is of other weights than the attention."""
-    of_heads, of_text = findings.run.get("sha256"), record.run.get("sha256")
-    if of_heads and of_text and of_heads != of_text:
+    """Refuse roles of heads that were found in other weights than those that computed the attention."""
+    findings_hash = findings.run.get("sha256")
+    record_hash = record.run.get("sha256")
+    if findings_hash and record_hash and findings_hash != record_hash:
         raise AttnscopeError(
             f"the record of heads is of another model ({findings.run.get('model')}) than the attention "
             f"({record.run.get('model')}): their weights differ",

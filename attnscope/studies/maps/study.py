@@ -1,13 +1,15 @@
-"""Compute the attention maps of a text, a photo or a recording, pooled for long texts. Drawing is left to `drawing`."""
+"""Compute the attention maps of a text, a photo or a recording, pooled for long texts.
+
+`running` runs the model, `derived` times words, and `drawing` draws.
+"""
 
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from attnscope.choice import Cut, Span, Tokens, choice_from, span_from
 from attnscope.core.plain_torch import with_plain_torch
@@ -35,10 +37,8 @@ from attnscope.studies.maps.options import MapOptions, require_cells
 from attnscope.studies.maps.running import CELLS, outline, pool_maps, run_model
 from attnscope.text import read_text, slug
 
-R = TypeVar("R", Heatmap, PooledHeatmap)
-
 POOLED_OVER = 400
-"""Tokens beyond which the command line pools of itself: labels of more are not readable on a figure."""
+"""Texts of more tokens are pooled unless an option forbids it: a figure has no room for so many labels."""
 
 
 def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) -> Heatmap | PooledHeatmap:
@@ -49,43 +49,43 @@ def study(spec: str, given: Given, options: MapOptions, loading: LoadOptions) ->
     if options.words_from is not None:
         words = read_text(None, options.words_from).split()
         options = replace(options, words=True)
+    # NumPy may run the model on a text whose maps are not pooled.
     prompts = [given] if isinstance(given, Prompt) and not options.pooled else None
-    record = look(loading.load_for_maps(spec, prompts), given, options, words)
+    record = compute_maps(loading.load_for_maps(spec, prompts), given, options, words)
     if isinstance(record, Heatmap):
         require_query(record, options.query)
     return record
 
 
-def look(
+def compute_maps(
     model: Model,
     given: Given,
     options: MapOptions,
     words: Sequence[str] = (),
-    tell: Callable[[str], None] | None = None,
+    warn: bool = False,
 ) -> Heatmap | PooledHeatmap:
-    """Return the maps of a text, a photo or a recording, pooled or changed as the options say.
+    """Run a model on an input, and return its maps, pooled or changed as the options say.
 
     Args:
         model: The model.
-        given: What it reads.
-        options: What is asked of its maps.
+        given: A text, a photo or a recording.
+        options: Which maps, and how they are pooled or changed.
         words: Words whose tokens are merged, where the tokenizer leaves them apart.
-        tell: Called with each note on what the model reads in place of what it was given.
+        warn: Whether to warn of how the input was changed, such as that a text was cut.
     """
-    # Check what is chosen, then read.
+    # Check which heads are chosen, and which of them tell when words are spoken; then read the input.
     model = reader_of(model, given)
     chosen = options.choice.within(model.info)
-    followed: tuple[tuple[int, int], ...] = ()
-    if options.times:
-        followed = heads_to_follow(model, chosen.picked)
+    followed = heads_to_follow(model, chosen.picked) if options.times else ()
     reading = read(model, given)
-    if tell is not None:
+    if warn:
         for note in reading.notes:
-            tell(note)
+            # Point at the caller of `heatmap`, beyond its decorator, `heatmap` itself and this function.
+            warnings.warn(note, stacklevel=4)
     reading = group_words(reading, words)
-    # Long texts are pooled, unless an option needs exact maps.
+    # Long texts are pooled, unless `pooled` is 0 or an option needs exact maps.
     cells = options.pooled
-    needs_exact = options.of_exact_maps != MapOptions()
+    needs_exact = options.for_exact_maps != MapOptions()
     can_pool = isinstance(given, Prompt) and model.info.path == "seam" and not needs_exact
     n_tokens = max(len(reading.tokens), len(reading.target or ()))
     if cells is None and can_pool and n_tokens > POOLED_OVER:
@@ -101,38 +101,44 @@ def look(
 
 
 def home_of(record: Heatmap | PooledHeatmap, query: str | None, style: Style) -> Path:
-    """Return the name of the folder for a record's figures: `<model>-<text>-<8 hex digits>`.
+    """Return the folder for a record's figures: its name has a hash of all that the figures depend on.
 
-    The digits are a hash of all that figures depend on, so that the same figures have the same name.
+    So the same figures always have the same name.
     """
-    # How it is drawn, and which part. Options with their default values do not count: so a new option renames nothing.
+    # How the figures are drawn. Options with their default values do not count, so that a new option renames nothing.
     drawn_as: dict[str, object] = {"query": query, "scale": style.scale, "cmap": style.cmap}
     for name in ("colours", "smooth", "layout", *SIZES):
         value = getattr(style, name)
         if value != getattr(Style, name):
             drawn_as[name] = value
+    # Into how many cells the map is pooled, or which part of it is shown.
     if isinstance(record, PooledHeatmap):
         drawn_as["cells"] = list(record.maps[0].cells.shape[2:])
     elif record.maps[0].part is not None:
         drawn_as["part"] = list(record.maps[0].part)
-    # What is drawn.
+    # What is drawn: the text, its tokens, the model, the heads, changes of the maps, a second text, and pictures.
     pictures = [
         hashlib.sha256(picture.pixels.tobytes()).hexdigest()
         for picture in getattr(record, "pictures", ())
     ]
     hashed = [
         record.text,
-        [m.queries.ids.tolist() for m in record.maps],
+        [attention.queries.ids.tolist() for attention in record.maps],
         [record.run[name] for name in ("model", "sha256", "engine", "dtype")],
-        [[m.kind, m.layers, m.heads] for m in record.maps],
+        [[attention.kind, attention.layers, attention.heads] for attention in record.maps],
         record.picked,
         getattr(record, "changes", None),
         record.maps[0].keys.pair,
         *pictures,
         sorted(drawn_as.items()),
     ]
-    digest = hashlib.sha256(json.dumps(hashed).encode()).hexdigest()[:8]
-    return Path(f"{slug(str(record.run['model']))}-{slug(record.text)}-{digest}")
+    return Path(name_for(record, json.dumps(hashed).encode()))
+
+
+def name_for(record: Heatmap | PooledHeatmap, content: bytes) -> str:
+    """Return a name for a file or folder of a record: `<model>-<text>-<8 hex digits>`, a hash of the content."""
+    digest = hashlib.sha256(content).hexdigest()[:8]
+    return f"{slug(str(record.run.get('model', 'model')))}-{slug(record.text)}-{digest}"
 
 
 @with_plain_torch
@@ -157,7 +163,7 @@ def heatmap(
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head), instead of layers and heads.
-        hide_special: Leave special tokens out, of a decoder the first token too, and divide each row by the rest of it.
+        hide_special: Leave out special tokens, and in decoders the first token; renormalise each row.
         words: Merge word pieces: sums over keys, means over queries (Clark et al. 2019, section 4.1). A
             list of words merges their tokens too, where the tokenizer leaves them apart.
         rows: Keep only these queries, as (first, last + 1) or a slice. Memory grows with their number, not with the
@@ -186,7 +192,9 @@ def heatmap(
         pooled=0,
     )
     listed_words = [] if isinstance(words, bool) else words
-    return _look(Heatmap, model, Prompt(text, **prompt), options, listed_words)
+    record = compute_maps(model, Prompt(text, **prompt), options, listed_words, warn=True)
+    assert isinstance(record, Heatmap)  # not pooled
+    return record
 
 
 @with_plain_torch
@@ -225,7 +233,7 @@ def picture_heatmap(
         layers: Numbers of the layers to keep; None = all.
         heads: Numbers of the heads to keep in those layers; None = all.
         pick: Single heads to keep, as (layer, head).
-        hide_special: Leave out the tokens that are no patches, and divide each row by the rest of it.
+        hide_special: Leave out the tokens that are no patches, and renormalise each row.
 
     Returns:
         The record, with the picture as the model saw it; `weights` is (layer, head, query, key). With a text the
@@ -244,12 +252,10 @@ def picture_heatmap(
     else:
         images = image if isinstance(image, list | tuple) else [image]
         to_read = View(tuple(map(read_photo, images)), text or "", generate)
-    return _look(
-        Heatmap,
-        model,
-        to_read,
-        MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special),
-    )
+    options = MapOptions(choice=choice_from(layers, heads, pick), hide_special=hide_special)
+    record = compute_maps(model, to_read, options, warn=True)
+    assert isinstance(record, Heatmap)  # not pooled
+    return record
 
 
 @with_plain_torch
@@ -263,7 +269,7 @@ def sound_heatmap(
     pick: Sequence[tuple[int, int]] | None = None,
     times: bool = False,
 ) -> Heatmap:
-    """Run a speech model on a recording and keep what it attends to: tokens (queries) by frames in time (keys).
+    """Run a speech model on a recording and keep the weights of its tokens (queries) on frames in time (keys).
 
         record = attnscope.sound_heatmap(attnscope.load("./whisper-tiny"), "speech.wav", "the transcript")
         record.sound.seconds_per_frame  # 0.02 for Whisper
@@ -289,13 +295,10 @@ def sound_heatmap(
     Warns:
         UserWarning: The recording was cut, or the text was written by the model.
     """
-    record = _look(
-        Heatmap,
-        model,
-        Speech(read_recording(audio), text),
-        MapOptions(choice=choice_from(layers, heads, pick), times=times),
-    )
-    # The spectrogram is drawn under timed words alone; else it is not kept.
+    options = MapOptions(choice=choice_from(layers, heads, pick), times=times)
+    record = compute_maps(model, Speech(read_recording(audio), text), options, warn=True)
+    assert isinstance(record, Heatmap)  # not pooled
+    # The spectrogram is drawn only under words with times; else it is not kept.
     if times or record.sound is None:
         return record
     return replace(record, sound=replace(record.sound, spectrogram=None))
@@ -340,24 +343,16 @@ def pooled_heatmap(
     """
     require_cells(cells)
     options = MapOptions(choice=choice_from(layers, heads, pick), pooled=cells)
-    return _look(PooledHeatmap, model, Prompt(text, **prompt), options)
-
-
-def _look(
-    kind: type[R], model: Model, given: Given, options: MapOptions, words: Sequence[str] = ()
-) -> R:
-    """Return the maps, a record of the class `kind`; warn of what the model reads in place of what it was given."""
-    # Warnings point at the caller of `heatmap`, whose decorator is one of the levels.
-    record = look(model, given, options, words, partial(warnings.warn, stacklevel=5))
-    assert isinstance(record, kind)
+    record = compute_maps(model, Prompt(text, **prompt), options, warn=True)
+    assert isinstance(record, PooledHeatmap)
     return record
 
 
 def apply_changes(record: Heatmap, changes: Tokens) -> Heatmap:
-    """Return the record as it is shown: the changes are made in a fixed order, each if it is asked for.
+    """Return the record with the changes that are asked for, in this order.
 
-    Special tokens are hidden, but for rows of the query; sinks get nothing; tokens are merged into words; heads, layers
-    or both are averaged.
+    Special tokens are left out, but for queries that `query` names; the attention to sinks is left out; tokens are
+    merged into words; heads, layers or both are averaged.
     """
     if changes.hide_special:
         record = record.hide_special(keep=changes.query)
