@@ -1,12 +1,11 @@
-"""Read pairs for a model, and cut them into batches: the tokens, the position of the answer, and its number.
+"""Read pairs of texts for a model: their tokens, where the answer is predicted, and its id; and put them into batches.
 
-`study` patches the batches, and `studies.maps.derived` reads a single target.
+An answer is a token of the vocabulary or a class, and its id the index of its logit. `study` patches the batches, and
+`studies.maps.derived` reads a single target.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,20 +20,19 @@ from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.texts import batch_of
 
 BATCH_TOKENS = 512
-"""How many tokens the clean texts of a batch have at most; the corrupt ones have as many."""
+"""The most tokens of the clean texts of a batch; the corrupt ones have as many."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReadPair:
+class ReadPair(NamedTuple):
     """Hold a pair as a model reads it; both texts have the same number of tokens.
 
     Attributes:
         pair: The pair as it was given.
         clean: The tokens of the clean text.
         corrupt: The tokens of the corrupt text.
-        position: The token whose logits hold the answers; 0 where a text has one row of logits.
-        right: Numbers of the right answers: tokens, or classes.
-        wrong: Numbers of the wrong answers.
+        position: The token whose logits have the answers; 0 for a classifier of texts, which has one row of logits.
+        right: The ids of the right answers.
+        wrong: The ids of the wrong answers.
     """
 
     pair: Pair
@@ -46,21 +44,19 @@ class ReadPair:
 
     @property
     def ids(self) -> tuple[bytes, bytes]:
-        """Return the token numbers of the clean and of the corrupt text."""
+        """Return the token ids of the clean and of the corrupt text, as bytes, which can be keys of a dict."""
         return self.clean.ids.tobytes(), self.corrupt.ids.tobytes()
 
 
 def read_pairs(
-    model: Model,
-    pairs: Iterable[Pair],
-    answer: str | None = None,
+    model: Model, pairs: Iterable[Pair], answer: str | None = None
 ) -> tuple[list[ReadPair], list[Problem]]:
-    """Return the pairs that can be patched, and the problems of the others.
+    """Return the pairs that can be patched, and for each other pair the reason why it cannot.
 
     Args:
         model: A model with a head.
         pairs: The pairs.
-        answer: A class that is right against all others; None = the pairs name their answers.
+        answer: The class that is right in all pairs, against all others; None = the pairs name their answers.
 
     Raises:
         AttnscopeError: The model predicts nothing that can be compared, or has no such class.
@@ -68,12 +64,12 @@ def read_pairs(
     reader = _Reader(model, answer)
     read: list[ReadPair] = []
     problems: list[Problem] = []
-    first_with: dict[tuple[bytes, bytes], Pair] = {}
+    first_with_ids: dict[tuple[bytes, bytes], Pair] = {}
     for pair in pairs:
         try:
             read_pair = reader.read(pair)
-            # Two pairs whose texts differ in case or blanks alone may have the same tokens.
-            first = first_with.setdefault(read_pair.ids, pair)
+            # Refuse a pair with the tokens of an earlier one: their texts may differ in case or blanks alone.
+            first = first_with_ids.setdefault(read_pair.ids, pair)
             if first is not pair:
                 raise AttnscopeError(f"it has the tokens of pair {first.line}, which counts once")
             read.append(read_pair)
@@ -83,31 +79,32 @@ def read_pairs(
 
 
 def read_target(model: Model, text: str, tokens: Tokens, target: str) -> tuple[int, int]:
-    """Return which token's logits hold a target, and its number among them.
+    """Return the position of the token whose logits have a target, and the target's id: the index of its logit.
 
     Args:
         model: A model with a head.
         text: The text; "" for a picture.
         tokens: The tokens that the model reads.
-        target: A class by label or number, else what continues the text or stands for its mask.
+        target: For a classifier the label or the number of a class; else the token that continues the text, or that
+            fills its mask.
 
     Raises:
         AttnscopeError: The model predicts no such thing, or there is no such target.
     """
-    reader = _Reader(model)
+    reader = _Reader(model, None)
     if model.loss == "token_class":
         raise AttnscopeError(
             f"{model.info.name} gives each token a class", "name a model with one class per text"
         )
-    # Classes belong to the whole text; words to its last token, or its mask.
+    # A classifier has one row of logits. A label that is itself a number names its class.
     if model.labels:
-        numbers = list(map(str, range(len(model.labels))))
-        if target in numbers and target not in model.labels:
+        class_numbers = list(map(str, range(len(model.labels))))
+        if target in class_numbers and target not in model.labels:
             return 0, int(target)
         return 0, model.label_number(target)
     try:
-        position = reader.predicting(tokens)
-        return position, reader.token(target, text, tokens, position)
+        position = reader.find_position(tokens)
+        return position, reader.token_id(target, text, tokens, position)
     except AttnscopeError as error:
         raise AttnscopeError(f"the text cannot be asked for {target!r}: {error.message}") from error
 
@@ -117,10 +114,10 @@ class _Reader:
 
     Args:
         model: A model with a head.
-        answer: A class that is right against all others; None = the pairs name their answers.
+        answer: The class that is right in all pairs, against all others; None = the pairs name their answers.
     """
 
-    def __init__(self, model: Model, answer: str | None = None) -> None:
+    def __init__(self, model: Model, answer: str | None) -> None:
         if model.loss not in ("causal", "masked", "class", "token_class"):
             raise AttnscopeError(
                 f"{model.info.name} predicts neither the next token, nor a masked one, nor classes: it has no answers",
@@ -128,8 +125,9 @@ class _Reader:
             )
         self._model = model
         self._tokenizer = model.tokenizer
+        # The ids of tokens that stand for text; empty without a vocabulary.
         self._ordinary = frozenset(self._tokenizer.ordinary_ids())
-        self._answer = None if answer is None else model.label_number(answer)
+        self._right_class = None if answer is None else model.label_number(answer)
 
     def read(self, pair: Pair) -> ReadPair:
         """Return a pair as the model reads it; refuse one that cannot be patched."""
@@ -145,36 +143,35 @@ class _Reader:
             )
         if np.array_equal(clean.ids, corrupt.ids):
             raise AttnscopeError("its texts have the same tokens")
-        # The answers must stand at one token of both texts, and differ.
+        # Both texts must predict the answer at the same token. A classifier of tokens is asked for the class of the
+        # first token that differs; one of texts has one row of logits.
         position = 0
         if self._model.loss == "token_class":
             position = int((clean.ids != corrupt.ids).argmax())
         elif self._model.loss != "class":
-            position = self.predicting(clean)
-            if self.predicting(corrupt) != position:
+            position = self.find_position(clean)
+            if self.find_position(corrupt) != position:
                 raise AttnscopeError("the answer is not at the same token of both texts")
-        right = self._answers(pair, "right", clean, position)
-        wrong = self._answers(pair, "wrong", clean, position)
-        for number in right:
-            if number in wrong:
-                answer = spell_answer(self._model, number)
+        if self._right_class is None:
+            right = self._answer_ids(pair, "right", clean, position)
+            wrong = self._answer_ids(pair, "wrong", clean, position)
+        else:
+            right = (self._right_class,)
+            n_classes = len(self._model.labels)
+            wrong = tuple(number for number in range(n_classes) if number != self._right_class)
+        for answer_id in right:
+            if answer_id in wrong:
+                answer = spell_answer(self._model, answer_id)
                 raise AttnscopeError(f"{answer!r} is both right and wrong")
-        return ReadPair(
-            pair,
-            clean,
-            corrupt,
-            position,
-            right,
-            wrong,
-        )
+        return ReadPair(pair, clean, corrupt, position, right, wrong)
 
     def _require_known(self, ids: list[int]) -> None:
         """Refuse tokens that the model has no embedding for."""
         batch = torch.tensor([ids], device=self._model.info.device)
         self._model.static_embeddings(batch)
 
-    def predicting(self, tokens: Tokens) -> int:
-        """Return the position at which the model predicts words: the last token of a text, or its mask."""
+    def find_position(self, tokens: Tokens) -> int:
+        """Return the position whose logits predict the answer: the last token of a text, or its mask."""
         if self._model.loss == "causal":
             return int(np.flatnonzero(~tokens.special)[-1])
         masks = np.flatnonzero(tokens.ids == self._tokenizer.mask_id)
@@ -182,46 +179,35 @@ class _Reader:
             raise AttnscopeError(f"it has {len(masks)} mask tokens, where it needs one")
         return int(masks[0])
 
-    def _answers(
-        self,
-        pair: Pair,
-        side: Literal["right", "wrong"],
-        clean: Tokens,
-        position: int,
-    ) -> tuple[int, ...]:
-        """Return the numbers of the right or of the wrong answers, each once."""
-        # A class that is right in all pairs is right against all others.
-        if self._answer is not None:
-            if side == "right":
-                return (self._answer,)
-            classes = range(len(self._model.labels))
-            return tuple(number for number in classes if number != self._answer)
-        answers = pair.right if side == "right" else pair.wrong
+    def _answer_ids(self, pair: Pair, side: str, clean: Tokens, position: int) -> tuple[int, ...]:
+        """Return the ids of the answers that a pair names on one side, "right" or "wrong", each once."""
+        answers = getattr(pair, side)
         if not answers:
             raise AttnscopeError(f"it has no field {side!r}")
         if self._model.labels:
-            numbers = [self._model.label_number(str(answer)) for answer in answers]
+            ids = [self._model.label_number(str(answer)) for answer in answers]
         else:
-            numbers = [self.token(answer, pair.clean, clean, position) for answer in answers]
-            self._require_known(numbers)
-        return tuple(dict.fromkeys(numbers))
+            ids = [self.token_id(answer, pair.clean, clean, position) for answer in answers]
+            self._require_known(ids)
+        return tuple(dict.fromkeys(ids))
 
-    def token(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
-        """Return the number of the token that an answer is; refuse one of several tokens.
+    def token_id(self, answer: str | int, text: str, tokens: Tokens, position: int) -> int:
+        """Return the id of the token that an answer is; refuse an answer of several tokens.
 
         Args:
-            answer: What continues the text, or fills its mask; a number is that of the token.
+            answer: What continues the text, or fills its mask; an int is itself the id.
             text: The text.
             tokens: Its tokens.
             position: The token that predicts the answer: the last one, or the mask.
         """
         if isinstance(answer, int):
             return answer
-        # Split the text where the answer goes: at its end, or at the mask. `others` are the tokens around it.
-        others = tokens.ids.tolist()
+        # A model that continues a text predicts the answer after it.
+        other_ids = tokens.ids.tolist()
         before = text
         after = ""
         answer_position = position + 1
+        # A masked model predicts the answer in the place of the mask, between the texts on both sides of it.
         if self._model.loss == "masked":
             first, last = tokens.offsets[position].tolist()
             if first < 0:
@@ -231,51 +217,51 @@ class _Reader:
             before = text[:first]
             after = text[last:]
             answer_position = position
-            del others[position]
+            del other_ids[position]
         # Accept the first spelling that adds exactly one ordinary token, and changes no other.
         for spelling in _spellings(answer, before):
             ids = self._tokenizer.encode(before + spelling + after).ids.tolist()
-            if len(ids) <= answer_position:
+            if len(ids) != len(other_ids) + 1:
                 continue
-            number = int(ids.pop(answer_position))
-            is_ordinary = not self._ordinary or number in self._ordinary
-            if ids == others and is_ordinary:
-                return number
+            added: int = ids.pop(answer_position)
+            is_ordinary = not self._ordinary or added in self._ordinary
+            if ids == other_ids and is_ordinary:
+                return added
         raise AttnscopeError(f"the answer {answer!r} is not a single token after this text")
 
 
 def _spellings(answer: str, before: str) -> tuple[str, ...]:
-    """Return an answer with and without a space in front, the likelier spelling after a text first."""
-    # A word has a space before it, unless the text ends with one; digits go on after digits.
+    """Return an answer with and without a space in front; the spelling that is likelier after a text comes first."""
+    # A word follows after a space, unless the text ends with one; digits follow digits without.
     spaced = f" {answer}"
     last = before[-1:]
     first = answer[0]
-    is_word = last.strip() and first.isalnum()
-    is_number = last.isdigit() and first.isdigit()
-    if is_word and not is_number:
+    is_new_word = last.strip() and first.isalnum()
+    goes_on_number = last.isdigit() and first.isdigit()
+    if is_new_word and not goes_on_number:
         return spaced, answer
     return answer, spaced
 
 
-def spell_answer(model: Model, number: int) -> str:
-    """Return the name of a class, or the text of a token."""
-    return model.labels[number] if model.labels else str(model.tokenizer.spell(number))
+def spell_answer(model: Model, answer_id: int) -> str:
+    """Return the label of a class, or the text of a token."""
+    return model.labels[answer_id] if model.labels else str(model.tokenizer.spell(answer_id))
 
 
 class PairBatch:
-    """Hold pairs of one length and answer position as a model takes them, unpadded.
+    """Hold pairs of one length and one answer position as a batch without padding.
 
     Args:
         model: The model.
-        numbers: The numbers of the pairs among all pairs.
-        pairs: These pairs.
+        numbers: The index of each pair among all pairs of the study.
+        pairs: The pairs.
 
     Attributes:
-        numbers: The numbers of the pairs, (pair,).
+        numbers: The same indices, (pair,).
         clean: The clean texts.
         corrupt: The corrupt texts.
         last: At how many of the last tokens logits are needed; None = at all.
-        asked: The numbers of the answers of all pairs, once each, ascending, (answer,).
+        answer_ids: The ids of all answers of all pairs, once each, ascending, (answer,).
     """
 
     def __init__(self, model: Model, numbers: Sequence[int], pairs: Sequence[ReadPair]) -> None:
@@ -283,50 +269,54 @@ class PairBatch:
         self.numbers = np.array(numbers)
         self.clean = batch_of([pair.clean for pair in pairs]).to(device)
         self.corrupt = batch_of([pair.corrupt for pair in pairs]).to(device)
-        # Logits are needed from the token on that holds the answers; models that do not continue a text give all.
+        # A model that continues texts computes logits from the token on that predicts the answer: the first row of
+        # logits. Other models compute them at all tokens.
         self.last: int | None = None
-        self._row = pairs[0].position
+        self._logit_row = pairs[0].position
         if model.loss == "causal":
-            self.last = self.clean.ids.shape[1] - self._row
-            self._row = 0
-        # Which of all answers are right for each pair, and which are wrong, (pair, answer).
-        answers = sorted({*chain.from_iterable(pair.right + pair.wrong for pair in pairs)})
+            self.last = self.clean.ids.shape[1] - pairs[0].position
+            self._logit_row = 0
+        # Which of the answers of all pairs are right for each pair, and which are wrong, (pair, answer).
+        all_answers: set[int] = set()
+        for pair in pairs:
+            all_answers.update(pair.right + pair.wrong)
+        answers = sorted(all_answers)
         right = np.stack([np.isin(answers, pair.right) for pair in pairs])
         wrong = np.stack([np.isin(answers, pair.wrong) for pair in pairs])
-        self.asked = torch.tensor(answers, device=device)
+        self.answer_ids = torch.tensor(answers, device=device)
         self._right = torch.from_numpy(right).to(device)
         self._wrong = torch.from_numpy(wrong).to(device)
 
     @property
     def first_difference(self) -> int:
-        """Return the first token in which the texts of any pair differ."""
+        """Return the first position at which the two texts of any pair have different tokens."""
         differs = (self.clean.ids != self.corrupt.ids).any(0)
         return int(differs.int().argmax())
 
     def difference(self, logits: Tensor) -> Tensor:
-        """Return the logit difference right - wrong of each text, (time, pair), in float32 or better.
+        """Return the logit difference right - wrong of each text, (run, pair), in float32 or better.
 
         The score of several answers is the logarithm of the sum of exp.
 
         Args:
-            logits: (time · pair, token, vocabulary), the pairs one or several times; `last` says which tokens. Instead
-                of the vocabulary it may have the answers in `asked` alone.
+            logits: (run * pair, token, vocabulary): one or several runs of the pairs, at the `last` tokens. The last
+                axis may also be (answer,), the logits of `answer_ids` alone.
         """
-        # (time * pair, vocabulary) -> (time, pair, answer)
-        at_answer = logits[:, self._row]
-        if at_answer.shape[1] != len(self.asked):
-            at_answer = at_answer[:, self.asked]
+        # (run * pair, vocabulary) -> (run, pair, answer)
+        answer_logits = logits[:, self._logit_row]
+        if answer_logits.shape[1] != len(self.answer_ids):
+            answer_logits = answer_logits[:, self.answer_ids]
         precision = torch.promote_types(logits.dtype, torch.float32)
-        at_answer = at_answer.to(precision).view(-1, *self._right.shape)
-        # Answers of other pairs count nothing.
-        right = at_answer.masked_fill(~self._right, -torch.inf)
-        wrong = at_answer.masked_fill(~self._wrong, -torch.inf)
+        answer_logits = answer_logits.to(precision).view(-1, *self._right.shape)
+        # The answers of other pairs count nothing.
+        right = answer_logits.masked_fill(~self._right, -torch.inf)
+        wrong = answer_logits.masked_fill(~self._wrong, -torch.inf)
         return right.logsumexp(-1) - wrong.logsumexp(-1)
 
 
 def batches_of(model: Model, read: Sequence[ReadPair], numbers: Iterable[int]) -> list[PairBatch]:
-    """Return the pairs of some numbers in batches of one length and answer position, so that nothing is padded."""
-    # Of pairs of one length, those whose answers come last are first.
+    """Return the pairs with some indices in `read` as batches of one length and one answer position: unpadded."""
+    # Short pairs come first; of those of one length, those with the answer at the latest token.
     by_shape: dict[tuple[int, int], list[int]] = {}
     for number in numbers:
         pair = read[number]

@@ -1,11 +1,10 @@
-"""Run a batch of pairs with values of heads taken from the other run, each time from the first changed layer on.
+"""Run one side of a batch of pairs again and again, each time with some heads' values from a run of the other side.
 
-`study` says what is changed, and makes tables of the effects.
+Each run begins at the first layer that changes. `study` says what is changed, and makes tables of the effects.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,19 +20,18 @@ from attnscope.questions.patch import Direction
 from attnscope.studies.patch.pairs import PairBatch
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """Hold the heads that are patched together: one head, or for keys and values all that read one key/value head.
 
     Attributes:
-        place: Kind of attention and layer.
-        number: The number of the head, or of the key/value head.
+        place: The kind of attention and the layer.
+        number: The number of the head; for keys and values, of the key/value head.
         group: How many query heads are patched together.
     """
 
     place: Place
     number: int
-    group: int = 1
+    group: int
 
     @property
     def heads(self) -> range:
@@ -48,7 +46,10 @@ class Unit:
 
 
 def units_of(calls: Mapping[Place, AttentionCall], by: By) -> dict[tuple[Place, int], Unit]:
-    """Return the unit of each head in a run, by its place and number, in the order of layers and heads."""
+    """Return the unit of each query head, by place and number of the head, in the order of layers and heads.
+
+    `calls` are those of a run, by place; `by` says which values are patched.
+    """
     units = {}
     for place, call in calls.items():
         n_units = call.n_kv_heads if by in ("key", "value") else call.n_heads
@@ -59,7 +60,7 @@ def units_of(calls: Mapping[Place, AttentionCall], by: By) -> dict[tuple[Place, 
 
 
 class Change(NamedTuple):
-    """A unit that gets values of another run, and the tokens at which it gets them."""
+    """Say which heads get values of another run, which values, and at which tokens."""
 
     unit: Unit
     by: By
@@ -67,49 +68,56 @@ class Change(NamedTuple):
 
 
 class PairRuns:
-    """Hold the two runs of a batch of pairs, and repeat the changed one with patches.
+    """Hold the clean and the corrupt run of a batch of pairs, and run one of them again with patches.
+
+    The run with patches is called the changed one, and the run from which their values come the other one.
 
     Args:
         model: A model with answers.
         batch: The pairs.
-        direction: "denoise": the corrupt run is changed; "noise": the clean one.
+        direction: "denoise" changes the corrupt run, "noise" the clean one.
 
     Attributes:
         batch: The pairs.
-        source: What heads computed in the other run, from which values come.
+        source: What all heads computed in the other run.
         clean: The logit differences of the clean run, (pair,), float64, on the CPU.
-        corrupt: Those of the corrupt run.
+        corrupt: The logit differences of the corrupt run, likewise.
     """
 
     def __init__(self, model: Model, batch: PairBatch, direction: Direction) -> None:
         self.batch = batch
         self._model = model
-        self._sign = 1
-        self._changed = batch.corrupt
-        other = batch.clean
-        if direction == "noise":
+        # Effects are positive if they lead towards the right answers when denoising, and away from them when noising.
+        if direction == "denoise":
+            self._sign = 1
+            self._changed = batch.corrupt
+            other = batch.clean
+        else:
             self._sign = -1
-            self._changed, other = other, self._changed
-        # What heads compute in the changed run, and the head whose logits are narrowed: both are filled in later.
-        self._own = Activations()
-        self._narrowed: list[nn.Linear] = []
+            self._changed = batch.clean
+            other = batch.corrupt
         # Run the other side once, and keep what its heads compute.
         self.source = Activations()
         outputs = model.outputs(other, self.source, last=batch.last)
         other_difference = self._difference(outputs)[0]
-        # Run the changed side once; later runs resume from its layers.
+        # Run the changed side once, as yet without patches; later runs resume from its layers.
         self._rerun = model.rerun(self._changed, last=batch.last)
-        self._base = self._difference(self._rerun.whole)[0]
-        self._shorten()
+        self._unpatched = self._difference(self._rerun.whole)[0]
+        # The linear map to the vocabulary, if later runs compute the logits of the answers alone.
+        self._narrowed: list[nn.Linear] = []
+        self._save_work()
         self.clean = other_difference
-        self.corrupt = self._base
+        self.corrupt = self._unpatched
         if direction == "noise":
             self.clean, self.corrupt = self.corrupt, self.clean
+        # What heads compute in the changed run without patches; `isolate` fills it when it is first needed.
+        self._kept = Activations()
 
-    def _shorten(self) -> None:
-        """Compute no more in later runs than the answers need, if a run without changes gives the same so.
+    def _save_work(self) -> None:
+        """Let later runs leave out early tokens and most logits, if a run without patches shows the same result so.
 
-        In a decoder no change reaches tokens before the first that differs. Of the vocabulary, the answers suffice.
+        In a decoder, no change reaches the tokens before the first that differs. Of the vocabulary, only the logits of
+        the answers are read.
         """
         logits = self._rerun.whole.logits
         head = self._model.unembedding()
@@ -119,107 +127,106 @@ class PairRuns:
             self._rerun.start = self.batch.first_difference
         if type(head) is nn.Linear:
             self._narrowed = [head]
-        # Logits may differ by rounding, which grows with the largest one and the root of the depth; 64 is ours.
+        # Logits may differ by rounding, which grows with the largest one and the root of the depth; the factor 64 is
+        # our choice.
         n_layers = max(self._model.info.n_layers)
         epsilon = torch.finfo(logits.dtype).eps
-        allowed = 64 * epsilon * n_layers**0.5 * logits.abs().max().cpu()
-        # A model may fail in any way where part of it is set aside.
+        tolerance = 64 * epsilon * n_layers**0.5 * logits.abs().max().cpu()
+        # A model may fail in any way where part of it is left out.
         with suppress(Exception):
-            base = self._difference(self._again(attend))[0]
-            if ((base - self._base).abs() <= allowed).all():
-                # Rounded as later runs are, so that a change of nothing has an effect of 0.
-                self._base = base
+            unpatched = self._difference(self._again(attend))[0]
+            if ((unpatched - self._unpatched).abs() <= tolerance).all():
+                # Later runs are rounded in the same way: so a patch that changes nothing has an effect of 0.
+                self._unpatched = unpatched
                 return
         self._rerun.start = 0
         self._narrowed = []
 
     def _again(self, probe: Probe, first: int = 0, times: int = 1) -> Outputs:
-        """Run the changed side again, as `Rerun.again` does; logits may be those of the answers alone."""
-        asked = self.batch.asked
+        """Run the changed side again, as `Rerun.again` does; maps in `_narrowed` give the logits of answers alone."""
+        answer_ids = self.batch.answer_ids
 
-        def answer(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
-            bias = None if head.bias is None else head.bias[asked]
-            return F.linear(hidden, head.weight[asked], bias)
+        def answer_logits(head: nn.Linear, forward: Callable[..., Any], hidden: Tensor) -> Tensor:
+            bias = None if head.bias is None else head.bias[answer_ids]
+            return F.linear(hidden, head.weight[answer_ids], bias)
 
-        with run_instead(self._narrowed, answer):
+        with run_instead(self._narrowed, answer_logits):
             return self._rerun.again(probe, first, times)
 
     def _difference(self, outputs: Outputs) -> Tensor:
-        """Return the logit differences right - wrong of a run, (time, pair), float64, on the CPU."""
+        """Return the logit differences right - wrong, (run, pair), float64, on the CPU."""
         assert outputs.logits is not None  # the model has answers
         return self.batch.difference(outputs.logits).cpu().double()
 
     def effects(self, changes: Sequence[Change], source: Activations | None = None) -> Tensor:
-        """Return by how much each change alone restores or destroys the answer, (change, pair), float64, on the CPU.
+        """Return the effect of each change alone on the logit difference, (change, pair), float64, on the CPU.
 
-        Values come from `source`; None = the other run.
+        It is positive where the change restores the answer (denoise), or destroys it (noise).
+
+        Args:
+            changes: The changes.
+            source: The run that values come from; None = the other run.
         """
         source = source or self.source
         n_pairs = len(self._changed.ids)
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
         places = [[change.unit.place] for change in changes]
-        for first, numbers in self._rerun.plan(places, PASS_TOKENS):
-            # Each change has a repetition of the pairs of its own. (change * pair, …)
+        for first_block, numbers in self._rerun.plan(places, PASS_TOKENS):
+            # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
             patches: dict[Place, list[Patch]] = {}
             for row, number in enumerate(numbers):
                 unit, by, tokens = changes[number]
                 heads = (unit.number,)
                 values = source.values(by, unit.place, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
-                patch = Patch(
-                    by,
-                    heads,
-                    values,
-                    texts,
-                    tokens,
-                )
+                patch = Patch(by, heads, values, texts, tokens)
                 patches.setdefault(unit.place, []).append(patch)
-            outputs = self._again(Patched(patches), first, len(numbers))
+            outputs = self._again(Patched(patches), first_block, len(numbers))
             differences[numbers] = self._difference(outputs)
-        return self._sign * (differences - self._base)
+        return self._sign * (differences - self._unpatched)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:
-        """Run with one head's z of the other run, while all other heads keep theirs; MLPs compute anew.
+        """Change what one head writes, its z, and hold the z of all other heads fixed; MLPs compute anew.
+
+        Args:
+            sender: The head; its z comes from the other run.
 
         Returns:
-            The queries, keys and values that later heads compute, as `effects` takes them, and the effect, (pair,), of
-            the paths from the head that pass through no other head.
+            The queries, keys and values that later heads then compute, as a source for `effects`; and the effect,
+            (pair,), of the paths from the sender to the logits that pass through no other head.
         """
-        # All heads keep their z, and the sender takes that of the other run.
-        if not self._own.outputs:
-            self._again(self._own)
+        # Every head keeps the z that it has without patches; of two patches of a head, the later one holds.
+        if not self._kept.outputs:
+            self._again(self._kept)
         patches: dict[Place, list[Patch]] = {}
-        for place, output in self._own.outputs.items():
-            every_head = tuple(range(output.shape[1]))
-            patches[place] = [Patch("z", every_head, output)]
+        for place, output in self._kept.outputs.items():
+            all_heads = tuple(range(output.shape[1]))
+            patches[place] = [Patch("z", all_heads, output)]
         heads = (sender.number,)
         values = self.source.values("z", sender.place, heads)
         patches[sender.place].append(Patch("z", heads, values))
+        # Keep what later heads compute from that.
         reached = Activations(Patched(patches))
         outputs = self._again(reached, self._rerun.block([sender.place]))
-        return reached, self._sign * (self._difference(outputs)[0] - self._base)
+        return reached, self._sign * (self._difference(outputs)[0] - self._unpatched)
 
     def attribution(self, by: By) -> dict[Place, Tensor]:
-        """Return the effects of heads to first order at each token, (pair, head, token), by kind and layer.
+        """Return an estimate of each head's effect at each token, place -> (pair, head, token), float64, on the CPU.
 
-        For keys and values heads are key/value heads. It takes one forward and one backward pass of the changed run.
+        It is the effect to first order, from one forward and one backward pass of the changed run. For keys and values,
+        heads are key/value heads.
         """
-        # One backward pass gives the slope of the logit difference at each head and token.
+        # One backward pass gives the slope of the logit difference with respect to the values of all heads.
         leaves = Leaves(by)
         with torch.enable_grad():
             outputs = self._model.outputs(self._changed, leaves, last=self.batch.last)
-            assert outputs.logits is not None  # the model has answers
-            total = self.batch.difference(outputs.logits).sum()
-            tensors = leaves.tensors
-            slopes = torch.autograd.grad(
-                total,
-                list(tensors.values()),
-                materialize_grads=True,
-            )
-        # First order: the slope times the change of the values. (pair, head, token)
+            total = self._difference(outputs).sum()
+            values = list(leaves.tensors.values())
+            slopes = torch.autograd.grad(total, values, materialize_grads=True)
+        # First order: the slope times the change from this run's values to the other's. (pair, head, token)
         estimates = {}
-        for (place, base), slope in zip(tensors.items(), slopes, strict=True):
-            source = self.source.values(by, place, range(base.shape[1]))
-            change = attribute(slope, base.detach(), source)
-            estimates[place] = self._sign * change.cpu().double()
+        for (place, changed), slope in zip(leaves.tensors.items(), slopes, strict=True):
+            other = self.source.values(by, place, range(changed.shape[1]))
+            effect = attribute(slope, changed.detach(), other)
+            estimates[place] = self._sign * effect.cpu().double()
         return estimates
