@@ -1,19 +1,23 @@
-"""Add up hits of heads and simple rules on links, and judge them: intervals, baselines, verdicts.
+"""Add up on how many links heads and simple rules are right, and judge which heads express a relation.
 
-`links` and `sounds` measure the hits. A link of a relation leads from words to target words; a head or a rule hits it
-if it looks at a target. A head expresses a relation where a one-sided test says that it is above the best simple rule,
-at a false discovery rate of LEVEL over all heads x relations, and where the lower end of its interval is MARGIN above
-that rule. Its interval is that of shares in `core.intervals`: few texts that all say the same do not make a head
-certain. There are two tests, a t-test over texts and a binomial test over links: the larger p counts. They find a head
-of 0.9 beside a rule of 0.3, on 12 texts of 2 links, in 98% of samples; with `share_p_above` for the t-test it is 90%.
+A link leads from a source, one word or several, to its target words. A rule hits a link if it looks at a target; a head
+hits it if its largest weight is on a target. `links` and `sounds` measure the hits.
+
+A head expresses a relation if it is better than the best simple rule. The lower end of its interval must be MARGIN
+above the rule, and a one-sided test must say so at a false discovery rate of LEVEL over all heads x relations. The
+interval is that of shares in `core.intervals`, so that a few texts that all say the same do not make a head certain.
+
+Two tests are made, a t-test over texts and a binomial test over links, and the larger p-value counts. They find a head
+of accuracy 0.9 beside a rule of 0.3, on 12 texts of 2 links, in 98% of samples; with `share_p_above` in place of the
+t-test it is 90%.
 """
 
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,13 +37,13 @@ MARGIN = 0.1
 """How far the lower end of a head's interval must be above the best simple rule (Voita et al. 2019, on syntax)."""
 
 FEWEST_LINKS = 20
-"""With fewer links, in both halves together, there is no verdict."""
+"""A relation with fewer links, in both halves together, gets no verdict."""
 
 FEWEST_TEXTS = 10
-"""With fewer texts in the half that is scored there is no verdict: an interval over so few says little."""
+"""A relation with fewer texts in the half that is scored gets no verdict: an interval over so few says little."""
 
 FEWEST_SOURCES = 2
-"""With fewer sources in either half, or too few texts of them to score on, texts are dealt instead."""
+"""Each half must have so many sources, and the scored one FEWEST_TEXTS texts; else texts are dealt in their place."""
 
 THRESHOLDS = {
     "level": LEVEL,
@@ -53,8 +57,8 @@ THRESHOLDS = {
 OFFSETS = tuple(offset for offset in range(-20, 21) if offset)
 """The fixed offsets, in words of the annotation, that heads are compared with."""
 
-ALONG = tuple(range(-3, 4))
-"""The steps of the rules of the diagonal: how many words away from it they look."""
+DIAGONAL_STEPS = tuple(range(-3, 4))
+"""How many words after the diagonal, or before it, the rules "diagonal" look."""
 
 
 def _signed_name(name: str, number: int) -> str:
@@ -67,20 +71,29 @@ RULES = (
     "same word before",
     "same word after",
     "same place",
-    *(_signed_name("diagonal", step) for step in ALONG),
+    *(_signed_name("diagonal", step) for step in DIAGONAL_STEPS),
     "same word",
 )
-"""The simple rules. Within a text they look at the word at an offset, or at the nearest word before or after that is
-spelled the same (case aside). From a target to its text: at the word at the same place, or at an offset from it; at
-the word on the diagonal, as far along the text as the target's word is along the target, or some steps from it; or, of
-the words spelled the same, at the nearest to the diagonal."""
+"""The simple rules: each looks at one word for a link from a source.
 
-# Where the rules after the offsets stand in `RULES`, in its order; `_SAME` is that of "same word".
-_BEFORE, _AFTER, _SAME_PLACE, FIRST_DIAGONAL = range(len(OFFSETS), len(OFFSETS) + 4)
-_SAME = len(RULES) - 1
+In a single text, "offset" looks so many words after the source, or before it; "same word before" and "same word after"
+at the nearest word there that is spelled like the source, case aside.
+
+From a target to its text, the source is in the target. "same place" looks at the word of the text with the number that
+the source has in the target, and "offset" so many words after it. "diagonal" looks at the word that is as far along the
+text as the source is along the target, or some steps after it; "same word" at the nearest to that among the words that
+are spelled like the source.
+"""
+
+# Where some rules stand in `RULES`.
+_BEFORE = RULES.index("same word before")
+_AFTER = RULES.index("same word after")
+_SAME_PLACE = RULES.index("same place")
+FIRST_DIAGONAL = _SAME_PLACE + 1
+_SAME = RULES.index("same word")
 
 _FAR = 2**40
-"""Further than any word."""
+"""The number of a word that no text has."""
 
 Floats = NDArray[np.float64]
 
@@ -97,15 +110,16 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     n_links = len(links)
     first = np.array([link.source[0] for link in links], np.int64)
     last = np.array([link.source[-1] for link in links], np.int64)
-    # Sources of links are in the target, if there is one, and else in the text.
+    # The text that holds the sources, and the spans of its words.
     source_text = text.text
     spans = text.words
     if text.target is not None:
         source_text = text.target
         spans = text.target_words
-    places_of = _places_by_spelling(text)
-    # Far words on both sides, as in `places_of`: there always is one before and one after.
-    nowhere = np.array([-_FAR, _FAR])
+    # The words of each spelling, case aside, between a far one on each side: so there always is one before and after.
+    spelled_like: defaultdict[str, list[int]] = defaultdict(lambda: [-_FAR, _FAR])
+    for word in range(n_words):
+        spelled_like[text.word(word).casefold()].insert(-1, word)
 
     # The word that each rule looks at, (link, rule); `_FAR` = none.
     looked_at = np.full((n_links, len(RULES)), _FAR)
@@ -114,53 +128,44 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     looked_at[:, : len(OFFSETS)] = outermost + offsets
     # The diagonal, as if all words were equally wide: the middle of the source, as a share of its text.
     share = (first + last + 1) / 2 / len(spans)
-    along = np.floor(share * n_words).astype(np.int64)
+    diagonal = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
-        looked_at[:, FIRST_DIAGONAL:_SAME] = along[:, None] + ALONG
-    for row in range(n_links):
-        start, _ = spans[first[row]]
-        _, stop = spans[last[row]]
-        spelled = source_text[start:stop].casefold()
-        places = places_of.get(spelled, nowhere)
+        looked_at[:, FIRST_DIAGONAL:_SAME] = diagonal[:, None] + DIAGONAL_STEPS
+    link_targets: list[tuple[int, int]] = []
+    for row, link in enumerate(links):
+        link_targets += [(row, word) for word in link.targets]
+        start, _ = spans[link.source[0]]
+        _, stop = spans[link.source[-1]]
+        alike = spelled_like[source_text[start:stop].casefold()]
         if text.target is None:
-            looked_at[row, _BEFORE] = places[places < first[row]][-1]
-            looked_at[row, _AFTER] = places[places > last[row]][0]
+            looked_at[row, _BEFORE] = alike[bisect_left(alike, link.source[0]) - 1]
+            looked_at[row, _AFTER] = alike[bisect_right(alike, link.source[-1])]
         else:
-            distances = np.abs(places - along[row])
-            looked_at[row, _SAME] = places[distances.argmin()]
+            distances = np.abs(np.array(alike) - diagonal[row])
+            looked_at[row, _SAME] = alike[distances.argmin()]
 
-    # Whether that word is a target of the link: one code stands for a pair of link and word.
-    n_targets = [len(link.targets) for link in links]
-    link_of_target = np.repeat(np.arange(n_links), n_targets)
-    targets = np.array(list(chain.from_iterable(link.targets for link in links)), np.int64)
+    # Whether that word is a target of the link. A link and a word are found by one number: link · n_words + word.
+    link_of_target, targets = np.array(link_targets).T
     target_codes = link_of_target * n_words + targets
     looked_codes = np.arange(n_links)[:, None] * n_words + looked_at
     is_word = (looked_at >= 0) & (looked_at < n_words)
     is_right: NDArray[np.bool_] = is_word & np.isin(looked_codes, target_codes)
     if text.target is not None:
-        # From a target to its text: whether any right word is at the place of the source.
+        # The same place: whether a target has the number of a word of the source.
         is_same = (first[link_of_target] <= targets) & (targets <= last[link_of_target])
         is_right[link_of_target[is_same], _SAME_PLACE] = True
     return is_right
-
-
-def _places_by_spelling(text: AnnotatedText) -> dict[str, NDArray[np.int64]]:
-    """Return the numbers of the words of each spelling, case aside, ascending, between two that are far away."""
-    numbers: defaultdict[str, list[int]] = defaultdict(lambda: [-_FAR])
-    for number in range(len(text.words)):
-        spelled = text.word(number).casefold()
-        numbers[spelled].append(number)
-    return {spelled: np.array([*places, _FAR]) for spelled, places in numbers.items()}
 
 
 # Halves
 
 
 class Lots:
-    """Deal the texts of one relation to two halves, twice over: by sources, and text by text.
+    """Deal the texts of one relation to two halves, in two ways: by sources, and text by text.
 
-    Of every two, one goes to each half at random. In turn would not do: if texts come in pairs of opposites, each half
-    would have one kind alone. If no source has several texts, both deals are the same.
+    By sources, all texts of a source, such as a document, go to the same half. If no source has several texts, both
+    ways are the same. Of every two sources or texts, one goes to each half, at random. Taking turns would not do: if
+    texts come in pairs of opposites, each half would have one kind alone.
     """
 
     def __init__(self) -> None:
@@ -169,9 +174,10 @@ class Lots:
         self._numbers: dict[str, int] = {}
 
     def deal(self, source: str | None) -> tuple[tuple[int, int], bool]:
-        """Return a text's half by sources and its half by texts, and whether it is the first of its source.
+        """Return a text's halves, by sources and text by text, 0 or 1; and whether it is the first of its source.
 
-        The source is what the text shares with others, such as a document; None = it stands alone.
+        Args:
+            source: The name of what the text shares with others, such as a document; None = it stands alone.
         """
         number = self._n_sources
         if source is not None:
@@ -179,12 +185,16 @@ class Lots:
         is_first = number == self._n_sources
         if is_first:
             self._n_sources += 1
+        halves = (_half(number), _half(self._n_texts))
         self._n_texts += 1
-        return (_half(number), _half(self._n_texts - 1)), is_first
+        return halves, is_first
 
 
 def _half(number: int) -> int:
-    """Return 0 or 1: of numbers 2k and 2k + 1 each gets one, by a coin that falls the same way in every run."""
+    """Return the half, 0 or 1, of a source or text: of numbers 2k and 2k + 1, one goes to each half.
+
+    Which one is decided by a hash of k, so that it is the same in every run.
+    """
     pair, second = divmod(number, 2)
     digest = hashlib.blake2b(str(pair).encode(), digest_size=1).digest()
     return (digest[0] + second) % 2
@@ -193,16 +203,15 @@ def _half(number: int) -> int:
 # Sums
 
 
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """Hold the links of one relation in one text.
+class Cell(NamedTuple):
+    """Hold the links of one relation in one text, or in one chunk of it: their hits are added up to one number.
 
     Attributes:
         relation: The relation.
-        halves: The halves that they go to: by sources, and by texts.
+        halves: The halves that the text is in: by sources, and text by text.
         is_first: Whether the text is the first of its source.
         n_links: How many links there are.
-        rule_hits: On how many of them each rule is right, (rule,).
+        rule_hits: How many of them each simple rule hits, (rule,).
     """
 
     relation: str
@@ -217,10 +226,10 @@ class LinkPart(Part):
     """Hold the hits of rules and heads on the links of some texts: exact sums of fixed size, whatever the corpus.
 
     Attributes:
-        sums: By relation, half by sources and half by texts: on how many links each rule and each head is right, and
-            each head's mass on the targets, (rule + head + head,).
-        n_sources: Sources by relation and half by sources.
-        unmeasured: Links that could not be measured, by relation and reason.
+        sums: By relation, half by sources and half text by text: the hits of each rule and each head, and each head's
+            mass on the targets, (rule + head + head,).
+        n_sources: How many sources, by relation and half by sources.
+        unmeasured: How many links could not be measured, by relation and reason.
         n_copies: How many texts or chunks are copies of earlier ones.
     """
 
@@ -230,37 +239,37 @@ class LinkPart(Part):
     n_copies: int = 0
 
     def add_cells(self, cells: Sequence[Cell], values: Floats) -> None:
-        """Set the sums of this part, which has none yet, to those over cells: hits and mass of all heads.
+        """Add the hits of rules, and the hits and mass of heads, on the links of some cells.
 
         Args:
             cells: The cells, at least one.
-            values: Hits and mass, (cell, 2, layer, head); NaN = there is no such head.
+            values: Hits and mass of all heads, (cell, 2, layer, head); NaN = there is no such head.
         """
-        # One row per cell: rules, then hits, then mass. (cell, rule + head + head)
+        # A row for each cell: hits of rules, hits of heads, mass of heads. (cell, rule + head + head)
         rule_hits = np.array([cell.rule_hits for cell in cells])
+        rows = np.concatenate([rule_hits, values.reshape(len(cells), -1)], 1)
+        # Each counts all links of its cell. A head that a layer lacks has a sum and a count of 0.
         n_links = np.array([cell.n_links for cell in cells])
-        of_heads = values.reshape(len(cells), -1)
-        rows = np.concatenate([rule_hits, of_heads], 1)
         is_there = ~np.isnan(rows)
-        counts = is_there * n_links[:, None]
-        # A head that a layer lacks has a sum and a count of 0.
+        counts = np.where(is_there, n_links[:, None], 0)
         rows = np.where(is_there, rows, 0.0)
-        # The rows of each relation and half go to sums of their own.
+        # Add the rows of each relation and half at once.
         rows_of: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
-        n_sources: Counter[tuple[str, int]] = Counter()
-        for number, cell in enumerate(cells):
-            rows_of[cell.relation, *cell.halves].append(number)
-            n_sources[cell.relation, cell.halves[0]] += cell.is_first
-        self.n_sources = dict(n_sources)
-        for key, numbers in rows_of.items():
-            self.sums[key] = RunningSums(rows.shape[1:])
-            self.sums[key].add(rows[numbers], counts[numbers])
+        for row, cell in enumerate(cells):
+            rows_of[cell.relation, *cell.halves].append(row)
+            if cell.is_first:
+                source_key = (cell.relation, cell.halves[0])
+                self.n_sources[source_key] = self.n_sources.get(source_key, 0) + 1
+        for key, chosen in rows_of.items():
+            sums = self.sums.setdefault(key, RunningSums(rows.shape[1:]))
+            sums.add(rows[chosen], counts[chosen])
 
     def halve(self, relation: str) -> tuple[RunningSums, RunningSums, str]:
-        """Return the half on which a head is chosen, the half on which it is scored, and what was dealt.
+        """Return the sums of the half that chooses a head, those of the half that scores it, and what was dealt.
 
-        "sources" are dealt, and "texts" where sources are too few.
+        "sources" are dealt to the halves, or "texts" where sources are too few.
         """
+        # The sums of both halves, dealt in either way.
         nothing = RunningSums(next(iter(self.sums.values())).shape)
         by_sources = [nothing, nothing]
         by_texts = [nothing, nothing]
@@ -269,8 +278,8 @@ class LinkPart(Part):
             if name == relation:
                 by_sources[source_half] = by_sources[source_half].merge(self.sums[key])
                 by_texts[text_half] = by_texts[text_half].merge(self.sums[key])
+        # Sources must suffice, unless each text is a source of its own: then both ways are the same.
         chosen_on, scored_on = by_sources
-        # Where each text is a source of its own, both deals are the same.
         n_sources = self.count_sources(relation)
         are_alone = sum(n_sources) == chosen_on.n_texts + scored_on.n_texts
         suffice = min(n_sources) >= FEWEST_SOURCES and scored_on.n_texts >= FEWEST_TEXTS
@@ -288,26 +297,26 @@ class Half:
     """Hold the hits of rules and heads on half of the texts of several relations.
 
     Args:
-        sums: The sums over the texts of each relation.
+        sums: For each relation, the sums over the texts of its half, (rule + head + head,).
 
     Attributes:
-        n_texts: Texts by relation, (relation,).
-        n_links: Their links, (relation,).
+        n_texts: How many texts there are, (relation,).
+        n_links: How many links, (relation,).
         rules: Hits of rules, (relation, rule).
         hits: Hits of heads, (relation, head).
         mass: Mass of heads on the targets, (relation, head).
     """
 
     def __init__(self, sums: Sequence[RunningSums]) -> None:
-        # (relation, rule + head + head)
-        moments = np.stack([of_relation.moments for of_relation in sums], 1)
-        joined = RunningSums.of_moments(moments, 0)
+        # All relations in one object, (relation, rule + head + head). Relations differ in texts: it counts none.
+        moments = np.stack([each.moments for each in sums], 1)
+        joined = RunningSums.of_moments(moments, n_texts=0)
         n_heads = (joined.shape[1] - len(RULES)) // 2
         self.rules = joined[:, : len(RULES)]
         self.hits = joined[:, len(RULES) : -n_heads]
         self.mass = joined[:, -n_heads:]
-        self.n_texts = np.array([of_relation.n_texts for of_relation in sums])
-        # Every rule counts all links.
+        self.n_texts = np.array([each.n_texts for each in sums])
+        # Each rule counts all links, so the first one will do.
         self.n_links = self.rules.total("c")[:, 0].astype(np.int64)
 
 
@@ -315,16 +324,14 @@ class Half:
 
 
 def judge(
-    part: LinkPart,
-    kind: str,
-    shape: tuple[int, int],
+    part: LinkPart, kind: str, shape: tuple[int, int]
 ) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of `Relations` with the evidence, the most frequent relations first.
+    """Return the tables and arrays of `Relations`, the most frequent relations first.
 
     Args:
         part: The sums over all texts.
         kind: The kind of attention.
-        shape: How many layers it has, and heads in each.
+        shape: How many layers the model has, and heads in each.
     """
     # The most frequent relations come first.
     n_links: Counter[str] = Counter()
@@ -333,11 +340,12 @@ def judge(
     names = sorted(n_links, key=lambda name: (-n_links[name], name))
     if not names:
         return {}, {array.name: np.zeros((0, 0), DTYPES[array.kind]) for array in Relations.ARRAYS}
-    chosen_on, scored_on, dealt = zip(*map(part.halve, names), strict=True)
+    halves = [part.halve(name) for name in names]
+    chosen_on, scored_on, dealt = zip(*halves, strict=True)
     chosen = Half(chosen_on)
     scored = Half(scored_on)
 
-    # The best simple rule of the scored half, and whether there can be a verdict: (relation,).
+    # The best simple rule of the scored half, and why there can be no verdict, "" = there can: (relation,).
     rule_hits = scored.rules.total("s")
     best_rules = np.array(RULES)[rule_hits.argmax(1)]
     with np.errstate(invalid="ignore"):
@@ -350,7 +358,7 @@ def judge(
     )
     is_there, grids = _judge_heads(chosen, scored, baseline, no_verdict == "")
 
-    # The best head of each relation, by accuracy on the half on which heads are chosen; -1 = none.
+    # The most accurate head of each relation on the half that chooses; -1 = that half has no link of it.
     choice = np.nan_to_num(grids["choice"], nan=-1.0)
     best_heads = np.where(choice.max(1) >= 0, choice.argmax(1), -1)
 
@@ -376,48 +384,39 @@ def judge(
             n_sources=[sum(part.count_sources(name)) for name in names],
             halves=dealt,
         ),
-        "heads": Table.of_arrays(
-            HEADS,
-            kind=[kind] * len(heads),
-            layer=layers,
-            head=heads,
-        ),
+        "heads": Table.of_arrays(HEADS, kind=[kind] * len(heads), layer=layers, head=heads),
         "left_out": Table.of(Relations.TABLES["left_out"], left_out),
     }
     return tables, grids
 
 
 def _judge_heads(
-    chosen: Half,
-    scored: Half,
-    baseline: Floats,
-    has_verdict: NDArray[np.bool_],
+    chosen: Half, scored: Half, baseline: Floats, has_verdict: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], dict[str, NDArray[Any]]]:
-    """Return which of all heads there are, (head,), and their numbers and verdicts, (relation, head).
+    """Return which of all heads there are, (head,), and the arrays of `Relations` for these, (relation, head).
 
     Args:
-        chosen: The half on which heads are chosen.
-        scored: The half on which they are scored.
-        baseline: The accuracy of the best simple rule there, (relation,).
-        has_verdict: Whether there are enough links and texts, (relation,).
+        chosen: The half that chooses heads.
+        scored: The half that scores them.
+        baseline: The accuracy of the best simple rule on the half that scores, (relation,).
+        has_verdict: Whether there are enough links and texts for a verdict, (relation,).
     """
     # A layer may have fewer heads than others.
     counts = chosen.hits.total("c") + scored.hits.total("c")
     is_there: NDArray[np.bool_] = counts.max(0) > 0
     hits = scored.hits[:, is_there]
     low, high = hits.share_interval(hits=True)
-    # The larger p-value of the t-test over texts and of the binomial test over links, which takes whole hits: words
-    # that share the largest weight share a hit.
+    # The binomial test over links takes whole hits. Words that share the largest weight share a hit, and their shares
+    # may add up to a little less than a whole number: hence 1e-9.
     rule = baseline[:, None]
     n_hits = np.floor(hits.total("s") + 1e-9)
-    with np.errstate(invalid="ignore"):
-        over_links = bdtrc(n_hits - 1, scored.n_links[:, None], rule)
-    p = np.maximum(hits.p_above(rule), over_links)
+    p_over_links = bdtrc(n_hits - 1, scored.n_links[:, None], rule)
+    # The larger p-value of this test and of the t-test over texts counts.
+    p = np.maximum(hits.p_above(rule), p_over_links)
     p[~has_verdict] = np.nan
-    # Decide: well above the best rule, and significant over heads x relations.
+    # A head is found if it is well above the best rule, and significant over heads x relations.
     q = benjamini_hochberg(p)
-    with np.errstate(invalid="ignore"):
-        is_found = (low >= rule + MARGIN) & (q <= LEVEL)
+    is_found = (low >= rule + MARGIN) & (q <= LEVEL)
     return is_there, {
         "choice": chosen.hits.ratio()[:, is_there],
         "accuracy": hits.ratio(),

@@ -1,13 +1,14 @@
-"""Turn texts with links into batches, and measure which links heads hit. Verdicts are left to `evidence`.
+"""Turn texts with links into batches, and measure how many links each head hits. Verdicts are left to `evidence`.
 
-`Linker` aligns links with tokens, before the model runs, and `LinkMeasurer` runs it; `study` and `sounds` use them.
+`Linker` finds the tokens of links before the model runs, and `LinkMeasurer` runs it. `study` uses both, and `sounds`
+the second one.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from attnscope.annotated.alignment import Placed, place_links
 from attnscope.core.attention.probes import Weights, probe_by_kind
 from attnscope.core.attention.seam import Kind
 from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
-from attnscope.corpus import TOKEN_BUDGET, batches, chunks, fold
+from attnscope.corpus import batches, chunks, fold
 from attnscope.models.model import Model
 from attnscope.questions.relations import RelationsOptions
 from attnscope.results.tokens import Tokens
@@ -29,7 +30,7 @@ from attnscope.studies.relations.evidence import Cell, Floats, LinkPart, Lots, r
 from attnscope.studies.run import Measurer
 
 Reasons = Counter[tuple[str, str]]
-"""How many links cannot be measured, by relation and reason."""
+"""How many links cannot be measured, by relation and reason; the reasons are these, and those of `place_links`."""
 
 COPY = "texts that were there before"
 MIXED = "texts with a target among others without, or the other way round"
@@ -38,18 +39,18 @@ TOO_LONG = "texts or targets longer than the model takes"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Piece(Placed):
-    """Hold a chunk with its links, and the cells that they are added to: one for each relation."""
+    """Hold a chunk with its links, and the cells to which their hits are added: one for each relation."""
 
     cells: tuple[Cell, ...]
 
     @property
     def text_index(self) -> int:
-        """Return the number of its text in the block."""
+        """Return the index of its text in the block."""
         return self.chunk.text_index
 
     @property
     def number(self) -> int:
-        """Return the number of its chunk in the text."""
+        """Return the number of the chunk in its text."""
         return self.chunk.number
 
     @property
@@ -58,21 +59,21 @@ class Piece(Placed):
         return self.chunk.tokens
 
     def __len__(self) -> int:
-        """Return its length in tokens; of a text and its target the longer."""
+        """Return how many tokens it has, or its target, if that is longer."""
         return max(len(self.chunk), len(self.target or ()))
 
 
 @dataclass(frozen=True, eq=False)
 class LinkText:
-    """Hold a text whose links are aligned with tokens and dealt to halves.
+    """Hold a text with its chunks, whose links have their tokens and halves.
 
     Attributes:
-        index: Its number in the block.
+        index: Its index in the block.
         source: The file that it is from.
-        line: Its line there.
+        line: Its line there, from 1.
         n_texts: How many texts it stands for: equal ones are merged.
-        n_tokens: How many tokens its chunks have.
-        pieces: Its chunks.
+        n_tokens: How many tokens are counted for it: those of its chunks; of a recording, its words.
+        pieces: Its chunks that have links.
     """
 
     index: int
@@ -83,8 +84,7 @@ class LinkText:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class LinkBlock:
+class LinkBlock(NamedTuple):
     """Hold a block of texts.
 
     Attributes:
@@ -102,7 +102,7 @@ class LinkBlock:
 
 
 class Linker:
-    """Align links with tokens, and deal texts to halves, block after block.
+    """Find the tokens of links, and deal texts to the halves that choose and score heads, block after block.
 
     Args:
         model: The model.
@@ -114,42 +114,43 @@ class Linker:
         self._model = model
         self._options = options
         self._kind = kind
-        # The target that a decoder reads while the encoder alone is studied: its start token.
-        start = decoder_start(model)
-        self._start = None if start is None else start.take(np.arange(1))
-        # By relation, and the hashes of the texts so far.
+        # Where only the encoder is studied, the decoder beside it reads this start token alone; None = no decoder.
+        self._start = decoder_start(model)
+        # The deals of each relation.
         self._lots: defaultdict[str, Lots] = defaultdict(Lots)
+        # Hashes of the texts so far.
         self._seen: set[int] = set()
 
     def block(self, texts: Sequence[AnnotatedText]) -> LinkBlock:
         """Return texts as a block."""
         unmeasured: Reasons = Counter()
         linked = []
-        n_seen = len(self._seen)
+        n_seen_before = len(self._seen)
         n_all = 0
-        for number, text in enumerate(texts):
+        for index, text in enumerate(texts):
             wanted = tuple(link for link in text.links if self._is_wanted(link.relation))
-            placed, left_out = self._place(replace(text, links=wanted), number)
+            placed, left_out = self._place(replace(text, links=wanted), index)
             unmeasured += left_out
             pieces = tuple(self._deal(text, part) for part in placed)
             n_tokens = sum(len(part.chunk) for part in placed)
             n_texts = 1 + text.n_merged
             n_all += n_texts
-            linked.append(LinkText(number, text.source, text.line, n_texts, n_tokens, pieces))
-        # All texts are copies but those that were seen here for the first time.
-        n_new = len(self._seen) - n_seen
+            linked.append(LinkText(index, text.source, text.line, n_texts, n_tokens, pieces))
+        # `_place` adds each new text to `_seen`; all others are copies.
+        n_new = len(self._seen) - n_seen_before
         return LinkBlock(tuple(linked), unmeasured, n_all - n_new)
 
     def _is_wanted(self, relation: str) -> bool:
-        """Return whether a relation is studied: by its whole name, or by a label in it."""
+        """Return whether a relation is studied: by its whole name, such as nsubj→parent, or by a label in it."""
         only = self._options.only
         if only is None:
             return True
+        # "parent" is no label: it stands for the other end of many relations.
         names = {relation, *relation.split("→")} - {"parent"}
         return not names.isdisjoint(only)
 
-    def _place(self, text: AnnotatedText, number: int) -> tuple[list[Placed], Reasons]:
-        """Return a text's chunks with their links in tokens, and how many links have none, by relation and reason."""
+    def _place(self, text: AnnotatedText, index: int) -> tuple[list[Placed], Reasons]:
+        """Return the chunks of a text that have links, with the links in tokens; and what links have no tokens."""
         is_across = self._kind == "cross"
         limit = self._model.info.max_tokens
         tokens = self._model.tokenizer.encode(text.text)
@@ -157,9 +158,8 @@ class Linker:
         if is_across and text.target is not None:
             assert self._model.writer is not None
             target = self._model.writer.encode_target(text.target)
-        # Copies count once; pairs of text and target must stay whole.
-        folded = (fold(text.text), fold(text.target or ""))
-        key = hash(folded)
+        # Leave out all links of copies, and of pairs of text and target that do not fit into the model whole.
+        key = hash((fold(text.text), fold(text.target or "")))
         reason = ""
         if key in self._seen:
             reason = COPY
@@ -172,21 +172,18 @@ class Linker:
             return [], Counter((link.relation, reason) for link in text.links)
         # Long texts are cut into chunks.
         parts = chunks(
-            tokens,
-            number,
-            limit=limit,
-            chunk=self._options.chunk,
-            stride=self._options.stride,
+            tokens, index, limit=limit, chunk=self._options.chunk, stride=self._options.stride
         )
-        is_causal = self._kind == "decoder"
-        placed, left_out = place_links(text, parts, tokens, causal=is_causal, target=target)
+        placed, left_out = place_links(
+            text, parts, tokens, causal=self._kind == "decoder", target=target
+        )
         if target is None:
             placed = [replace(part, target=self._start) for part in placed]
         return placed, left_out
 
     def _deal(self, text: AnnotatedText, part: Placed) -> Piece:
-        """Return a chunk with its cells: one for each relation, which is dealt to halves."""
-        # Chunks of one text are in one half, whatever else it belongs to.
+        """Return a chunk with a cell for each of its relations, in which the text is dealt to halves."""
+        # Without a document, chunks of one text have that text as their source, so that they go to one half.
         source = text.document
         if source is None and part.chunk.n_chunks > 1:
             source = f"{text.source}, line {text.line}"
@@ -195,9 +192,10 @@ class Linker:
         relation_of = np.array([link.relation for link in links])
         cells = []
         for relation, n_links in Counter(relation_of.tolist()).items():
-            rules = is_right[relation_of == relation].sum(0)
+            rule_hits = is_right[relation_of == relation].sum(0)
             halves, is_first = self._lots[relation].deal(source)
-            cells.append(Cell(relation, halves, is_first, n_links, rules))
+            cells.append(Cell(relation, halves, is_first, n_links, rule_hits))
+        # A piece has the fields of the placed chunk, and the cells.
         return Piece(**vars(part), cells=tuple(cells))
 
 
@@ -206,49 +204,20 @@ class Linker:
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredPart(LinkPart):
-    """Hold the sums over texts, and the hits of the block at hand.
+    """Hold the sums over texts; and while a block is measured, its texts and their hits.
 
     Attributes:
-        heard: The timings of recordings by `sounds`, which times their words.
+        heard: What `sounds` keeps of recordings, to time their words.
     """
 
     heard: tuple[Any, ...] = ()
     _texts: tuple[LinkText, ...] = ()
+    # Hits and mass of heads in the cells of each measured chunk, (cell, 2, layer, head).
     _hits: dict[Piece, Floats] = field(default_factory=dict)
-
-    def add_hits(self, piece: Piece, hits: Floats, broken_at: Place | None) -> None:
-        """Keep the hits and mass of heads in the cells of a piece, (cell, 2, layer, head).
-
-        A text of which any piece is broken, where `broken_at` says, is left out.
-        """
-        text = self._texts[piece.text_index]
-        self._hits[piece] = hits
-        if broken_at is not None:
-            self.broken.setdefault(text.index, broken_at)
-        if self.complete_text(text.index, len(text.pieces)):
-            self.n_texts += text.n_texts
-            self.n_tokens += text.n_tokens
-            self.n_chunked += piece.chunk.n_chunks > 1
-
-    def add_up(self) -> None:
-        """Add up the whole texts of the block, in their order; each chunk counts as a text."""
-        # Cells and hits of all chunks, in the same order.
-        cells: list[Cell] = []
-        hits = []
-        for text in self._texts:
-            # Texts without any link that can be measured are studied too.
-            if not text.pieces:
-                self.n_texts += text.n_texts
-            if text.index in self._whole:
-                for piece in text.pieces:
-                    cells += piece.cells
-                    hits.append(self._hits[piece])
-        if hits:
-            self.add_cells(cells, np.concatenate(hits))
 
 
 class LinkMeasurer(Measurer[MeasuredPart]):
-    """Measure what the heads of one kind of attention do on blocks of pieces."""
+    """Measure the hits of all heads of one kind of attention on the links of blocks."""
 
     def __init__(self, model: Model, kind: str) -> None:
         super().__init__(model.tokenizer)
@@ -256,36 +225,31 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         self._kind = cast(Kind, kind)
 
     def start(self, block: LinkBlock) -> MeasuredPart:
-        """Return sums of nothing yet."""
-        return MeasuredPart(
-            _texts=block.texts,
-            unmeasured=block.unmeasured,
-            n_copies=block.n_copies,
-        )
+        """Return a part for a block, as yet without hits."""
+        return MeasuredPart(_texts=block.texts, unmeasured=block.unmeasured, n_copies=block.n_copies)
 
     def batches(self, block: LinkBlock) -> Sequence[Sequence[Piece]]:
         """Cut a block into batches, the longest chunks first."""
         pieces: Any = chain.from_iterable(text.pieces for text in block.texts)
-        return batches(pieces, TOKEN_BUDGET)[::-1]  # type: ignore[return-value]  # pieces, as they came
+        return batches(pieces)[::-1]  # type: ignore[return-value]  # pieces, as they came
 
     def measure(self, batch: Sequence[Piece]) -> Any:
-        """Return hits and mass in the cells of each piece, and the broken pieces: see `hits_of_pieces`."""
-        # Models outside the seam give dense weights alone, on the CPU.
+        """Run the model on chunks, and return their hits and the broken ones, as `hits_of_pieces` does."""
         info = self._model.info
-        is_dense = info.path == "eager"
-        facts = facts_of(batch, self._kind, "cpu" if is_dense else info.device)
+        facts = facts_of(batch, self._kind)
         texts = [piece.tokens for piece in batch]
         targets = [piece.target for piece in batch if piece.target is not None]
         inputs = batch_of(texts, targets).to(info.device)
         with torch.no_grad():
-            if is_dense:
+            # Models outside the seam give whole maps, (text, head, query, key) on the CPU; at the seam none is kept.
+            if info.path == "eager":
                 dense = Weights()
                 self._model.run(inputs, dense)
                 by_layer = {}
                 for layer, weights in dense.maps[self._kind].items():
                     by_layer[layer] = links_of_weights(weights, facts)
             else:
-                links = keep_links(facts)
+                links = keep_links(facts.on(torch.device(info.device)))
                 self._model.run(inputs, probe_by_kind({self._kind: links}))
                 by_layer = links.maps[self._kind]
         return self.hits_of_pieces(batch, by_layer)
@@ -293,70 +257,92 @@ class LinkMeasurer(Measurer[MeasuredPart]):
     def hits_of_pieces(
         self, batch: Sequence[Piece], by_layer: Mapping[int, Tensor]
     ) -> tuple[list[Floats], dict[int, Place]]:
-        """Divide what `core.relations` measured, layer -> (cell, head, 2), among pieces.
+        """Divide the hits and mass in the cells of a batch among its chunks.
+
+        Args:
+            batch: The chunks.
+            by_layer: Layer -> (cell, head, 2), as `core.relations` returns them.
 
         Returns:
-            Hits and mass in the cells of each piece, (cell, 2, layer, head), NaN where a layer has fewer heads; and
-            where the first number that is not finite was computed, by piece.
+            For each chunk, the hits and mass in its cells, (cell, 2, layer, head), NaN where a layer has fewer heads.
+            For each broken chunk, by its index in the batch, the first layer with a number that is not finite.
         """
         n_cells = [len(piece.cells) for piece in batch]
         first_cells = np.cumsum([0, *n_cells[:-1]])
-        shape = shape_of(self._model, self._kind)
-        values = np.full((sum(n_cells), 2, *shape), np.nan)
-        # By layer: its values, and its sums over the cells of each piece, in which NaN stays.
+        hits = np.full((sum(n_cells), 2, *shape_of(self._model, self._kind)), np.nan)
+        # The sums over the cells of each chunk, (chunk, head, 2), are not finite where the chunk is broken.
         sums = {}
-        for layer, of_layer in by_layer.items():
-            numbers = of_layer.cpu().double().numpy()
-            n_heads = numbers.shape[1]
-            values[:, :, layer, :n_heads] = numbers.swapaxes(1, 2)
-            sums[layer] = np.add.reduceat(numbers, first_cells)  # (piece, head, 2)
-        return np.split(values, first_cells[1:]), broken_rows({self._kind: sums})
+        for layer, tensor in by_layer.items():
+            of_layer = tensor.cpu().double().numpy()
+            n_heads = of_layer.shape[1]
+            hits[:, :, layer, :n_heads] = of_layer.swapaxes(1, 2)
+            sums[layer] = np.add.reduceat(of_layer, first_cells)
+        return np.split(hits, first_cells[1:]), broken_rows({self._kind: sums})
 
     def add(self, part: MeasuredPart, batch: Sequence[Piece], result: Any) -> None:
-        """Keep the hits of each piece."""
+        """Keep the hits of each chunk, and count the texts that are done; a text with a broken chunk is left out."""
         hits, broken = result
-        for number, piece in enumerate(batch):
-            part.add_hits(piece, hits[number], broken.get(number))
+        for index, piece in enumerate(batch):
+            part._hits[piece] = hits[index]
+            text = part._texts[piece.text_index]
+            if index in broken:
+                part.broken.setdefault(text.index, broken[index])
+            if part.complete_text(text.index, len(text.pieces)):
+                part.n_texts += text.n_texts
+                part.n_tokens += text.n_tokens
+                if piece.chunk.n_chunks > 1:
+                    part.n_chunked += 1
 
     def finish(self, part: MeasuredPart) -> MeasuredPart:
-        """Add up the whole texts of the block."""
-        part.add_up()
+        """Add up the hits of the whole texts, in the order of the block; for the intervals, each chunk is a text."""
+        # The cells and hits of all chunks, in the same order.
+        cells: list[Cell] = []
+        hits = []
+        for text in part._texts:
+            # Texts without a link that can be measured are studied too.
+            if not text.pieces:
+                part.n_texts += text.n_texts
+            if text.index in part._whole:
+                for piece in text.pieces:
+                    cells += piece.cells
+                    hits.append(part._hits[piece])
+        if hits:
+            part.add_cells(cells, np.concatenate(hits))
         return part
 
 
-def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
-    """Return the links of a batch of chunks for `core.relations`: a cell for each relation in a chunk."""
-    units = pad_rows([chunk.unit_of_token + 1 for chunk in chunks]) - 1
-    # Number the rows, cells and targets of all links of the batch.
-    rows: dict[tuple[int, tuple[int, ...]], int] = {}  # chunk and tokens that look
+def facts_of(batch: Sequence[Placed], kind: str) -> LinkFacts:
+    """Return the links of a batch of chunks as `core.relations` takes them, on the CPU.
+
+    A row is a source in a chunk, and a cell a relation in a chunk.
+    """
+    # The word of each token, (chunk, token). It is -1 for tokens of no word and for padding, which `pad_rows` makes 0.
+    words = pad_rows([chunk.unit_of_token + 1 for chunk in batch]) - 1
+    # Number rows and cells in the order in which they first come: a new one gets the next number.
+    rows: dict[tuple[int, tuple[int, ...]], int] = {}
     cells: dict[tuple[int, str], int] = {}
     targets: list[tuple[int, int]] = []
     link_row: list[int] = []
     link_cell: list[int] = []
-    for number, chunk in enumerate(chunks):
+    for number, chunk in enumerate(batch):
         for link in chunk.links:
-            targets += [(len(link_row), unit) for unit in link.targets]
+            targets += [(len(link_row), word) for word in link.targets]
             # Links from the same words share a row, those of one relation a cell.
             row_key = (number, link.tokens)
             link_row.append(rows.setdefault(row_key, len(rows)))
             cell_key = (number, link.link.relation)
             link_cell.append(cells.setdefault(cell_key, len(cells)))
-
-    # The tokens of each row, in its order.
+    # Row and token of each token of a source.
     pieces: list[tuple[int, int]] = []
     for (_, tokens), row in rows.items():
         pieces += [(row, token) for token in tokens]
-
-    def tensor(numbers: Sequence[Any]) -> Any:
-        return torch.tensor(numbers, dtype=torch.int64, device=device)
-
     return LinkFacts(
-        word_of_token=torch.from_numpy(units).to(device),
-        row_text=tensor([number for number, _ in rows]),
-        pieces=tensor(pieces).view(-1, 2),
-        link_row=tensor(link_row),
-        targets=tensor(targets).view(-1, 2),
-        link_cell=tensor(link_cell),
+        word_of_token=torch.from_numpy(words),
+        row_text=torch.tensor([number for number, _ in rows]),
+        pieces=torch.tensor(pieces),
+        link_row=torch.tensor(link_row),
+        targets=torch.tensor(targets),
+        link_cell=torch.tensor(link_cell),
         n_cells=len(cells),
         is_across=kind == "cross",
     )
@@ -364,5 +350,5 @@ def facts_of(chunks: Sequence[Placed], kind: str, device: str) -> LinkFacts:
 
 def shape_of(model: Model, kind: str) -> tuple[int, int]:
     """Return how many layers of a kind of attention a model has, and how many heads in each."""
-    number = model.info.kinds.index(kind)
-    return model.info.n_layers[number], model.info.n_heads[number]
+    kind_index = model.info.kinds.index(kind)
+    return model.info.n_layers[kind_index], model.info.n_heads[kind_index]
