@@ -172,7 +172,7 @@ def cluster_heads(distances: Floats) -> tuple[Floats, NDArray[np.int64]]:
         return np.zeros((0, 4)), np.arange(n)
     pairs = squareform(_without_nan(distances), checks=False)
     merges = linkage(pairs, "average", optimal_ordering=True)
-    return np.asarray(merges, np.float64), leaves_list(merges).astype(np.int64)
+    return merges, leaves_list(merges).astype(np.int64)
 
 
 def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
@@ -223,7 +223,7 @@ def best_matching(distances: Floats) -> NDArray[np.int64]:
         Crouse 2016 (a modified Jonker-Volgenant algorithm), by scipy.
     """
     pairs = linear_sum_assignment(_nan_as_largest(distances))
-    return np.stack(pairs, 1).astype(np.int64)
+    return np.stack(pairs, 1)
 
 
 def _nan_as_largest(distances: Floats) -> Floats:

@@ -1,17 +1,20 @@
-"""How sure ratios of sums over texts are: one interval, and one test, for each kind of number.
+"""Confidence intervals and tests of ratios of sums over texts.
 
-A number is r = Σs / Σc over texts that were drawn independently. There are three kinds of it:
+A ratio is r = Σs / Σc, with a sum s and a count c of each text. Texts were drawn independently. There are three kinds
+of ratio:
 
 - means and differences of any sign: `mean_interval`, `mean_p_above` (Student's t);
 - shares, 0 <= s <= c: `share_interval`, `share_p_above` (Wilson's score interval);
-- ratios that a few texts may carry, 0 <= s: `skewed_interval` (limits of a Poisson mean).
+- ratios with 0 <= s whose Σs may come from a few texts: `skewed_interval` (limits of a Poisson mean).
 
-Means over few pairs are in `core.pairs`. p-values of several tests are combined by `simes` and `benjamini_hochberg`.
+Means over few pairs of texts are in `core.pairs`. p-values of several tests are combined by `simes` and
+`benjamini_hochberg`.
 
 The spread of the texts that were seen cannot show a kind of text that the sample lacks. If a head fires in one text of
-a hundred, most samples of forty texts look as if it never did. So each interval also allows for unseen texts: for as
+a hundred, most samples of forty texts look as if it never did. So some intervals also allow for *unseen texts*: for as
 many as the sample could lack (`unseen_share`), with as much weight as they could have (`weight_of_unseen`), and with
-the least or the largest value that is possible in them. Where this leaves nothing to say, there is no interval.
+the least or the largest value that is possible in them. Where that would make an interval too wide to be of use, there
+is none (NaN).
 
 NumPy and SciPy only. Knows no heads, no measures and no sums: those are in `core.sums`.
 """
@@ -25,45 +28,43 @@ from scipy.special import ndtri, stdtr, stdtrit
 Floats = NDArray[np.float64]
 
 Numbers = Floats | NDArray[np.bool_] | float
-"""One value for all quantities, or an array that broadcasts to them."""
+"""One value for all ratios, or an array that broadcasts to them."""
 
 END = 0.025
-"""The probability with which each end of a 95% interval may miss."""
+"""The probability that the true value is beyond the low end of a 95% interval, and that it is beyond the high end."""
 
 RARELY = 0.1
-"""The probability with which an end may miss that assumes the worst of unseen texts in every respect.
-
-That is in their number, their weight and their value at once. With END, such ends are twice as far away as real texts
-need (docs/evidence.md); with RARELY they hold in 90% of samples even if the worst is true."""
+"""The same probability, of an end that allows for as many unseen texts as possible, at once with the most weight and
+the worst value. With END instead, such ends are twice as far away as real texts need (docs/evidence.md)."""
 
 DEPENDENCE = 0.3
-"""The intraclass correlation of the queries of a text that `share_interval` assumes of unseen texts, 0 to 1."""
+"""The intraclass correlation of the queries of a text, 0 to 1, by which `share_interval` bounds unseen texts."""
 
 MOST_UNSEEN = 0.6
-"""If unseen texts could have more than this share of the weight, these texts cannot tell: there is no interval. Three
-texts that are all alike leave 0.54."""
+"""If unseen texts could hold more than this share of Σc, a predicted share has no interval. With three texts that count
+alike they could hold 0.54."""
 
 WIDEST = 1.0
-"""A wider interval of a predicted share tells nothing: it is returned as NaN."""
+"""A wider interval of a predicted share is of no use: it is returned as NaN."""
 
 FEWEST_EFFECTIVE_TEXTS = 2.0
 """With fewer effective texts a predicted share has no interval."""
 
 LARGEST_LOSS = 1.5
-"""The largest loss that a description may have in texts of an unseen kind, in units of uniform attention's loss.
+"""The largest loss that a description may have in an unseen text, in units of uniform attention's loss.
 
-In one text of ten of SmolLM2's, a line that was fitted on other texts loses more than 1.2 times what uniform attention
-loses. So the value of uniform attention, 1, would be no bound."""
+It is above 1, because a description that was fitted on other texts may be worse than uniform attention: in one of ten
+texts it loses more than 1.2 times as much (SmolLM2)."""
 
 _FEWEST_DEGREES = 0.1
-"""Fewer degrees of freedom have no quantile: there t is 2e12 at 95%, and further down scipy's stdtrit goes wrong."""
+"""With fewer degrees of freedom there is no interval: t at 95% is 2e12 here, and SciPy's stdtrit fails further down."""
 
 _EVENTS = (1e-6, 1e12)
-"""The fewest and most events that `skewed_interval` reckons with, so that its powers and roots stay finite."""
+"""k of `skewed_interval` is cut to this range, so that its powers and roots stay finite."""
 
 
 class Sample(NamedTuple):
-    """The numbers that intervals need of sums s and counts c over texts, arrays of one shape.
+    """What intervals need to know of the sums s and counts c of texts. All are arrays of one shape.
 
     Attributes:
         ratio: r = Σs / Σc; NaN if Σc is 0.
@@ -99,7 +100,7 @@ def mean_p_above(sample: Sample, threshold: Numbers) -> Floats:
     P(T >= (r - threshold) / se): p < 2.5% exactly where `mean_interval` lies above the threshold. 0 or 1 if se is 0.
     NaN without an error, or if the threshold is NaN.
     """
-    # t = (r - threshold) / se, infinite where se is 0; NaN stays.
+    # t = (r - threshold) / se; ±infinity where se is 0. Adding the distance keeps its NaN.
     distance = sample.ratio - threshold
     t_without_error = np.where(distance > 0, np.inf, -np.inf) + distance
     t = np.divide(distance, sample.error, out=t_without_error, where=sample.error != 0)
@@ -112,39 +113,39 @@ def mean_p_above(sample: Sample, threshold: Numbers) -> Floats:
 
 
 def share_interval(sample: Sample, **options: Numbers) -> tuple[Floats, Floats]:
-    """Return the ends of the 95% interval of a share, 0 <= s <= c: it stays within 0 to 1, and holds near them.
+    """Return the ends of the 95% interval of a share, 0 <= s <= c, within 0 to 1. It is right near 0 and 1 too.
 
-    r ± t·se fails there: of ten texts that each count 1 or 0, with a share of 0.97, three in four samples are all 1 and
-    give [1, 1]. There are two bounds, of which the wider one holds:
+    r ± t·se is not. Say ten texts each count 1 or 0, and the true share is 0.97. Then three in four samples are all 1,
+    and give [1, 1]. Here each end is the farther of two bounds:
 
     1. Wilson's score interval with continuity correction (Newcombe 1998, Statistics in Medicine 17, method 4) for
        n = r(1 - r) / se² independent units (Korn & Graubard 1998, Survey Methodology 24), with Student's t for the
        normal quantile. Its variance at an end θ is se² · θ(1 - θ) / r(1 - r): it grows towards the middle.
-    2. What was never seen (`unseen`). Texts that are all alike give se = 0. Yet a share u of units of another kind
-       stays unseen in N independent ones with probability (1 - u)^N. The low end is at most r · α^(1/N), α = 2.5%,
-       as if such units were at 0; the high end at least 1 - (1 - r) · α^(1/N). If all units are hits this
-       is the end of Clopper & Pearson (1934). N is from `independent_units`.
+    2. A bound for unseen units. If a share u of all units is of another kind than those of the sample, N independent
+       units show none of them with probability (1 - u)^N. It is α = 2.5% for u = 1 - α^(1/N). If these units are all 0,
+       the share is r · α^(1/N); if all 1, it is 1 - (1 - r) · α^(1/N). For a sample of ones alone this is the low end
+       of Clopper & Pearson (1934). N is from `independent_units`.
 
     Simulated, 95% intervals of 10 to 100 texts with graded values hold shares of 0.01 to 0.99 in 94% of samples or
-    more. Texts that are all or nothing are harder: 74% at worst (docs/evidence.md).
+    more. If the units of a text are all 1 or all 0, it is 74% at worst (docs/evidence.md).
 
     Args:
         sample: The sums over texts.
-        options: `hits`, `unseen`, `dependence` and `units` of `_share`.
+        options: `hits`, `unseen`, `dependence` and `units`, as `_share` takes them.
     """
     share = _share(sample, **options)
     r = share.r
 
-    # The score interval, with the share moved by the continuity correction: (x - θ)² = a θ(1 - θ).
+    # Bound 1: the roots θ of (x - θ)² = a θ(1 - θ), with x the share, moved by the continuity correction.
     a = _student(sample) ** 2 / share.n
     low = _score_end(np.maximum(r - share.correction, 0), a, -1)
     high = _score_end(np.minimum(r + share.correction, 1), a, 1)
 
-    # Units that were never seen. Of next to no units the power is 0.
+    # Bound 2. With far less than one unit the power underflows to 0, which is right.
     with np.errstate(under="ignore"):
-        seen = END ** (1 / share.n_unseen)
-    low = np.minimum(low, r * seen)
-    high = np.maximum(high, 1 - (1 - r) * seen)
+        seen_share = END ** (1 / share.n_unseen)
+    low = np.minimum(low, r * seen_share)
+    high = np.maximum(high, 1 - (1 - r) * seen_share)
 
     return np.clip(low, 0, 1), np.clip(high, 0, 1)
 
@@ -167,10 +168,10 @@ def share_p_above(sample: Sample, threshold: Numbers, **options: Numbers) -> Flo
         # t of the score test.
         t = np.maximum(distance - share.correction, 0) / np.sqrt(theta * (1 - theta) / share.n)
         t = np.where(distance > share.correction, t, 0)
-        # (θ / r)^N, the chance that units at the other end stay unseen.
-        part_seen = np.where(is_below, theta / r, (1 - theta) / (1 - r))
-        p_unseen = part_seen**share.n_unseen
-    # A p above 0.5 would belong to the other side.
+        # The probability that a sample shows none of the units that would bring the share from r to θ.
+        seen_share = np.where(is_below, theta / r, (1 - theta) / (1 - r))
+        p_unseen = seen_share**share.n_unseen
+    # p of the side that θ is on, so at most 0.5.
     p = np.minimum(np.maximum(stdtr(sample.degrees, -t), p_unseen), 0.5)
     p = np.where(is_below, p, 1 - p)
     # A share is above any threshold below 0, and above none from 1 on.
@@ -190,13 +191,12 @@ def independent_units(
 
     Args:
         sample: The sums over texts.
-        dependence: The intraclass correlation ρ of the units of a text, 0 to 1; at 1 texts are the units. Texts that
-            are alike cannot tell it.
-        units: How many units a count of 1 stands for, if s and c of a text were divided by its length: the harmonic
-            mean of the lengths. Σc times it is then Kish's effective number of units, (Σc)² / Σ(c/length), of a
-            quantity that is defined for the same share of each text.
+        dependence: The intraclass correlation ρ of the units of a text, 0 to 1; at 1 each text is one unit. It is an
+            assumption, because it cannot be computed from texts that are alike.
+        units: How many units a count of 1 stands for. It is not 1 if s and c of each text were divided by the text's
+            length: then it is the harmonic mean of the lengths, and Σc times it is Kish's effective number of units,
+            (Σc)² / Σ(c/length), if c is the same share of each text.
     """
-    # 1 / N mixes texts (dependence 1) and single units (dependence 0).
     total = sample.total * units
     n_texts = np.where(total > 0, sample.n_texts, np.nan)
     total = np.where(total > 0, total, np.nan)
@@ -209,9 +209,9 @@ class _Share(NamedTuple):
 
     Attributes:
         r: The share, 0 to 1.
-        n: How many independent units would give its standard error; infinite where the error is unknown.
+        n: How many independent units would give its standard error; infinite where r is 0 or 1.
         correction: The continuity correction, 1 / 2n.
-        n_unseen: The `independent_units` by which unseen texts are bounded; infinite = they are not.
+        n_unseen: The `independent_units` N of the bound for unseen units; infinite = there is no such bound.
     """
 
     r: Floats
@@ -227,14 +227,14 @@ def _share(
     dependence: Numbers = DEPENDENCE,
     units: Numbers = 1.0,
 ) -> _Share:
-    """Return a share as its interval and its test need it. All arguments are broadcast to the sample's shape.
+    """Return a share with what its interval and its test need. All arguments are broadcast to the sample's shape.
 
     Args:
         sample: The sums over texts.
-        hits: Whether each unit of c counts 1 or 0, as a query whose largest weight is in one place: then se² is at
-            least r(1 - r) / Σc.
-        unseen: Whether the second bound holds; not for means such as a relative entropy, which are no share of
-            anything.
+        hits: Whether each unit of c adds 1 or 0 to s, such as whether a query's largest weight is on some key. Then se²
+            is at least r(1 - r) / Σc.
+        unseen: Whether there is a bound for unseen units. There is none for the mean of a value from 0 to 1 that is no
+            share, such as a relative entropy.
         dependence: As in `independent_units`.
         units: As in `independent_units`.
     """
@@ -242,10 +242,10 @@ def _share(
     binomial = r * (1 - r)
     total = sample.total * units
     with np.errstate(divide="ignore", invalid="ignore"):
-        # Of hits the squared error is at least that of independent units.
-        least = np.where(hits, binomial / np.where(total > 0, total, np.nan), 0)
-        # The spread is unknown if everything is 0 or 1: then the second bound alone holds.
-        n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least), np.inf)
+        # The squared error of hits is at least that of independent units.
+        least_variance = np.where(hits, binomial / np.where(total > 0, total, np.nan), 0)
+        # If r is 0 or 1, the error of 0 says nothing: then only the bound for unseen units holds.
+        n = np.where(binomial > 0, binomial / np.maximum(sample.error**2, least_variance), np.inf)
     n_unseen = np.where(unseen, independent_units(sample, dependence, units), np.inf)
     return _Share(r, n, 0.5 / n, n_unseen)
 
@@ -277,24 +277,24 @@ def skewed_interval(
     unseen: Floats,
     highest: Numbers,
 ) -> tuple[Floats, Floats]:
-    """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if a few texts may carry Σs.
+    """Return the 95% interval of r = Σs / Σc over texts, 0 <= s, if most of Σs may come from a few texts.
 
-    If a head fires in one text of forty, that text holds nearly all of Σs. Then r ± t·se misses two errors:
+    If a head fires in one text of forty, that text holds nearly all of Σs. Two errors are allowed for:
 
-    1. *The texts that were seen vary.* k = (z r / half)² equal and independent events would vary as much: k is about
-       ten if ten texts share Σs equally. The ends are the limits of a Poisson mean after k observed events (Garwood
-       1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical Methods in Cancer Research II,
-       section 2.3):
+    1. *The texts of the sample vary.* Their Σs varies as the number of k = (z r / half)² independent events does, z the
+       normal quantile: k is about ten if ten texts have equal parts of Σs. The ends are the limits of a Poisson mean
+       after k observed events (Garwood 1936, Biometrika 28), by Byar's approximation (Breslow & Day 1987, Statistical
+       Methods in Cancer Research II, section 2.3):
 
            low  = r / k · k (1 - 1/(9k) - z / (3 √k))³,   and r α^(1/k) for k below 1, α = 2.5%
            high = r / k · (k + 1) (1 - 1/(9(k + 1)) + z / (3 √(k + 1)))³
 
        For many events these are r ± half. For few they are skewed, as such sums are.
-    2. *A kind of text was not seen.* It may have a share w of the counts. Then the ratio is between (1 - w) r, if s is
-       0 in such texts, and (1 - w) r + w·highest.
+    2. *The sample lacks a kind of text.* It may hold a share w of the counts. Then the ratio is between (1 - w) r, if s
+       is 0 in such texts, and (1 - w) r + w·highest.
 
-    The errors are independent, so their distances from r are added as squares on each side; at the low end, as
-    logarithms (MOVER: Zou & Donner 2008, Statistics in Medicine 27). The combination is ours.
+    The errors are independent, so at each end the two distances from r are combined as sqrt(a² + b²); at the low end,
+    the distances of logarithms (MOVER: Zou & Donner 2008, Statistics in Medicine 27). The combination is ours.
 
     Args:
         ratio: r, at least 0.
@@ -307,16 +307,17 @@ def skewed_interval(
     """
     z = float(ndtri(1 - END))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-        # The texts that were seen: both ends as parts of r.
+        # Error 1: both ends, divided by r.
         k = np.where(ratio > 0, (z * ratio / half) ** 2, 1.0)
         k = np.where(np.isnan(half), np.nan, np.clip(k, *_EVENTS))
         byar = np.maximum(1 - 1 / (9 * k) - z / (3 * np.sqrt(k)), 0.0) ** 3
-        low_part = np.where(k < 1, END ** (1 / k), byar)
+        low_factor = np.where(k < 1, END ** (1 / k), byar)
         next_k = k + 1
-        high_part = next_k / k * (1 - 1 / (9 * next_k) + z / (3 * np.sqrt(next_k))) ** 3
-        # The texts that were not seen.
-        low = ratio * np.exp(-np.hypot(np.log(low_part), np.log1p(-unseen)))
-        _, high = allow_for_unseen(ratio, low, ratio * high_part, unseen, ratio, highest)
+        high_factor = next_k / k * (1 - 1 / (9 * next_k) + z / (3 * np.sqrt(next_k))) ** 3
+        # Both errors.
+        low = ratio * np.exp(-np.hypot(np.log(low_factor), np.log1p(-unseen)))
+        above_unseen = unseen * np.maximum(highest - ratio, 0.0)
+        high = ratio + np.hypot(ratio * high_factor - ratio, above_unseen)
     return low, high
 
 
@@ -327,9 +328,9 @@ def predicted_interval(
 ) -> tuple[Floats, Floats]:
     """Return the 95% interval of a predicted share, 1 - L, L = Σ loss / Σ nats over held-out texts.
 
-    Both sums count only the attention outside sinks (`mass`). A head that mostly rests leaves little there, and a text
-    of an unseen kind may have all of its attention there. So it may weigh 1 / mass times as much as a text of the
-    sample. The loss may be between 0 and LARGEST_LOSS in such texts.
+    Both sums may count only the attention outside sinks, whose mean share is `mass`. In an unseen text all attention
+    may be there, so that it weighs up to 1 / mass times as much as a text of the sample. Its loss may be between 0 and
+    LARGEST_LOSS.
 
     Args:
         loss: L, as of sums over texts.
@@ -337,19 +338,18 @@ def predicted_interval(
         n_texts: How many texts there are.
 
     Returns:
-        The low and the high end, at most 1. NaN where these texts cannot tell: there are fewer than
-        FEWEST_EFFECTIVE_TEXTS, unseen ones could have more than MOST_UNSEEN of the weight, or the interval would be
-        wider than WIDEST.
+        The low and the high end, at most 1. NaN if the texts of `loss` are fewer than FEWEST_EFFECTIVE_TEXTS, if unseen
+        texts could hold more than MOST_UNSEEN of Σ nats, or if the interval would be wider than WIDEST.
     """
     # The interval of the loss L.
     half = _student(loss) * loss.error
     weight = weight_of_unseen(unseen_share(max(n_texts, 1), RARELY), mass)
     low_loss, high_loss = skewed_interval(loss.ratio, half, weight, LARGEST_LOSS)
-    can_tell = loss.n_texts >= FEWEST_EFFECTIVE_TEXTS
-    can_tell &= weight <= MOST_UNSEEN
-    can_tell &= high_loss - low_loss <= WIDEST
-    # The predicted share is 1 - L, so the ends change places.
-    return np.where(can_tell, 1 - high_loss, np.nan), np.where(can_tell, 1 - low_loss, np.nan)
+    is_useful = loss.n_texts >= FEWEST_EFFECTIVE_TEXTS
+    is_useful &= weight <= MOST_UNSEEN
+    is_useful &= high_loss - low_loss <= WIDEST
+    # The predicted share is 1 - L, so the high loss gives the low end.
+    return np.where(is_useful, 1 - high_loss, np.nan), np.where(is_useful, 1 - low_loss, np.nan)
 
 
 # Texts of an unseen kind ----------------------------------------------------------------------------------------
@@ -358,8 +358,8 @@ def predicted_interval(
 def unseen_share(n_texts: Numbers, missed: float = END) -> Floats:
     """Return the largest share u, 0 to 1, of all texts that may be of a kind which n independent texts do not show.
 
-    u solves (1 - u)^n = `missed`, the probability with which an end of an interval may miss. `n_texts` may be an
-    effective number; at 0 every kind is unseen, and u is 1.
+    u solves (1 - u)^n = `missed`, the probability that the kind is yet more frequent. `n_texts` may be an effective
+    number; at 0 any text may be of an unseen kind, and u is 1.
     """
     with np.errstate(divide="ignore", under="ignore"):
         share: Floats = 1 - missed ** np.divide(1, n_texts)
@@ -367,9 +367,9 @@ def unseen_share(n_texts: Numbers, missed: float = END) -> Floats:
 
 
 def weight_of_unseen(share: Floats, typical: Numbers) -> Floats:
-    """Return the share of Σc that unseen texts hold, if they are a share u of all texts and count as much as possible.
+    """Return w, the share of Σc that unseen texts hold if they are a share u of all texts and count the most possible.
 
-    w = u / (u + (1 - u) f): a text that was seen counts on average f of the most that a text can count.
+    w = u / (u + (1 - u) f), where f is the mean count of a text of the sample, divided by the largest possible count.
 
     Args:
         share: u, as of `unseen_share`.
@@ -392,8 +392,8 @@ def allow_for_unseen(
     """Return the ends of an interval that also allows for texts of an unseen kind.
 
     If they hold a share w of the counts, the ratio is between (1 - w) r + w·lowest and (1 - w) r + w·highest. This
-    error and that of the ends `low` and `high`, which know of no unseen kind, are independent. So their distances from
-    r are added as squares on each side (MOVER: Zou & Donner 2008, Statistics in Medicine 27).
+    error is independent of the one that `low` and `high` are from. So at each end the two distances from r are combined
+    as sqrt(a² + b²) (MOVER: Zou & Donner 2008, Statistics in Medicine 27).
 
     Args:
         ratio: r.
@@ -415,16 +415,17 @@ def allow_share_for_unseen(
     below: Floats,
     above: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return the ends of an interval of a share that also allows for unseen texts: they may be at 0, or at 1.
+    """Return the ends of an interval of a share that also allows for unseen texts, whose share may be 0, or 1.
 
-    The wider one of the interval and of (1 - w) r to (1 - w) r + w holds, as in `share_interval`.
+    If they hold a share w of the counts, the share is between (1 - w) r and (1 - w) r + w. Each end is the farther one
+    of this and of the interval, as in `share_interval`.
 
     Args:
         share: r.
         low: The low end without unseen texts.
         high: The high end without them.
-        below: w of unseen texts at 0: the share of the counts that they may hold.
-        above: w of unseen texts at 1.
+        below: The largest w of unseen texts whose share is 0.
+        above: The largest w of unseen texts whose share is 1.
     """
     least = share * (1 - below)
     most = 1 - (1 - share) * (1 - above)
@@ -446,11 +447,11 @@ def simes(p: Floats) -> Floats:
     Returns:
         The p-values, without the last axis; NaN if there is no test.
     """
-    # n·p_(i) / i over the tests that there are, (..., test); sorting puts NaN last.
+    # n·p_(i) / i, (..., test); sorting puts NaN last.
     ascending = np.sort(p, axis=-1)
     n = np.isfinite(p).sum(-1)
     rank = np.arange(1, ascending.shape[-1] + 1)
-    # fmin skips NaN, and gives NaN where there is nothing else.
+    # fmin ignores NaN, unless there is nothing else.
     combined: Floats = np.fmin.reduce(ascending * n[..., None] / rank, -1)
     return combined
 

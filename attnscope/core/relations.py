@@ -128,8 +128,8 @@ def links_of_weights(
 
 def _no_sums(facts: LinkFacts, n_heads: int) -> Float[Tensor, "cell head 2"]:
     """Return zeros to which hits and mass are added."""
-    device = facts.word_of_token.device
-    return torch.zeros(facts.n_cells, n_heads, 2, dtype=sum_dtype(device), device=device)
+    words = facts.word_of_token
+    return words.new_zeros(facts.n_cells, n_heads, 2, dtype=sum_dtype(words.device))
 
 
 def _add_rows(
@@ -178,17 +178,17 @@ def _word_weights(
     # A row is the mean of its pieces' rows: (row, head, key).
     dtype = torch.promote_types(piece_weights.dtype, torch.float32)
     share = 1.0 / torch.bincount(row_index)[row_index]
-    token_weights = torch.zeros(len(rows), n_heads, n_keys, dtype=dtype, device=piece_weights.device)
+    token_weights = piece_weights.new_zeros(len(rows), n_heads, n_keys, dtype=dtype)
     token_weights.index_add_(0, row_index, piece_weights.to(dtype) * share[:, None, None].to(dtype))
 
     # A word receives the sum over its tokens: (row, head, word + 1). Tokens of no word go to the last column.
     word_of_token = facts.word_of_token[facts.row_text[rows]]
     word_of_token = word_of_token.where(word_of_token >= 0, n_words)
-    words = torch.zeros(len(rows), n_heads, n_words + 1, dtype=dtype, device=piece_weights.device)
+    words = piece_weights.new_zeros(len(rows), n_heads, n_words + 1, dtype=dtype)
     words.scatter_add_(2, word_of_token[:, None].expand(-1, n_heads, -1), token_weights)
 
     # Only words that the text has, and not the row itself.
-    allowed = torch.zeros(len(rows), n_words + 1, dtype=torch.bool, device=piece_weights.device)
+    allowed = piece_weights.new_zeros(len(rows), n_words + 1, dtype=torch.bool)
     allowed.scatter_(1, word_of_token, True)
     if not facts.is_across:
         own_word = word_of_token[row_index, token]

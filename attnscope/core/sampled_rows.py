@@ -178,7 +178,7 @@ class Rows:
 
     def of_texts(self, texts: Sequence[int]) -> Rows:
         """Copy the rows of some texts."""
-        return self.select(np.flatnonzero(np.isin(self.texts, np.asarray(texts))))
+        return self.select(np.flatnonzero(np.isin(self.texts, texts)))
 
     def give_columns(self, columns: tuple[tuple[Column, ...], ...]) -> None:
         """Replace the features that each head alone has, and forget tables that were counted with the old ones."""

@@ -1,7 +1,7 @@
 """Write one head's attention as a person computes it: one line of NumPy per step.
 
-The lines you read are the lines that run, and each step's value is the result of its own line. They share
-no code with core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
+The lines that a reader sees are executed, and what a step shows is the result of its own line. They share no code with
+core.attention (the kernels) nor with tests/oracle.py (loops), which check them. NumPy only.
 """
 
 import math
@@ -20,8 +20,8 @@ class Inputs:
     """The inputs of the steps, float64.
 
     Attributes:
-        Q: Projected queries, heads side by side, (query, n_heads * d_head); turned already if positions are rotary.
-        K: Projected keys, (key, n_kv_heads * d_head); turned already if positions are rotary.
+        Q: Projected queries, heads side by side, (query, n_heads * d_head). Rotary positions were applied already.
+        K: Projected keys, (key, n_kv_heads * d_head). Rotary positions were applied already.
         V: Projected values, (key, n_kv_heads * d_value).
         n_heads: Query heads.
         n_kv_heads: Key/value heads; query head h reads h // (n_heads // n_kv_heads).
@@ -52,23 +52,19 @@ class Inputs:
     @property
     def d_head(self) -> int:
         """Return the width of a query or key."""
-        width: int = self.Q.shape[1]
-        return width // self.n_heads
+        return int(self.Q.shape[1]) // self.n_heads
 
     @property
     def d_value(self) -> int:
         """Return the width of a value."""
-        width: int = self.V.shape[1]
-        return width // self.n_kv_heads
+        return int(self.V.shape[1]) // self.n_kv_heads
 
     def names(self) -> dict[str, Any]:
-        """Return the names that the lines use, with their values; arrays that lines write to are copies."""
+        """Return the variables that the lines read, by name. H is a copy, because lines write to it."""
         names = {name: value for name, value in vars(self).items() if value is not None}
-        # `H` is written to line by line, so it is a copy: the inputs stay unchanged.
-        outputs = np.zeros((self.n_heads, len(self.Q), self.d_value))
+        names["H"] = np.zeros((self.n_heads, len(self.Q), self.d_value))
         if self.H is not None:
-            outputs[:] = self.H
-        names["H"] = outputs
+            names["H"] = self.H.copy()
         return names
 
 
@@ -78,13 +74,13 @@ class Line:
 
     Attributes:
         name: Such as "dot_products".
-        title: For people.
-        formula: The mathematics, with numbers put in where that helps.
-        code: The line; it uses np, the names of Inputs and those of earlier lines.
+        title: The name as people say it, such as "Dot products".
+        formula: The mathematics, with this head's numbers where they help.
+        code: The line; it reads np, the attributes of Inputs and the variables of earlier lines.
         variable: The expression that then holds the step's value, such as "dots" or "H[1]".
         axes: The axes of the value: "query", "key", "column" (of a head), "joined" (columns of all heads),
             "output" (columns after W_O), "sink".
-        head: Which head it belongs to; None = all of them.
+        head: The head that the step is of; None = all of them.
     """
 
     name: str
@@ -101,7 +97,10 @@ def all_lines(
     heads: Iterable[int],
     query: int | None,
 ) -> list[Line]:
-    """Return the steps of heads, head after head, then the steps that join them; for one query, or for all (None)."""
+    """Return the steps of all these heads, one head after the other, then the steps that join them.
+
+    They are for one query, by its position, or for all queries (None).
+    """
     lines: list[Line] = []
     for head in heads:
         lines += head_lines(inputs, head, query)
@@ -121,21 +120,20 @@ def head_lines(
     steps = [
         *_projection_steps(inputs, head, query),
         *_score_steps(inputs, head, query),
-        *_softmax_steps(inputs, head, query),
+        *_softmax_steps(inputs, head),
         *_output_steps(head, query),
     ]
-    return [
-        Line(name, title, formula, code, code.split(" = ")[0], axes, head)
-        for name, title, formula, code, axes in steps
-    ]
+    lines = []
+    for name, title, formula, code, axes in steps:
+        if query is not None:
+            axes = tuple(axis for axis in axes if axis != "query")
+        variable, _ = code.split(" = ", 1)
+        lines.append(Line(name, title, formula, code, variable, axes, head))
+    return lines
 
 
 _Step = tuple[str, str, str, str, tuple[str, ...]]
-"""Name, title, formula, code and axes of a `Line`."""
-
-
-def _query_axis(query: int | None) -> tuple[str, ...]:
-    return ("query",) if query is None else ()
+"""Name, title, formula, code and axes of a `Line`, with the axis of queries even if it is for one query."""
 
 
 def _projection_steps(
@@ -143,18 +141,17 @@ def _projection_steps(
     head: int,
     query: int | None,
 ) -> Iterator[_Step]:
-    """Yield the head's columns of Q, and those of K and V of the key/value head that serves it."""
+    """Yield the head's columns of Q, and those of K and V of the key/value head that it reads."""
     row = ":" if query is None else str(query)
     title = "Queries" if query is None else "The query"
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
     shared = "" if inputs.n_heads == inputs.n_kv_heads else f": key/value head {kv_head} serves it"
-    # Columns of queries and keys are d_head wide, those of values d_value.
     d_head = inputs.d_head
     d_value = inputs.d_value
+    # From Q, K and V, (token, columns of all heads), to q, k and v of this head, (token, d_head or d_value).
     formula = f"head {head} takes columns {_span(head, d_head)} of Q"
     code = f"q = Q[{row}, {_columns(head, d_head)}]"
-    # From the inputs Q, K and V, (token, columns of all heads), to q, k and v of one head.
-    yield "query", title, formula, code, (*_query_axis(query), "column")
+    yield "query", title, formula, code, ("query", "column")
     formula = f"columns {_span(kv_head, d_head)} of K{shared}"
     code = f"k = K[:, {_columns(kv_head, d_head)}]"
     yield "keys", "Every key", formula, code, ("key", "column")
@@ -168,17 +165,17 @@ def _score_steps(
     head: int,
     query: int | None,
 ) -> Iterator[_Step]:
-    """Yield the dot products, scaled, then all that the model adds to them."""
-    axes = (*_query_axis(query), "key")
-    # The index of the query in a bias or mask, after that of the head.
+    """Yield the dot products, the scaled scores, then what the model does to these: soft cap, position bias, mask."""
+    axes = ("query", "key")
+    # Follows the index of the head in the index of a bias or mask.
     query_index = "" if query is None else f", {query}"
     formula = f"q · k, over {inputs.d_head} columns"
     yield "dot_products", "Dot products", formula, "dots = q @ k.T", axes
     yield "scores", "Scaling", _scaling(inputs.scale, inputs.d_head), "scores = dots * scale", axes
     if inputs.softcap is not None:
-        cap = f"{inputs.softcap:g}"
+        formula = f"{inputs.softcap:g} · tanh(scores / {inputs.softcap:g})"
         code = "scores = softcap * np.tanh(scores / softcap)"
-        yield "capped_scores", "Soft cap", f"{cap} · tanh(scores / {cap})", code, axes
+        yield "capped_scores", "Soft cap", formula, code, axes
     if inputs.bias is not None:
         bias_head = head if inputs.bias.shape[0] > 1 else 0
         formula = "scores + the bias that the model has for this distance"
@@ -190,13 +187,9 @@ def _score_steps(
         yield "masked_scores", "Mask", "-inf where the query may not attend", code, axes
 
 
-def _softmax_steps(
-    inputs: Inputs,
-    head: int,
-    query: int | None,
-) -> Iterator[_Step]:
-    """Yield the softmax; a sink takes part of the sum, so that rows sum to less than 1."""
-    axes = (*_query_axis(query), "key")
+def _softmax_steps(inputs: Inputs, head: int) -> Iterator[_Step]:
+    """Yield the softmax. With a sink, a score without a key, rows sum to less than 1."""
+    axes = ("query", "key")
     formula = "exp(score - the row's largest): the same result, and nothing overflows"
     code = "exps = np.exp(scores - scores.max(-1, keepdims=True))"
     yield "exponentials", "Softmax: exponentials", formula, code, axes
@@ -204,39 +197,36 @@ def _softmax_steps(
         code = "weights = exps / exps.sum(-1, keepdims=True)"
         yield "weights", "Softmax: the weights", "exp / Σ exp; each row sums to 1", code, axes
         return
-    # A sink is one score more in the sum, and no key.
     formula = "exp(sink - the row's largest): takes weight, gives no value"
     code = f"sink = np.exp(sinks[{head}] - scores.max(-1, keepdims=True))"
-    yield "sink", "Softmax: the sink's exponential", formula, code, (*_query_axis(query), "sink")
+    yield "sink", "Softmax: the sink's exponential", formula, code, ("query", "sink")
     formula = "exp / (Σ exp + sink); each row sums to less than 1"
     code = "weights = exps / (exps.sum(-1, keepdims=True) + sink)"
     yield "weights", "Softmax: the weights", formula, code, axes
 
 
 def _output_steps(head: int, query: int | None) -> Iterator[_Step]:
-    """Yield the weights times the values."""
+    """Yield the weights times the values; for one query, first each value times its weight."""
     code = f"H[{head}] = weights @ v"
-    # For one query the weighted values are a step of their own.
     if query is not None:
         code = "weighted = weights[:, None] * v"
         formula = "each value times its weight"
         yield "weighted_values", "Weighted values", formula, code, ("key", "column")
         code = f"H[{head}, {query}] = weighted.sum(0)"
-    axes = (*_query_axis(query), "column")
-    yield "head_output", f"What head {head} puts out", "Σ over keys of weight · value", code, axes
+    title = f"What head {head} puts out"
+    yield "head_output", title, "Σ over keys of weight · value", code, ("query", "column")
 
 
 def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
     """Return the steps after the heads: concatenation, and the output projection where it is known."""
-    # (query, joined) for all queries, (joined,) for one.
-    queries = _query_axis(query)
     n_heads = inputs.n_heads
     d_value = inputs.d_value
     formula = f"the {n_heads} heads side by side: {n_heads} · {d_value} = {n_heads * d_value} columns"
     code = "joined = np.concatenate(H, axis=-1)"
+    queries: tuple[str, ...] = ("query",)
     if query is not None:
         code = f"joined = np.concatenate(H[:, {query}])"
-    # Heads side by side, then W_O.
+        queries = ()
     lines = [Line("joined", "Concatenation", formula, code, "joined", (*queries, "joined"))]
     if inputs.W_O is not None:
         d_model, width = inputs.W_O.shape
@@ -251,7 +241,7 @@ def concatenation_lines(inputs: Inputs, query: int | None) -> list[Line]:
 
 def compute(lines: list[Line], inputs: Inputs) -> list[Array]:
     """Run lines one after the other from inputs, which stay unchanged; return the value of each step."""
-    # Each line sees the names of the inputs and of all lines before it.
+    # Each line can read the inputs and what all lines before it have assigned.
     names = {"np": np} | inputs.names()
     values = []
     for line in lines:

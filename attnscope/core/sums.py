@@ -149,7 +149,7 @@ class RunningSums:
         # m - 1; NaN where the error is.
         degrees = np.where(pair_products > 0, _divide(pair_products, sum_of_squares, 0.0), np.nan)
         effective_texts = _divide(square_of_sum, sum_of_squares, 0.0)
-        return Sample(ratio, error, degrees, effective_texts, sum_c.copy())
+        return Sample(ratio, error, degrees, effective_texts, sum_c)
 
     def interval(self) -> tuple[Floats, Floats]:
         """Return the ends of `core.intervals.mean_interval`."""
