@@ -66,7 +66,7 @@ class AnnotatedCorpus(Corpus):
     def __iter__(self) -> Iterator[AnnotatedText]:  # type: ignore[override]  # texts of another type
         yield from super().__iter__()  # type: ignore[misc]
 
-    def _contents(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
+    def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
         """Yield the texts of one source with their lines; malformed ones are listed in the problems."""
         kind = self._kinds[source]
         bad = BadLines(name, self.problems)
@@ -86,7 +86,7 @@ class AnnotatedCorpus(Corpus):
             if parsed is not None:
                 yield line, parsed
 
-    def _text(self, index: int, name: str, line: int, content: Any) -> Any:
+    def _make_text(self, index: int, name: str, line: int, content: Any) -> Any:
         """Return a text; None where it would fill the memory as it is tokenised."""
         n_characters = len(content.text)
         if n_characters <= MOST_CHARACTERS:
