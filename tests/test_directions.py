@@ -43,7 +43,7 @@ def first_term(rows, offsets, x):
     """The values of the first term over (query, key) of the scored half, and the share that the terms explain there."""
     half = range(N_TEXTS // 2)
     rows = replace(rows, columns=find_columns(rows.of_texts(half), offsets, x))
-    (found,) = describe(rows.of_texts(half), [5], most=3)
+    (found,) = describe(rows.of_texts(half), [5], most_terms=3)
     scored = rows.of_texts(range(N_TEXTS // 2, N_TEXTS))
     if not found.terms:
         return np.zeros(scored.size), score(scored, 0, found)[0].explained

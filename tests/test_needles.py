@@ -8,7 +8,7 @@ import transformers
 import attnscope
 from attnscope import NeedleOptions, retrieval_heads
 from attnscope.core.attention import tiles
-from attnscope.core.attention.probes import Gate, OfChosen, Weights
+from attnscope.core.attention.probes import Gate, HeadReader, Weights
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.attention.tiles import attend_lean
 from attnscope.corpus import Hay, depth_range, needle_probe
@@ -107,7 +107,7 @@ def writer(model_type):
 
 def strongest_of(queries):
     some = torch.arange(queries.start, queries.stop)
-    return OfChosen(lambda call: rows_of(call, some).argmax(-1).cpu())
+    return HeadReader(lambda call: rows_of(call, some).argmax(-1).cpu())
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attnscope.core.attention import pooling, tiles
 from attnscope.core.attention import seam as attention
 from attnscope.core.attention.pooling import Grid
-from attnscope.core.attention.probes import OfChosen, Weights
+from attnscope.core.attention.probes import HeadReader, Weights
 from attnscope.core.attention.row_samples import rows_of
 from tests.core_helpers import EXACT, calls, make_call, read_tiles
 
@@ -120,8 +120,8 @@ def test_probes_keep_chosen_layers_and_heads_alone():
     whole = Weights(heads=[3, 1])
     whole(call)
     queries = torch.arange(2, 7)
-    part = OfChosen(lambda call: rows_of(call, queries, keys=slice(3)), layers=[0], heads=[3, 1])
-    pooled = OfChosen(lambda call: pooling.pool_attention(call, Grid(2, 3)), layers=[0], heads=[3, 1])
+    part = HeadReader(lambda call: rows_of(call, queries, keys=slice(3)), layers=[0], heads=[3, 1])
+    pooled = HeadReader(lambda call: pooling.pool_attention(call, Grid(2, 3)), layers=[0], heads=[3, 1])
     for probe in (part, pooled):
         assert torch.allclose(probe(call), plain, **EXACT)
         assert torch.allclose(probe(dataclasses.replace(call, layer=1)), plain, **EXACT)

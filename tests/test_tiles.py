@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from attnscope.core.attention import tiles as tiles_module
 from attnscope.core.attention.seam import attend_with_weights
-from attnscope.core.attention.tiles import blocks
+from attnscope.core.attention.tiles import cut_blocks
 from tests.core_helpers import calls, few_examples, make_call, oracle, read_tiles
 from tests.rounding import in_float64
 
@@ -102,18 +102,18 @@ def test_tile_is_as_exact_as_dense_attention_of_the_same_precision(name, dtype):
 
 def test_blocks_cover_every_query_once_and_skip_hidden_keys():
     call = make_call(n_queries=97, n_keys=97, mask=sliding(97, 97, 11))
-    parts = blocks(call, elements=3 * 97 * 16)
+    parts = cut_blocks(call, elements=3 * 97 * 16)
     seen = torch.zeros(2, 97, dtype=torch.int64)
     for part in parts:
         seen[part.texts, part.queries] += 1
         assert part.keys.stop - part.keys.start <= 16 + 10
     assert (seen == 1).all()
-    causal = blocks(make_call(n_queries=97, n_keys=97, is_causal=True), elements=3 * 97 * 16)
+    causal = cut_blocks(make_call(n_queries=97, n_keys=97, is_causal=True), elements=3 * 97 * 16)
     assert [part.keys.stop for part in causal[:2]] == [16, 32]
     # Many short texts go together, and padding that every text of a block has is not computed.
     mask = torch.ones(9, 1, 1, 25, dtype=torch.bool)
     mask[..., 20:] = False
-    short = blocks(make_call(batch=9, n_queries=25, n_keys=25, mask=mask))
+    short = cut_blocks(make_call(batch=9, n_queries=25, n_keys=25, mask=mask))
     assert len(short) == 1
     assert short[0].shape == (9, 25, 20)
-    assert short[0].may is None
+    assert short[0].mask is None

@@ -37,7 +37,7 @@ class PlacedLink:
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class PlacedChunk:
     """Hold a chunk of an annotated text in tokens.
 
     Attributes:
@@ -61,7 +61,7 @@ def place_links(
     *,
     causal: bool = False,
     target: Tokens | None = None,
-) -> tuple[list[Placed], Counter[tuple[str, str]]]:
+) -> tuple[list[PlacedChunk], Counter[tuple[str, str]]]:
     """Place a text's words and links in the tokens of its chunks.
 
     A link stands in the first chunk that has all of it.
@@ -82,7 +82,7 @@ def place_links(
     # Try every link in each chunk; the first chunk that holds all of it keeps it.
     waiting = dict(enumerate(text.links))
     reasons = dict.fromkeys(waiting, OUTSIDE)
-    placed: list[Placed] = []
+    placed: list[PlacedChunk] = []
     for part in parts:
         units = whole if len(parts) == 1 else WordUnits(text.words, part.tokens, whole.pieces)
         links = []
@@ -95,7 +95,7 @@ def place_links(
             elif len(parts) == 1 or all(units.pieces[word] for word in (*link.source, *link.targets)):
                 reasons[number] = link_or_reason
         if links:
-            placed.append(Placed(part, units.unit_of_token, tuple(links), target))
+            placed.append(PlacedChunk(part, units.unit_of_token, tuple(links), target))
     left_out = Counter((link.relation, reasons[number]) for number, link in waiting.items())
     return placed, left_out
 

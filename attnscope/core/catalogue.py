@@ -1,14 +1,19 @@
-"""The catalogue of head measures: the name, meaning and formula of each. Loads no torch.
+"""Declare the head measures: the name, meaning and formula of each. Loads no torch.
 
-A measure reads attention in one of three ways: by what keys are worth, by what pairs of a query and a key are worth, or
-as a number of a row of weights. Its entry says which. The engine (`core.measures`) knows these three and no names. It
-returns `Measured`. Roles and intervals are left to `studies.heads`.
+Every measure is a mean over queries q, of one of three numbers of the row A_q of weights, and its entry says which:
+
+    Keys     sum over k of A_qk f(k),     such as the attention to punctuation
+    Pairs    sum over k of A_qk f(q, k),  such as the attention to the token before
+    Row      another statistic of A_q,    such as its entropy
+
+So `core.measures`, which computes them, needs to know these three families and no single measure. It returns
+`Measured`. Roles and intervals are left to `studies.heads`. *Sinks* are the keys on which heads rest when they have
+nothing to do: special tokens and a text's first token. *Active* attention is that on all other keys.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +25,12 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Keys:
-    """Sum over keys k of A_qk f(k).
+    """A measure that is a sum over keys k of A_qk f(k).
 
     Attributes:
-        fact: The name of f: a fact of `facts.key_facts`, or "outlying", a fact of the layer.
-        is_set: Whether f is 1 on a set of keys and 0 elsewhere. A query that sees none of the set is then not counted.
+        fact: The name of f: one of `facts.key_facts`, or "outlying", which differs from layer to layer (`OUTLYING`).
+        is_set: Whether f is 1 on a set of keys and 0 elsewhere. Queries that may attend to none of the set are then not
+            counted.
     """
 
     fact: str
@@ -33,13 +39,14 @@ class Keys:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Sum over keys k of A_qk f(q, k), for queries and keys of one text.
+    """A measure that is a sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
-        fact: The name of f: a fact of `facts.PAIR_FACTS`, or "offset": 1 at `offsets` and 0 elsewhere.
+        fact: The name of f: one of `facts.PAIR_FACTS`, or "offset", which is 1 at `offsets` and 0 elsewhere.
         is_set: Whether f is 1 on a set of keys and 0 elsewhere, as in `Keys`.
-        offsets: Key minus query in tokens.
-        beyond_uniform: Whether the value of uniform attention of the same mass is subtracted.
+        offsets: Distances k - q in tokens; empty for other facts.
+        beyond_uniform: Whether the value is subtracted that the same sum of weights would have if it were spread
+            evenly over the keys.
     """
 
     fact: str
@@ -50,10 +57,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Row:
-    """Hold the name of a number of a row of weights.
+    """A measure that is no sum, but another statistic of a row of weights.
 
     Attributes:
-        statistic: "entropy", "relative_entropy", or "rarest": the share of the largest weight on the rarest keys.
+        statistic: "entropy", "relative_entropy", or "rarest": whether the largest weight is on the text's rarest token.
     """
 
     statistic: str
@@ -66,12 +73,13 @@ class Measure:
     Attributes:
         name: Its name in results and records; the unit is part of it where it has one.
         what: The meaning of a large value, in one line.
-        formula: The sum for one query q, in terms of weights A, keys k and tokens x; and its divisor, if that is no
-            count of queries.
+        formula: Its value for one query q, in terms of weights A, keys k and tokens x; and the divisor, if that is not
+            the number of queries.
         source: The publication that the definition is from, or "ours".
-        family: The part of the weights that it reads, and by which fact; None if the engine does not add it up.
-        has_active: Whether there is also `<name>_active`: of the attention outside sinks alone, divided by its mass.
-        unit: Of the value: "share" of attention or of queries, "nats", "tokens" ...
+        family: How it is computed from the weights; None if `core.measures` does not compute it.
+        has_active: Whether there is also `<name>_active`: the same of the active attention alone, divided by the sum
+            of these weights.
+        unit: The unit of the value: "share" of attention or of queries, "nats", "tokens" ...
         low: Smallest possible value.
         high: Largest possible value.
     """
@@ -86,40 +94,34 @@ class Measure:
     low: float = 0.0
     high: float = 1.0
 
-    def describe(self) -> dict[str, Any]:
-        """Return its entry in a record: the meaning of a large value, the unit, and the range, None = no bound."""
-        ends: list[float | None] = []
-        for end in (self.low, self.high):
-            ends.append(end if math.isfinite(end) else None)
-        return {"what": self.what, "unit": self.unit, "range": ends}
-
 
 WINDOW = 3
-"""Tokens before and after the query that `window` takes in."""
+"""How many tokens before and after the query the measure `window` includes."""
 
 OUTLYING = 3.0
-"""A token is outlying in a layer if its hidden state is more than this many times the median length of its text."""
+"""A token is outlying in a layer if the norm of its hidden state is more than so many medians of its text's norms."""
 
 UNIT_QUERIES = 512
-"""Queries of one unit of evidence. Most encoders take as many at once, so a text counts alike whatever the model. A
-longer text is a batch of its own (`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
+"""About how many queries make one unit of evidence: the piece of text that counts as independent in intervals. Most
+encoders take as many at once, so a text counts alike whatever the model. Longer texts are never batched with others
+(`corpus.TOKEN_BUDGET`), so units do not depend on batches."""
 
 MOST_UNITS = 64
-"""Most units of one text: with so many, Student's t is the normal distribution, and memory by unit stays linear in the
-text's length."""
+"""The most units of one text. With so many, Student's t hardly differs from the normal distribution; and memory, which
+grows with units, stays linear in the text's length."""
 
 
 def unit_queries(n_queries: int) -> int:
-    """Return how many queries of a text are a unit of evidence: about UNIT_QUERIES, or a MOST_UNITS-th of the text.
+    """Return how many queries of a text make one unit: about UNIT_QUERIES, in a very long text a MOST_UNITS-th of it.
 
-    Blocks of one text are equally long, up to rounding: a short one at its end would weigh as much as a text.
+    All units of a text are equally long, up to rounding, because each counts as much as a short text.
 
-    Queries far apart in a text depend on each other little. Long enough blocks of them are nearly independent, while
-    the queries of one block are not (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
+    Blocks of queries are units, because queries near each other depend on each other, while long blocks are nearly
+    independent (the block bootstrap: Künsch 1989; Politis & Romano 1994, JASA 89).
     """
-    # Round up, so that no short block is left over.
-    units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
-    return -(-n_queries // units) if units > 1 else max(UNIT_QUERIES, n_queries)
+    n_units = min(MOST_UNITS, round(n_queries / UNIT_QUERIES))
+    # Round up, so that no short unit is left over.
+    return -(-n_queries // n_units) if n_units > 1 else max(UNIT_QUERIES, n_queries)
 
 
 _CLARK = "Clark et al. 2019, section 3"
@@ -283,7 +285,7 @@ _TEXT_MEASURES = (
 MEASURES: dict[str, Measure] = {
     measure.name: measure for measure in (*_TEXT_MEASURES, *plugins.measures())
 }
-"""The measures of texts by name, then those that plugins add."""
+"""The measures of texts by name: these, then those that plugins add."""
 
 _DOSOVITSKIY = "Dosovitskiy et al. 2021, appendix D.7 (there in pixels)"
 
@@ -333,8 +335,8 @@ _PICTURE_MEASURES = (
 )
 
 PICTURE_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _PICTURE_MEASURES}
-"""The measures of pictures by name. q runs over the patches, and a_q is the sum of A_qk over patches k. A measure that
-`has_active` is shown by its `_active` sum."""
+"""The measures of pictures by name. q runs over the patches, and a_q is the sum of A_qk over patches k: the active
+attention. Of a measure that `has_active`, only the `_active` value is shown."""
 
 _SOUND_MEASURES = (
     Measure(
@@ -355,12 +357,12 @@ _SOUND_MEASURES = (
 )
 
 SOUND_MEASURES: dict[str, Measure] = {measure.name: measure for measure in _SOUND_MEASURES}
-"""The measures of recordings by name. t_q = sum of A_qk (k + 1/2) s / a_q over frames k with sound, of s seconds
-each."""
+"""The measures of recordings by name. t_q = sum of A_qk (k + 1/2) s / a_q is the time that token q listens to, over
+frames k with sound, of s seconds each."""
 
 
 def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...]:
-    """Return the names of all sums: the measures in the catalogue's order, `…_active` after each that has one."""
+    """Return the names of all values: the measures in the catalogue's order, `…_active` after each that has one."""
     names: list[str] = []
     for name, measure in catalogue.items():
         names.append(name)
@@ -370,28 +372,29 @@ def measure_names(catalogue: Mapping[str, Measure] = MEASURES) -> tuple[str, ...
 
 
 class Columns:
-    """The columns of a catalogue's measures: first measures of keys, then of pairs, then of rows.
+    """Lay out a catalogue's measures as the columns of arrays: first `Keys`, then `Pairs`, then `Row`.
 
-    Sums have a leading axis of two views: of all keys, and of those outside sinks.
+    The arrays have a first axis of two views, for all attention and for the active attention alone. A value such as
+    `window_active` is found by its column (that of `window`) and its view (1).
 
     Attributes:
-        families: The measure of each column.
-        keys: The measures of keys.
-        pairs: The measures of pairs.
-        rows: The statistics of the measures of rows.
-        is_set: Whether each measure of keys, then of pairs, is of a set.
-        is_beyond: Whether each measure of pairs subtracts uniform attention.
-        facts: The facts of pairs.
-        offsets: Key minus query, in tokens, of the measures of offsets.
-        pair_map: Which parts of a row each measure of pairs adds up, (part, pair), 0 or 1. The parts are the mass, a
-            sum for each of the facts, and the weight at each of the offsets.
-        names: The sums that results have, in order.
-        views: The view of each of these sums: 0 = all keys, 1 = those outside sinks.
-        numbers: The column of each of these sums.
+        families: The family of each column: a Keys, Pairs or Row.
+        keys: The columns of keys.
+        pairs: The columns of pairs.
+        rows: The statistics of the columns of rows.
+        is_set: `is_set` of each column of keys, then of pairs.
+        is_beyond: `beyond_uniform` of each column of pairs.
+        facts: The facts that columns of pairs need, apart from offsets.
+        offsets: The distances k - q, in tokens, that columns of pairs need, ascending.
+        pair_map: Which sums over a row each column of pairs adds up, (part, pair), 0 or 1. The parts are the sum of
+            the weights ("mass"), then that of weights times each of `facts`, then the weight at each of `offsets`.
+        names: `measure_names`: the values of a result.
+        view_of_sum: The view of each of these values: 0 = all attention, 1 = active attention.
+        column_of_sum: The column of each of these values.
     """
 
     def __init__(self, catalogue: Mapping[str, Measure]) -> None:
-        # Columns are ordered by family: keys, then pairs, then rows.
+        # Order the columns by family.
         names: list[str] = []
         for family in (Keys, Pairs, Row):
             names += [name for name, measure in catalogue.items() if isinstance(measure.family, family)]
@@ -399,37 +402,36 @@ class Columns:
         self.keys = [family for family in self.families if isinstance(family, Keys)]
         self.pairs = [family for family in self.families if isinstance(family, Pairs)]
         self.rows = [family.statistic for family in self.families if isinstance(family, Row)]
-        # Whether each is a set, and the facts and offsets that pairs need.
-        sums: list[Keys | Pairs] = [*self.keys, *self.pairs]
-        self.is_set = [family.is_set for family in sums]
+        # Collect what the engine asks of each column, and which facts and offsets it has to compute.
+        self.is_set = [family.is_set for family in self.keys]
+        self.is_set += [family.is_set for family in self.pairs]
         self.is_beyond = [family.beyond_uniform for family in self.pairs]
         self.facts = [family.fact for family in self.pairs if not family.offsets]
         self.offsets = sorted(set().union(*(family.offsets for family in self.pairs)))
-        # Where each result stands: its view (all keys, or those outside sinks) and its column.
-        self.names = measure_names(catalogue)
-        self.views = [int(name.endswith("_active")) for name in self.names]
-        self.numbers = [names.index(name.removesuffix("_active")) for name in self.names]
-        # Which parts of a row each measure of pairs adds up, (part, pair).
         self.pair_map = []
         for part in ("mass", *self.facts, *self.offsets):
-            uses_part = [part in family.offsets or part == family.fact for family in self.pairs]
-            self.pair_map.append(list(map(int, uses_part)))
+            self.pair_map.append([int(part in (family.fact, *family.offsets)) for family in self.pairs])
+        # Find each value of a result: its view and its column.
+        self.names = measure_names(catalogue)
+        self.view_of_sum = [int(name.endswith("_active")) for name in self.names]
+        self.column_of_sum = [names.index(name.removesuffix("_active")) for name in self.names]
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The measures of one layer on one batch, as sums and counts.
+    """The measures of one layer on one batch, as sums and counts for each unit.
 
     A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
     first text come before those of the second, and each text has as many.
 
     Attributes:
-        sum: (measure, unit, head), in the order of `names`.
-        count: (measure, unit, head): a value is sum / count, pooled over texts by adding both first. Undefined where 0.
-        uniform_sum: The sums under uniform attention over the keys that the mask allows, with the same count. In
-            `…_active` each query weighs as it does in the head, by the head's mass on keys outside the sinks: a head
-            that spreads evenly over them has just this, however much it rests.
-        names: The sums that there are: `catalogue.measure_names`.
+        sum: (measure, unit, head), in the order of `names`: the sum of the measure over the queries that count.
+        count: (measure, unit, head): how many queries count. In `…_active` each counts by its sum of active attention.
+            A value is sum / count; over several units, both are added up first. Undefined where 0.
+        uniform_sum: (measure, unit, head): the sum under uniform attention over the keys that the mask allows, for the
+            same count. In `…_active` a query's active attention keeps its sum, and is spread evenly over the keys that
+            are no sinks. So a head that does just this has the value of uniform attention, however much it rests.
+        names: The measures: `catalogue.measure_names`.
     """
 
     sum: Sums
@@ -438,14 +440,10 @@ class Measured:
     names: tuple[str, ...]
 
     def value(self, name: str) -> Sums:
-        """Return a measure's value pooled over the batch, sum / count, (head,); NaN where nothing was counted."""
-        number = self.names.index(name)
-        total = self.sum[number].sum(0)
-        count = self.count[number].sum(0)
+        """Return a measure's value over the whole batch, sum / count, (head,); NaN where nothing was counted."""
+        index = self.names.index(name)
+        total = self.sum[index].sum(0)
+        count = self.count[index].sum(0)
         ratio: Sums = np.full_like(total, np.nan)
         np.divide(total, count, out=ratio, where=count != 0)
         return ratio
-
-    def uniform(self, name: str) -> Sums:
-        """Return the value under uniform attention, (head,); NaN where nothing was counted."""
-        return replace(self, sum=self.uniform_sum).value(name)

@@ -234,7 +234,7 @@ class MaskedTexts:
     def _seen(self, block: Block) -> tuple[Float[Tensor, "view b m q k"], Float[Tensor, "view b m q"]]:
         """Return 1 where a query may attend to a key of a view, else 0, and how many such keys each query has."""
         n_texts, n_queries, n_keys = block.shape
-        allowed = block.allowed()
+        allowed = block.allowed(self.device)
         if allowed is None:
             allowed = torch.ones(1, 1, 1, 1, device=self.device)
         seen = allowed.to(self.exact).expand(n_texts, self._mask_heads, n_queries, n_keys)

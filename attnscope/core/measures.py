@@ -23,7 +23,7 @@ from torch import Tensor
 from attnscope.core.attention import tiles
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.seam import AttentionCall, Kind, refuse_second
-from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, blocks
+from attnscope.core.attention.tiles import Block, Buffers, Tile, attend_in_tiles, cut_blocks
 from attnscope.core.catalogue import MEASURES, Columns, Keys, Measure, Measured, unit_queries
 from attnscope.core.facts import TextFacts, outlying
 from attnscope.core.masked_texts import MaskedTexts
@@ -112,7 +112,7 @@ class HeadMeasures:
             elements = min(elements, elements // FEWEST_HEADS * n_heads)
             texts = MaskedTexts(
                 self._columns,
-                blocks(call, elements, unit=unit_queries(n_queries)),
+                cut_blocks(call, elements, unit=unit_queries(n_queries)),
                 keys.on(device),
                 queries.on(device).asking,
                 mask_heads=1 if mask is None else mask.shape[1],
@@ -177,7 +177,7 @@ def measures_of_weights(
         one_text = slice(text, text + 1)
         for start in range(0, n_queries, unit):
             rows = slice(start, min(start + unit, n_queries))
-            block = Block(one_text, rows, slice(0, n_keys), may=allowed[one_text, :, rows])
+            block = Block(one_text, rows, slice(0, n_keys), mask=allowed[one_text, :, rows])
             unit_blocks.append(block)
 
     dtype = sum_dtype(weights.device)
@@ -301,7 +301,7 @@ class _Layer:
         arrays = []
         for sums in (self._sum, self._count + texts.count, self._uniform + texts.uniform):
             # The view and the column of each name: (view, unit, head, column) becomes (name, unit, head).
-            by_name = sums[columns.views, :, :, columns.numbers]
+            by_name = sums[columns.view_of_sum, :, :, columns.column_of_sum]
             arrays.append(by_name.cpu().double().numpy())
         total, count, uniform = arrays
         return Measured(total, count, uniform, columns.names)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention.precision import in_float64
-from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_part
+from attnscope.core.attention.seam import AttentionCall, attend, attention_weights, select_rows
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.weights import (
     composition_shares,
@@ -404,7 +404,7 @@ def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     others = (n_texts * mean - same) / max(1, n_texts - 1)
     columns = {"same_nats": call.scale * (same - others).mean(-1)}
     # Average queries and keys over texts, and attend with the means. (1, head, place, d_head)
-    one_text = select_part(call, slice(1))
+    one_text = select_rows(call, slice(1))
     mean_query = query.mean(0, keepdim=True)
     mean_call = replace(
         one_text, query=mean_query, key=key.mean(0, keepdim=True), value=one_text.value.float()

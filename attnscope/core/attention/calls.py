@@ -1,6 +1,7 @@
-"""Attention kept as calls, not as maps: the weights of several layers follow from them, a few queries at a time. Ours.
+"""Keep the calls of a forward pass instead of maps, and build a single head of full width from several heads.
 
-Also the single head that a layer's heads could have been (Vaswani et al. 2017): attention by all of their columns.
+From the queries and keys of a call, weights are computed later, a few rows at a time (`row_samples`). The single head
+has the columns of all heads side by side, as if the layer had not been split into heads (Vaswani et al. 2017). Ours.
 """
 
 import math
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnscope.core.attention.probes import OfChosen, Weights
+from attnscope.core.attention.probes import HeadReader, Weights
 from attnscope.core.attention.seam import (
     AttentionCall,
     Kind,
@@ -20,34 +21,38 @@ from attnscope.core.attention.seam import (
     attend,
     attention_weights,
     select_heads,
-    select_part,
+    select_rows,
 )
 
 
-def keep_calls(layers: Sequence[int] | None = None) -> OfChosen[AttentionCall]:
-    """Return a probe that keeps the calls without their values, detached, in memory linear in queries and keys."""
+def keep_calls(layers: Sequence[int] | None = None) -> HeadReader[AttentionCall]:
+    """Return a probe that keeps each call, detached and with values of width 0: memory is linear in queries and keys.
 
-    def keep(chosen: AttentionCall) -> AttentionCall:
-        query, key = chosen.query.detach(), chosen.key.detach()
-        return replace(chosen, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+    `layers` are counted within their kind from 0; None = all.
+    """
 
-    return OfChosen(keep, layers, attend=attend)
+    def keep(call: AttentionCall) -> AttentionCall:
+        query = call.query.detach()
+        key = call.key.detach()
+        return replace(call, query=query, key=key, value=key[..., :0], dropout_p=0.0)
+
+    return HeadReader(keep, layers, attend=attend)
 
 
 def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | str:
     """Return the attention of one head that has the queries and keys of several heads, laid side by side.
 
-        scores = scale / √n · Σ_h q_h · k_h  for n heads: with scale = 1 / √d_head, divided by the root of n · d_head
+        scores = scale / √n · Σ_h q_h · k_h  for n heads; if scale = 1 / √d_head, that is 1 / √(n d_head), as usual
 
-    From all heads of a layer it is the single head of full width with the same projections; it is not the mean of the
+    Made from all heads of a layer, it is the single head of full width with the same projections, not the mean of the
     heads. A soft cap, and masks and position biases that all heads share, stay.
 
     Args:
-        heads: The attention that each head is part of, and its number in it.
+        heads: (call, head) pairs: each head's attention, and its index there.
 
     Returns:
-        An attention with one head, without values; or the reason why there is none: heads with sinks, or with masks,
-        biases, scales or soft caps of their own.
+        A call with one head and values of width 0. Or, in words, the reason why there is none: heads with sinks, or
+        with different masks, biases, scales or soft caps.
 
     Source:
         Vaswani et al. 2017, section 3.2.2, compares several heads with a single one of full width; the rule is ours.
@@ -65,15 +70,14 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
             return "the heads have position biases of their own, and there is none for several"
     query = torch.cat([call.query for call in single_calls], -1)
     key = torch.cat([call.key for call in single_calls], -1)
-    # Heads of one attention may share its mask: it is not written out for each.
-    whole, _ = heads[0]
-    are_of_one_call = all(call is whole for call, _ in heads)
-    if are_of_one_call and (whole.mask is None or whole.mask.shape[1] == 1):
-        single_calls = single_calls[:1]
-    mask, *other_masks = map(allowed, single_calls)
-    for other_mask in other_masks:
-        if not _are_equal(other_mask, mask):
-            return "the heads may attend to different keys"
+    mask = allowed(first)
+    # Heads that share the mask of one call need no comparison, for which each mask would be written out.
+    first_call, _ = heads[0]
+    are_of_one_call = all(call is first_call for call, _ in heads)
+    if not are_of_one_call or (first_call.mask is not None and first_call.mask.shape[1] > 1):
+        for call in single_calls:
+            if not _are_equal(allowed(call), mask):
+                return "the heads may attend to different keys"
     return replace(
         first,
         query=query,
@@ -86,41 +90,41 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
 
 
 def _are_equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return whether two tensors that broadcast to scores hold the same numbers, or both are None."""
+    """Return whether two masks or biases are both None, or equal when broadcast to one shape."""
     if a is None or b is None:
         return a is b
     return bool((a == b).all())
 
 
 class WeightsBesideFullWidth(Weights):
-    """Keep weights as `Weights` does, and beside them what one head over the full width would attend to.
+    """Keep the weights of the heads as `Weights` does, and those of the layer's single head of full width.
 
-    Weights that an engine has computed by itself (`keep`) come without queries and keys: nothing is kept beside those.
+    Weights that a model computed without the seam (`keep`) come without queries and keys: for these layers `full` has
+    no entry.
 
     Attributes:
         full: Kind -> layer -> `full_width` of each layer that is kept, (query, key), float32, on the CPU; layers where
             it is not defined are missing.
     """
 
-    def __init__(self, *chosen: Any, **named: Any) -> None:
-        super().__init__(*chosen, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.full: dict[Kind, dict[int, Tensor]] = {}
 
-    def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+    def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
         weights = full_width(call)
         if weights is not None:
-            by_layer = self.full.setdefault(call.kind, {})
-            by_layer[call.layer] = weights.detach().to("cpu", torch.float32)
-        return super()._see(call)
+            self.full.setdefault(call.kind, {})[call.layer] = weights.detach().to("cpu", torch.float32)
+        return super()._attend_and_read(call)
 
 
 def full_width(call: AttentionCall) -> Float[Tensor, "query key"] | None:
-    """Return what one head over the full width of a layer would attend to: the `single_head` of all its heads.
+    """Return the weights of the `single_head` that all heads of a layer make together.
 
     Returns:
         Weights of the first text of the batch, each row in [0, 1] with sum 1, or 0 if a query may attend to nothing.
-        None where it is not defined.
+        None where the heads make no single head.
     """
-    text = select_part(call, slice(0, 1))
+    text = select_rows(call, slice(0, 1))
     single = single_head([(text, head) for head in range(call.n_heads)])
     return None if isinstance(single, str) else attention_weights(single)[0, 0]

@@ -1,7 +1,7 @@
-"""MultiHeadAttention: the project's own module, with every projection and the seam in plain sight.
+"""Define MultiHeadAttention, the project's own module, which computes attention through the seam.
 
-It projects, splits into heads, hands an AttentionCall to the seam, joins the heads and projects again. It knows
-nothing of positions, residuals or norms, and nothing of how attention itself is computed.
+It projects, splits into heads, hands an AttentionCall to the seam (`seam.attend` or a probe), joins the heads and
+projects again. Positions, residuals, norms and the computing of attention itself are left to others.
 
 Source:
     Vaswani et al. 2017, section 3.2.2.
@@ -44,16 +44,16 @@ class MultiHeadAttention(nn.Module):
         num_heads: How many heads.
         bias: Whether the four projections add a bias.
         dropout: Probability with which single weights are dropped in training.
-        identity: No projections at all: heads take column slices of the input, and joined they are the output. This
-            lets you follow the arithmetic by hand.
-        layer: Number of the layer, which probes see.
-        kind: Kind of attention, which probes see.
+        identity: Whether to leave all projections out: heads take column slices of the input, and joined they are the
+            output, so that you can follow the arithmetic by hand.
+        layer: The index of the layer in an AttentionCall, by which probes tell layers apart.
+        kind: The kind of attention in an AttentionCall: "encoder", "decoder" or "cross".
 
     Attributes:
-        q_proj: From queries to heads; with `identity` it does nothing.
-        k_proj: From keys to heads; likewise.
-        v_proj: From values to heads; likewise.
-        out_proj: From joined heads to output; with `identity` it does nothing.
+        q_proj: Linear layer for Q; the identity if `identity`, as the other three are.
+        k_proj: Linear layer for K.
+        v_proj: Linear layer for V.
+        out_proj: Linear layer from the joined heads to the output.
 
     Raises:
         ValueError: embed_dim is no multiple of num_heads, or a number makes no sense.
@@ -128,15 +128,15 @@ class MultiHeadAttention(nn.Module):
                 (torch.nn.MultiheadAttention: the opposite); (batch, key).
             is_causal: Whether query i may attend to keys 0..i only, on top of the masks; aligned at the upper left
                 where there are more keys than queries.
-            need_weights: Whether to return the weights too. The output then comes of the whole map, slower and in
-                O(query * key) memory.
-            probe: What happens at the seam instead of plain attention: gets the AttentionCall, returns its output.
-            turn: What becomes of queries and keys of all heads, each (batch, num_heads, token, d_head), before they
-                meet, such as rotary positions.
+            need_weights: Whether to return the weights too. The output is then computed from the whole map, slower and
+                in O(query * key) memory.
+            probe: A function that computes attention instead of `attend`: gets the AttentionCall, returns its output.
+            turn: A function of projected queries and keys, each (batch, num_heads, token, d_head), whose results
+                replace them, such as a rotation by their positions (RoPE).
 
         Returns:
             The output, (batch, query, embed_dim); and the weights of each head before dropout, (batch, num_heads,
-            query, key), float32 or better, or None. Without any key each query may attend to nothing.
+            query, key), float32 or better, or None. If there are no keys, each query may attend to nothing.
 
         Raises:
             ValueError: Shapes do not fit; the message has them.
@@ -145,33 +145,31 @@ class MultiHeadAttention(nn.Module):
         # Self-attention unless keys are given; values are the keys unless they are given.
         key = query if key is None else key
         value = key if value is None else value
-        fits = key.shape == value.shape
-        for part in (query, key, value):
-            fits &= part.ndim == 3 and part.shape[2] == self.embed_dim
-        if not fits:
+        has_width = [tensor.ndim == 3 and tensor.shape[2] == self.embed_dim for tensor in (query, key)]
+        if key.shape != value.shape or not all(has_width):
             raise ValueError(
                 f"query, key and value are (batch, token, {self.embed_dim}), keys as many as values; got "
                 f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
             )
-        # Each (batch, num_heads, token, d_head).
-        queries = self._heads(self.q_proj(query))
-        keys = self._heads(self.k_proj(key))
+        # Project and split, each (batch, num_heads, token, d_head).
+        queries = self._split_heads(self.q_proj(query))
+        keys = self._split_heads(self.k_proj(key))
         if turn is not None:
             queries, keys = turn(queries, keys)
         batch, n_queries, _ = query.shape
-        mask = self._merge_masks(attn_mask, key_padding_mask, (batch, n_queries, key.shape[1]))
+        mask = self._merge_masks(attn_mask, key_padding_mask, batch, n_queries, key.shape[1])
         call = AttentionCall(
             layer=self.layer,
             kind=self.kind,
             query=queries,
             key=keys,
-            value=self._heads(self.v_proj(value)),
+            value=self._split_heads(self.v_proj(value)),
             scale=self.d_head**-0.5,
             mask=mask,
             is_causal=is_causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        # A probe computes in place of attention; else the whole map, or the fastest way.
+        # Compute attention: by the probe if there is one, else by the map if it is needed, else the fastest way.
         weights: Tensor | None = None
         if probe is not None:
             heads = probe(call)
@@ -185,7 +183,7 @@ class MultiHeadAttention(nn.Module):
         joined = heads.transpose(1, 2).flatten(2)
         return self.out_proj(joined), weights
 
-    def _heads(self, projected: Tensor) -> Tensor:
+    def _split_heads(self, projected: Tensor) -> Tensor:
         """Split into heads: (batch, token, embed_dim) becomes (batch, head, token, d_head)."""
         batch, n_tokens, _ = projected.shape
         return projected.reshape(batch, n_tokens, self.num_heads, self.d_head).transpose(1, 2)
@@ -194,13 +192,14 @@ class MultiHeadAttention(nn.Module):
         self,
         attn_mask: Tensor | None,
         key_padding_mask: Tensor | None,
-        sizes: tuple[int, int, int],
+        batch: int,
+        n_queries: int,
+        n_keys: int,
     ) -> Tensor | None:
-        """Return one mask from both, or None; `sizes` counts texts, queries and keys."""
-        batch, n_queries, n_keys = sizes
+        """Return one mask from both, broadcastable to (batch, num_heads, query, key), or None; refuses other shapes."""
         if attn_mask is not None:
             check_mask_is_boolean("attn_mask", attn_mask)
-            # A size of 1 for queries or keys is refused: it is more often a transposed mask than a wish.
+            # Refuse a size of 1 for queries or keys, although it would broadcast: mostly it is a mistake.
             if attn_mask.ndim not in (2, 4) or attn_mask.shape[-2:] != (n_queries, n_keys):
                 raise ValueError(
                     f"attn_mask must be (query, key) = {(n_queries, n_keys)}, or that for each text and head; got "
@@ -213,6 +212,6 @@ class MultiHeadAttention(nn.Module):
             raise ValueError(
                 f"key_padding_mask must be (batch, key) = {(batch, n_keys)}; got {tuple(key_padding_mask.shape)}"
             )
-        # (batch, 1, 1, key): alike for all heads and queries.
+        # (batch, 1, 1, key): all heads and queries share it.
         padding = key_padding_mask[:, None, None, :]
         return padding if attn_mask is None else attn_mask & padding

@@ -1,17 +1,17 @@
-"""In what precision numbers are added up: float64 where there is one, never less than float32.
+"""Choose the precision of sums: float64 on devices that have it, float32 on others.
 
-Whatever the model computes in: scores, weights and their sums are float32 or better for a bfloat16 model too. Ours.
+Scores, weights and sums are never below float32, even if the model computes in bfloat16. Ours.
 """
 
 import torch
 from torch import Tensor
 
 WITHOUT_FLOAT64 = frozenset({"mps"})
-"""Types of devices that have no float64. There sums over texts and tokens are float32 until they leave the device."""
+"""Types of devices without float64. Sums over texts and tokens on them are float32, and float64 once on the CPU."""
 
 
 def without_autocast(device: torch.device | str) -> torch.autocast:
-    """Leave the caller's autocast aside within a `with` block: what is computed has the precision that records name."""
+    """Switch the caller's autocast off within a `with` block, because it would compute in another precision."""
     return torch.autocast(torch.device(device).type, enabled=False)
 
 
@@ -26,11 +26,11 @@ def sum_dtype(device: torch.device | str) -> torch.dtype:
 
 
 def move(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Return numbers on a device; those in float64 in the precision of its sums."""
+    """Return numbers of any shape on a device; float64 becomes float32 on a device without float64."""
     dtype = sum_dtype(device) if numbers.dtype == torch.float64 else numbers.dtype
     return numbers.to(device, dtype)
 
 
 def in_float64(numbers: Tensor) -> Tensor:
-    """Return numbers of any shape in float64: where they lie, or on the processor if their device has none."""
+    """Return numbers of any shape in float64: on their device, or on the CPU if their device has no float64."""
     return numbers.double() if has_float64(numbers.device) else numbers.cpu().double()

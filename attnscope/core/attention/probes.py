@@ -1,11 +1,11 @@
-"""Probes: what can happen at the seam besides plain attention.
+"""Define probes: functions that compute an attention, and read or change something of it on the way.
 
-A probe gets an AttentionCall, returns its output and keeps what it saw. It knows nothing of models: an engine calls it
-once for each attention of a forward pass. Ours, unless a class names its source.
+A probe takes an AttentionCall and returns its output. What it reads it keeps as attributes. It knows nothing of models:
+the code that runs a model calls it once for each attention of a forward pass. Ours, unless a class names its source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -31,21 +31,21 @@ Place = tuple[Kind, int]
 """One attention of a model: its kind, and its layer within the kind."""
 
 
-class OfChosen(Generic[Kept]):
-    """Keep something of chosen layers and heads; the model's output stays the same.
+class HeadReader(Generic[Kept]):
+    """Keep what a function reads of the chosen heads in chosen layers; the model's output stays the same.
 
-    Other layers cost nothing more. A probe serves one forward pass at a time: clear `maps` between two.
+    Other layers cost nothing more. It serves one forward pass at a time: clear `maps` between two.
 
     Args:
-        read: Returns what is kept of an attention of the chosen heads alone.
+        read: Gets an AttentionCall that has the chosen heads alone, and returns what to keep of it.
         layers: Which layers, counted within their kind from 0; None = all. A number beyond the model's last layer is no
             error here, because a probe does not know how many layers will come.
         heads: Which heads of each of these layers, from 0, in the order in which they are kept; None = all.
         kinds: Which kinds of attention; None = all.
-        attend: What computes the output; `attend_lean` is without gradient.
+        attend: The function that computes the output. The default, `attend_lean`, has no gradient.
 
     Attributes:
-        maps: Kind -> layer -> what is kept of the chosen heads, in the order in which they came.
+        maps: Kind -> layer -> what `read` returned, in the order in which the layers came.
     """
 
     def __init__(
@@ -64,31 +64,31 @@ class OfChosen(Generic[Kept]):
         self._attend = attend
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, and keep what is wanted of it if its layer is chosen; shape and dtype: see `Probe`.
+        """Compute an attention, and read its heads if its layer is chosen; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind was kept already: an engine's bug, or `maps` was not cleared.
             ValueError: A chosen head is beyond the layer's last.
         """
-        if not self._wants(call.kind, call.layer, call.n_heads):
+        if not self._check_chosen(call.kind, call.layer, call.n_heads):
             return self._attend(call)
-        output, kept = self._see(call)
+        output, kept = self._attend_and_read(call)
         self.maps.setdefault(call.kind, {})[call.layer] = kept
         return output
 
-    def _see(self, call: AttentionCall) -> tuple[Tensor, Kept]:
+    def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Kept]:
         """Return the output of an attention, and what is kept of it."""
         chosen = call if self.heads is None else select_heads(call, self.heads)
         kept = self._read(chosen)
         return self._attend(call), kept
 
-    def _wants(
+    def _check_chosen(
         self,
         kind: Kind,
         layer: int,
         n_heads: int,
     ) -> bool:
-        """Return whether to keep this layer; refuses a layer that came before, and heads that do not exist."""
+        """Return whether this layer is chosen; if so, refuse one that came before, and heads that it does not have."""
         if self.kinds is not None and kind not in self.kinds:
             return False
         if self.layers is not None and layer not in self.layers:
@@ -102,23 +102,34 @@ class OfChosen(Generic[Kept]):
         return True
 
 
-class Weights(OfChosen[Tensor]):
+class Weights(HeadReader[Tensor]):
     """Keep the attention weights of chosen layers and heads; gradients flow through the output.
 
-    It takes the arguments `layers`, `heads` and `kinds` of `OfChosen`.
+    Args:
+        layers: As for `HeadReader`.
+        heads: As for `HeadReader`.
+        kinds: As for `HeadReader`.
 
     Attributes:
         maps: Kind -> layer -> weights of the chosen heads, (batch, chosen head, query, key), as `attention_weights`
             defines them: float32, on the CPU, detached, before dropout.
     """
 
-    def __init__(self, *chosen: Any, **named: Any) -> None:
-        super().__init__(attention_weights, *chosen, **named)
-        self._attend = attend
+    def __init__(
+        self,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        kinds: Sequence[Kind] | None = None,
+    ) -> None:
+        super().__init__(attention_weights, layers, heads, kinds, attend)
 
-    def _see(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        # Maps are what costs: only those of chosen heads are computed. The map of all heads also gives the output.
-        output, weights = attend_with_weights(call) if self.heads is None else super()._see(call)
+    def _attend_and_read(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        # The map of all heads also gives the output. If only some heads are chosen, compute their maps alone, and the
+        # output by fused kernels.
+        if self.heads is None:
+            output, weights = attend_with_weights(call)
+        else:
+            output, weights = super()._attend_and_read(call)
         return output, weights.detach().to("cpu", torch.float32)
 
     def keep(
@@ -127,7 +138,7 @@ class Weights(OfChosen[Tensor]):
         layer: int,
         weights: Tensor,
     ) -> None:
-        """Keep weights of all heads, (batch, n_heads, query, key), that an engine computed, if their layer is chosen.
+        """Keep weights that a model computed without the seam, (batch, n_heads, query, key), if their layer is chosen.
 
         Raises:
             RuntimeError: The layer of this kind was kept already.
@@ -135,14 +146,13 @@ class Weights(OfChosen[Tensor]):
         """
         if weights.ndim != 4:
             raise ValueError(f"weights are (batch, head, query, key); got shape {tuple(weights.shape)}")
-        if self._wants(kind, layer, weights.shape[1]):
+        if self._check_chosen(kind, layer, weights.shape[1]):
             chosen = weights if self.heads is None else weights[:, list(self.heads)]
-            by_layer = self.maps.setdefault(kind, {})
-            by_layer[layer] = chosen.detach().to("cpu", torch.float32)
+            self.maps.setdefault(kind, {})[layer] = chosen.detach().to("cpu", torch.float32)
 
 
 def probe_by_kind(probes: Mapping[str, Probe]) -> Probe:
-    """Return a probe that hands each kind of attention to its own probe; kinds that have none are only computed."""
+    """Return a probe that hands each call to the probe of its kind of attention; without one, `attend` computes it."""
     return lambda call: probes.get(call.kind, attend)(call)
 
 
@@ -151,17 +161,17 @@ def key_sums(
     call: AttentionCall,
     functions: NDArray[np.float64],
 ) -> Float[Tensor, "batch n_heads query function"]:
-    """Return the sums over keys of weights times functions of the key, float64, on the CPU; no map is kept.
+    """Return sum over k of A_qk f(k) for several functions f of the key, float64, on the CPU; no map is kept.
 
-    `functions` are the values of keys, (key, function); further keys have 0.
+    `functions` holds f(k), (key, function); keys beyond its last row have f(k) = 0.
     """
     values = torch.zeros(call.key.shape[2], functions.shape[1])
     values[: len(functions)] = torch.from_numpy(functions)
     sums = torch.zeros(*call.query.shape[:3], values.shape[1], dtype=torch.float64)
     for tile in tiles(call):
         block = tile.block
-        rows = tile.weights @ values[block.keys].to(tile.weights)
-        sums[block.texts, :, block.queries] = rows.cpu().double()
+        # (text, head, query, key) @ (key, function), copied into float64 on the CPU.
+        sums[block.texts, :, block.queries] = (tile.weights @ values[block.keys].to(tile.weights)).cpu()
     return sums
 
 
@@ -170,17 +180,17 @@ class Gate:
 
         o'_h = xi_h * o_h + (1 - xi_h) * m_h
 
-    xi = 1 leaves the head as it is, bit for bit. xi = 0 takes it out and puts m_h in its place: nothing (zero
-    ablation), or a vector that does not depend on the token, such as the mean of its outputs (mean ablation).
-    Differentiable in xi: attention is computed by `attend`, whose output has a gradient.
+    xi = 1 leaves the head as it is, bit for bit. xi = 0 replaces its output by m_h: zero (zero ablation), or a vector
+    that does not depend on the token, such as the mean of its outputs (mean ablation). Differentiable in xi where
+    `compute` is, as `attend` is.
 
     Heads are query heads: if queries are grouped, the other heads of a group stay as they are.
 
     Args:
-        factors: xi of the heads of a place, (n_heads,) for all texts alike or (batch, n_heads). Other places stay as
-            they are.
-        stand_ins: m of the heads of a place, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
-        compute: What computes attention; `attend_lean` for long texts, without gradient.
+        factors: (kind, layer) -> xi of its heads, (n_heads,) for all texts alike or (batch, n_heads). Layers that are
+            missing stay as they are.
+        stand_ins: (kind, layer) -> m of its heads, (n_heads, d_value) or (batch, n_heads, d_value). Without it m is 0.
+        compute: The function that computes attention; `attend_lean` for long texts, without gradient.
 
     Source:
         xi: Michel et al. 2019, Are Sixteen Heads Really Better than One?, section 2.3. Mean ablation: Wang et al. 2023,
@@ -201,14 +211,14 @@ class Gate:
         """Compute an attention, and multiply its heads; shape and dtype: see `Probe`.
 
         Raises:
-            ValueError: There are not as many factors as heads, or as texts.
+            ValueError: There is not one factor for each head, or for each head and text.
         """
         output = self._compute(call)
         place = (call.kind, call.layer)
         factors = self.factors.get(place)
         if factors is None:
             return output
-        # Broadcasting would let one text's factors stand for all heads.
+        # Other shapes might broadcast, and scale the wrong heads without an error.
         batch, n_heads = call.query.shape[:2]
         if tuple(factors.shape) not in ((n_heads,), (batch, n_heads)):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Read the rows of a few queries, O(N) a row, and a probe that keeps them. Ours."""
+"""Compute the attention of a few queries on all keys, without the map of the others, and keep it by a probe. Ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ from attnscope.core.attention.seam import (
     Probe,
     attention_weights,
     refuse_second,
-    select_part,
+    select_rows,
 )
 from attnscope.core.attention.tiles import attend_lean
 
 RowsWanted = tuple[NDArray[np.int64], int]
-"""Which rows of a text are read: the positions of the queries, and how many keys are real; they are the first ones."""
+"""The rows to read of a text: (positions of the queries, n_keys). Keys from n_keys on are padding."""
 
 
 @torch.no_grad()
@@ -31,15 +31,18 @@ def rows_of(
     texts: slice = slice(None),
     keys: slice = slice(None),
 ) -> Float[Tensor, "text n_heads query key"]:
-    """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys."""
-    # As many queries at once as fill a tile.
-    n_texts = len(range(call.query.shape[0])[texts])
+    """Return the exact weights, 0 to 1, of some queries on some keys; the softmax is over all keys.
+
+    `queries` are positions; the weights are (text, head, query, key), of the texts, queries and keys asked for.
+    """
+    # Compute as many queries at a time as fill a tile.
+    n_texts = len(call.query[texts])
     row_elements = max(n_texts * call.n_heads * call.key.shape[2], 1)
     elements = tiles.tile_elements(call.query.device)
-    at_once = max(elements // row_elements, tiles.LEAST_QUERIES)
+    queries_at_once = max(elements // row_elements, tiles.LEAST_QUERIES)
     parts = []
-    for some_queries in queries.split(at_once):  # type: ignore[no-untyped-call]
-        weights = attention_weights(select_part(call, texts, some_queries))
+    for some_queries in queries.split(queries_at_once):  # type: ignore[no-untyped-call]
+        weights = attention_weights(select_rows(call, texts, some_queries))
         parts.append(weights[..., keys])
     return torch.cat(parts, 2)
 
@@ -51,10 +54,15 @@ def read_rows(
     queries: Int[Tensor, " query"],
     n_keys: int,
 ) -> tuple[Float[Tensor, "n_heads query {n_keys}"], Bool[Tensor, "query {n_keys}"]]:
-    """Return some rows of one text of a batch, 0 to 1, and which keys they may attend to, both on the CPU.
+    """Return some rows of one text of a batch, 0 to 1, and which keys their queries may attend to, both on the CPU.
 
-    Dense weights, (text, head, query, key), do not tell what may be attended to: it is taken to be every key, in a
-    decoder every earlier one.
+    Args:
+        attention: The call; or dense weights, (text, head, query, key), of which the mask is unknown. Then every key
+            counts as allowed, in a decoder every key up to the query.
+        kind: The kind of attention: "encoder", "decoder" or "cross".
+        text: The index of the text in the batch.
+        queries: The positions of the queries.
+        n_keys: How many keys the text has; those from there on are padding, and left out.
     """
     texts = slice(text, text + 1)
     keys = slice(n_keys)
@@ -63,7 +71,7 @@ def read_rows(
         if kind == "decoder":
             allowed = torch.arange(n_keys) <= queries[:, None]
         return attention[text, :, queries.to(attention.device), keys].float().cpu(), allowed
-    mask = select_part(attention, texts, queries).mask
+    mask = select_rows(attention, texts, queries).mask
     if mask is not None:
         allowed &= mask.any(1)[0, :, keys].cpu()
     return rows_of(attention, queries, texts, keys)[0].cpu(), allowed
@@ -71,11 +79,11 @@ def read_rows(
 
 @dataclass(eq=False)
 class SampledRows:
-    """The rows of one text, by layer.
+    """The sampled rows of one text in one kind of attention.
 
     Attributes:
-        allowed: (row, key), bool: which keys may be attended to.
-        weights: (row, head, key), float16.
+        allowed: Layer -> which keys each query may attend to, (row, key), bool.
+        weights: Layer -> weights, (row, head, key), float16; each row sums to 1, or is zeros.
     """
 
     allowed: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
@@ -83,13 +91,13 @@ class SampledRows:
 
 
 class RowSamples:
-    """Read rows of some queries of each text of a batch, beside a probe that computes attention.
+    """Keep the rows of some queries of each text of a batch, and leave the output to another probe.
 
-    Rows are normalised: if a head has a learned sink, its weights on keys alone are described.
+    Each row is divided by its sum, so a learned sink does not count: the keys share all of the attention.
 
     Args:
-        wanted: The rows that are read of each text of the batch; None = none of this text.
-        probe: The probe beside it.
+        wanted: For each text of the batch the rows to keep; None = none.
+        probe: The probe that computes the output.
 
     Attributes:
         rows: For each text of the batch: kind of attention -> its rows.
@@ -101,7 +109,7 @@ class RowSamples:
         self._probe = probe
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Read the rows of an attention, and let the other probe compute it; shape and dtype: see `Probe`.
+        """Keep the rows of an attention, and let the other probe compute its output; shape and dtype: see `Probe`.
 
         Raises:
             RuntimeError: The layer of this kind has been here already.
@@ -110,7 +118,7 @@ class RowSamples:
         return self._probe(call)
 
     def keep_all(self, maps: Mapping[Kind, Mapping[int, Tensor]]) -> None:
-        """Read dense weights, (batch, n_heads, query, key), that an engine has computed."""
+        """Keep the rows of dense weights, (batch, n_heads, query, key), which `maps` holds by kind and layer."""
         for kind, by_layer in maps.items():
             for layer, weights in by_layer.items():
                 self._keep(weights, kind, layer)
@@ -130,10 +138,10 @@ class RowSamples:
             refuse_second({kind: rows.weights}, kind, layer)
             weight_parts = []
             allowed_parts = []
-            # A few rows at a time: those of all heads of a long text would be as large as a map.
+            # A few rows at a time in float32: all rows and heads of a long text would be as large as a map.
             for some_queries in torch.from_numpy(queries).split(tiles.LEAST_QUERIES):  # type: ignore[no-untyped-call]
                 weights, allowed = read_rows(attention, kind, text, some_queries, n_keys)
-                # (row, head, key), each row with sum 1; rows of zeros stay zeros.
+                # Divide (row, head, key) by the sums of rows; rows of zeros stay zeros.
                 weights = weights.movedim(1, 0).float()
                 totals = weights.sum(-1, keepdim=True)
                 weights = weights / totals.clamp_(min=torch.finfo(torch.float32).tiny)

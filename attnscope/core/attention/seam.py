@@ -1,11 +1,14 @@
-"""The seam: every attention of every model is one AttentionCall, computed by one function.
+"""Describe each attention of each model as one AttentionCall, and compute it: the seam of the package.
+
+A model hands its queries, keys, values and masks over here, and gets back the heads' outputs. What happens in between
+is a function from call to output (a `Probe`), which may also read or change the attention.
 
 Masks follow `torch.nn.functional.scaled_dot_product_attention`: boolean, True = this query MAY attend to this key.
 `torch.nn.MultiheadAttention` and many tutorials mean the opposite (True = hidden). Hugging Face gives its models
 1 = keep in two dimensions, but adds 0 / finfo.min in four.
 
-Two functions give the same output: `attend` (torch's fused kernels, no map) and `attend_with_weights` (dense, exact
-weights).
+Two functions compute the same output: `attend` by torch's fused kernels, without a map, and `attend_with_weights` by
+the dense map of exact weights, which it returns too.
 
 Source:
     Vaswani et al. 2017, Attention Is All You Need, section 3.2; grouped queries: Ainslie et al. 2023; soft cap and
@@ -40,16 +43,16 @@ class AttentionCall:
             key/value head h // (n_heads // n_kv_heads). They are not repeated: grouped queries stay visible.
         value: Values, (batch, n_kv_heads, key, d_value).
         scale: Factor on the dot products, usually 1 / sqrt(d_head).
-        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may. Kept with four
-            axes, as `bias` is.
+        mask: Boolean, broadcastable to (batch, n_heads, query, key); True = may attend; None = all may. Missing axes
+            are added in front, here and in `bias`, so that both have four.
         is_causal: If True, query i may attend to keys 0..i only, on top of `mask`.
         window: If set, query i may attend to keys less than `window` tokens away only, on top of `mask` and causality:
             a sliding window that needs no mask of its own.
-        bias: Added to the scaled scores: position biases of T5, ALiBi. Broadcastable to the scores; finite (what may
-            not be attended to belongs in `mask`: finfo.min here is a number like any other).
+        bias: Added to the scaled scores: position biases of T5, ALiBi. Broadcastable to the scores; finite. To hide a
+            key, use `mask`: finfo.min here is a number like any other.
         softcap: If set, scaled scores s become softcap * tanh(s / softcap), before bias and mask (Gemma 2).
-        sinks: One extra score a head, (n_heads,), that takes weight and gives no value (gpt-oss): the weights of a
-            query then sum to less than 1.
+        sinks: One more score for each head, (n_heads,), that enters the softmax and has no value (gpt-oss): the weights
+            of a query then sum to less than 1.
         dropout_p: Probability with which single weights are dropped; 0 outside training.
 
     Raises:
@@ -119,7 +122,7 @@ class AttentionCall:
 
 
 Probe = Callable[[AttentionCall], Tensor]
-"""What computes at the seam: gets a call, returns its output (batch, n_heads, query, d_value), in the values' dtype."""
+"""A function that computes an attention: call -> output, (batch, n_heads, query, d_value), in the values' dtype."""
 
 
 def refuse_second(
@@ -127,7 +130,9 @@ def refuse_second(
     kind: Kind,
     layer: int,
 ) -> None:
-    """Refuse an attention that a probe has seen already: it serves one forward pass.
+    """Refuse an attention that a probe has seen already, because a probe serves one forward pass.
+
+    `seen` is kind -> layer -> what the probe has kept of it.
 
     Raises:
         RuntimeError: The layer of this kind is among those seen.
@@ -139,7 +144,7 @@ def refuse_second(
 
 
 def check_mask_is_boolean(name: str, mask: Tensor) -> None:
-    """Refuse a mask, of any shape, that is not boolean: its 1 or 0 could mean either.
+    """Refuse a mask, of any shape, that is not boolean: 1 could mean "may attend" or "hidden".
 
     Raises:
         TypeError: The mask is not boolean; the message states the convention.
@@ -157,31 +162,29 @@ def _align_axes(
     tensor: Tensor,
     scores: tuple[int, int, int, int],
 ) -> Tensor:
-    """Return a view with four axes; refuses a tensor that does not broadcast to the scores."""
-    # Missing axes are added in front.
+    """Return a view with four axes; refuses a tensor that does not broadcast to the shape of the scores."""
     shape = tuple(tensor.shape)
-    aligned = tensor[(None,) * (4 - len(shape))]
-    fits = aligned.ndim == 4
-    for size, full_size in zip(aligned.shape, scores, strict=False):
-        fits &= size in (1, full_size)
-    if not fits:
+    # Add the missing axes in front. Each axis is then whole, or of size 1.
+    sizes = (1,) * (4 - len(shape)) + shape
+    fits = [size in (1, full_size) for size, full_size in zip(sizes, scores, strict=False)]
+    if len(sizes) != 4 or not all(fits):
         raise ValueError(f"{name} {shape} does not broadcast to (batch, head, query, key) = {scores}")
-    return aligned
+    return tensor.view(sizes)
 
 
 def allowed(call: AttentionCall) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
     """Return which query may attend to which key: the call's mask with causality and window folded in.
 
     Causality is aligned at the upper left, as in torch's scaled_dot_product_attention: query i sees keys 0..i, even if
-    there are more keys than queries. A decoder that continues from cached keys needs the lower right. It must say so in
-    `mask` and leave is_causal False.
+    there are more keys than queries. A decoder that continues from cached keys needs the lower right: give that as
+    `mask`, and leave is_causal False.
 
     Returns:
         True = may attend; None if every query may attend to every key. May share memory with the call's mask: do not
         write into it.
     """
     queries, keys = _positions(call)
-    return within_reach(call, call.mask, queries, keys)
+    return mask_within_reach(call.mask, queries, keys, call.is_causal, call.window)
 
 
 def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, " key"]]:
@@ -192,39 +195,44 @@ def _positions(call: AttentionCall) -> tuple[Int[Tensor, " query"], Int[Tensor, 
     return queries, keys
 
 
-def within_reach(
-    call: AttentionCall,
+def mask_within_reach(
     mask: Tensor | None,
     queries: Int[Tensor, " query"],
     keys: Int[Tensor, " key"],
+    is_causal: bool,
+    window: int | None,
 ) -> Bool[Tensor, "#batch #n_heads #query #key"] | None:
-    """Return a mask of some queries and keys with causality and window folded in; None = all may attend to all.
+    """Return the mask of some queries and keys with causality and window folded in; None = all may attend to all.
 
-    `queries` and `keys` are their positions, and `mask`, (batch, n_heads, query, key), is that of the call on them.
+    Args:
+        mask: (batch, n_heads, query, key), for these queries and keys; None = hides nothing.
+        queries: Their positions in the text.
+        keys: Their positions in the text.
+        is_causal: As in an AttentionCall.
+        window: As in an AttentionCall.
     """
-    if not call.is_causal and call.window is None:
+    if not is_causal and window is None:
         return mask
     # (query, 1) against (key,): both conditions are (query, key).
     queries = queries[:, None]
     is_near = torch.ones(1, 1, len(queries), len(keys), dtype=torch.bool, device=keys.device)
-    if call.is_causal:
+    if is_causal:
         is_near &= keys <= queries
-    if call.window is not None:
-        is_near &= (keys - queries).abs() < call.window
+    if window is not None:
+        is_near &= (keys - queries).abs() < window
     return is_near if mask is None else mask & is_near
 
 
 def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
-    """Return `allowed`, and the rows (batch, head, query, 1) where nothing is allowed; None if there are none.
+    """Return the `allowed` mask with its empty rows set to True, and which rows are empty, (batch, head, query, 1).
 
-    Rows that may attend to nothing are opened wide. Their softmax then stays finite, forward and backward and in every
-    fused kernel, and the caller overwrites the result with zeros. Over -inf alone softmax is 0 / 0, and zeroing its
-    result afterwards still sends NaN into the gradients.
+    A row is empty if its query may attend to nothing. Over -inf alone softmax is 0 / 0, and zeroing the result still
+    sends NaN into the gradients. With all keys allowed it stays finite, forward and backward and in every fused kernel;
+    the caller then overwrites the result with zeros. None stands for a mask that hides nothing, and for no empty row.
     """
     mask = allowed(call)
     if mask is None:
         return None, None
-    # (…, query, 1): true where no key is allowed.
     mask = mask.expand(-1, -1, -1, call.key.shape[2])
     empty = ~mask.any(-1, keepdim=True)
     if not bool(empty.any()):
@@ -260,7 +268,7 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
         scores = scores.reshape(batch, n_heads, n_queries, call.key.shape[2])
         if call.softcap is not None:
             scores = (scores / call.softcap).tanh() * call.softcap
-        # In place from here: `scores` is this function's own, and maps are what memory goes to.
+        # In place from here on, because maps take most of the memory; nothing else reads these scores.
         if call.bias is not None:
             scores += call.bias.to(dtype)
         if mask is not None:
@@ -268,8 +276,8 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
         # Softmax over keys.
         weights = scores.softmax(-1)
         if call.sinks is not None:
-            # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink): no
-            # copy of all scores with one column more.
+            # exp(s) / (exp(sink) + sum exp(s')) = softmax(s) * sigmoid(logsumexp(s') - sink), which needs no copy of
+            # the scores with one more column.
             sinks = call.sinks.to(dtype)[:, None, None]
             weights = weights * (scores.logsumexp(-1, keepdim=True) - sinks).sigmoid()
     return weights if empty is None else weights.masked_fill(empty, 0.0)
@@ -278,31 +286,38 @@ def attention_weights(call: AttentionCall) -> Float[Tensor, "batch n_heads query
 def attend_with_weights(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch n_heads query d_value"], Float[Tensor, "batch n_heads query key"]]:
-    """Attend by the whole map: return the output and the weights that made it.
+    """Compute the output from the whole map, and return both.
 
     Returns:
         The output sum over k of A_qk v_k, in the dtype of the values; and the weights of `attention_weights`. If
-        dropout_p > 0, dropout applies to the weights behind the output only. Rows that may attend to nothing are zero
-        in both.
+        dropout_p > 0, the output is that of weights with dropout, but the weights come back without it. Rows that may
+        attend to nothing are zero in both.
     """
     weights = attention_weights(call)
-    # Dropout is on the way to the output only: the weights that come back are whole.
     dropped = F.dropout(weights, call.dropout_p) if call.dropout_p else weights
     with without_autocast(call.query.device):
-        output = _per_kv_head(dropped, call.n_kv_heads) @ call.value.to(weights.dtype)
-    output = output.reshape(*call.query.shape[:3], call.value.shape[3])
+        output = times_values(dropped, call.value.to(weights.dtype))
     return output.to(call.value.dtype), weights
+
+
+def times_values(
+    weights: Float[Tensor, "batch n_heads query key"],
+    values: Float[Tensor, "batch n_kv_heads key width"],
+) -> Float[Tensor, "batch n_heads query width"]:
+    """Return the product of weights and values, in the dtype of both; values of grouped queries are not repeated."""
+    products = _per_kv_head(weights, values.shape[1]) @ values
+    return products.reshape(*weights.shape[:3], values.shape[3])
 
 
 def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
     """Return the attention of some query heads, in the order given, each with the key/value head that it reads."""
     chosen = list(heads)
-    group = call.n_heads // call.n_kv_heads
     # Query heads of one group read one key/value head.
-    kv_heads = [head // group for head in chosen]
+    group_size = call.n_heads // call.n_kv_heads
+    kv_heads = [head // group_size for head in chosen]
 
     def select(tensor: Tensor | None) -> Tensor | None:
-        """Return the chosen heads of a mask or bias; one that all heads share stays whole."""
+        """Return a mask or bias, (batch, n_heads or 1, query, key), for the chosen heads."""
         if tensor is None or tensor.shape[1] == 1:
             return tensor
         return tensor[:, chosen]
@@ -318,17 +333,20 @@ def select_heads(call: AttentionCall, heads: Sequence[int]) -> AttentionCall:
     )
 
 
-def select_part(
+def select_rows(
     call: AttentionCall,
     texts: slice = slice(None),
     queries: Int[Tensor, " query"] | None = None,
 ) -> AttentionCall:
-    """Return the same attention of some texts and queries (None = all), with causality and window in its mask."""
+    """Return the rows of some texts and queries as an attention of their own; its mask holds causality and window.
+
+    `queries` are their positions; None = all.
+    """
     all_queries, keys = _positions(call)
     queries = all_queries if queries is None else queries.to(keys.device)
 
-    def cut(tensor: Tensor | None) -> Tensor | None:
-        """Return these texts and queries of a mask or bias; an axis that all share stays."""
+    def select(tensor: Tensor | None) -> Tensor | None:
+        """Return a mask or bias for these texts and queries; it may have size 1 along both axes."""
         if tensor is None:
             return None
         tensor = tensor[texts] if tensor.shape[0] > 1 else tensor
@@ -339,24 +357,24 @@ def select_part(
         query=call.query[texts][:, :, queries],
         key=call.key[texts],
         value=call.value[texts],
-        mask=within_reach(call, cut(call.mask), queries, keys),
-        bias=cut(call.bias),
+        mask=mask_within_reach(select(call.mask), queries, keys, call.is_causal, call.window),
+        bias=select(call.bias),
         is_causal=False,
         window=None,
     )
 
 
-def are_numbers(call: AttentionCall) -> Bool[Tensor, " batch"]:
-    """Return which texts' queries and keys are all finite, bool.
+def finite_texts(call: AttentionCall) -> Bool[Tensor, " batch"]:
+    """Return which texts have only finite queries and keys, bool.
 
-    If they are not, weights are NaN by definition. But torch's fused kernels may then give finite numbers (seen on the
-    processor, in every precision), so the output does not tell.
+    For the other texts the weights are NaN by definition. Their output may still be finite: torch's fused kernels give
+    such numbers (seen on the CPU, in every precision).
     """
     return call.query.isfinite().flatten(1).all(1) & call.key.isfinite().flatten(1).all(1)
 
 
 def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
-    """Attend by the fastest way there is: what a model runs when nobody watches.
+    """Attend the fastest way: the default, where no probe reads the weights.
 
     Takes torch's scaled_dot_product_attention if that can express the call (masks, causality, grouped queries, a bias
     in the queries' own dtype), else the whole map (soft cap, sinks).
@@ -365,26 +383,26 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
         The output of `attend_with_weights` within rounding, in the dtype of the values. Rows that may attend to nothing
         are zero, and send zeros back in gradients.
     """
-    needs_map = call.softcap is not None or call.sinks is not None
-    # A bias in another dtype would be rounded to the queries': finfo.min of float32 is -inf in float16.
-    if call.bias is not None and call.bias.dtype != call.query.dtype:
-        needs_map = True
-    if needs_map:
+    # The kernel would round a bias to the queries' dtype: finfo.min of float32 is -inf in float16.
+    would_round_bias = call.bias is not None and call.bias.dtype != call.query.dtype
+    if call.softcap is not None or call.sinks is not None or would_round_bias:
         output, _ = attend_with_weights(call)
         return output
-    # Only plain causality can be given to the kernel as a flag; a mask or a bias has to carry it within.
+    # The kernel knows causality as a flag, but not beside a mask or bias: then they have to express it.
     kernel_is_causal = call.is_causal and call.mask is None and call.bias is None and call.window is None
-    mask, empty = (None, None) if kernel_is_causal else _allowed_without_empty_rows(call)
-    # The kernel takes one tensor: a mask, or numbers to add, -inf where hidden.
-    kernel_mask = mask
+    mask = None
+    empty = None
+    if not kernel_is_causal:
+        mask, empty = _allowed_without_empty_rows(call)
+    # The kernel takes a boolean mask, or numbers to add to the scores: a bias, -inf where the mask hides a key.
     if call.bias is not None:
-        added = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)
-        kernel_mask = added.expand(-1, -1, call.query.shape[2], call.key.shape[2])
+        mask = call.bias if mask is None else torch.where(mask, call.bias, -math.inf)
+        mask = mask.expand(-1, -1, call.query.shape[2], call.key.shape[2])
     output = F.scaled_dot_product_attention(
         call.query,
         call.key,
         call.value,
-        attn_mask=kernel_mask,
+        attn_mask=mask,
         dropout_p=call.dropout_p,
         is_causal=kernel_is_causal,
         scale=call.scale,
@@ -394,9 +412,10 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch n_heads query d_value"]:
 
 
 def _per_kv_head(rows: Tensor, n_kv_heads: int) -> Tensor:
-    """Lay the query heads of one key/value head end to end: (batch, n_kv_heads, group * query, …).
+    """Lay the rows of the query heads that share a key/value head end to end, for one matrix product.
 
-    One matrix product then serves the group; broadcasting over a group axis would make matmul copy the keys.
+    (batch, n_heads, query, width) becomes (batch, n_kv_heads, n_heads / n_kv_heads * query, width). Broadcasting over
+    an axis of groups instead would make matmul copy the keys.
     """
     batch, n_heads, n_queries, width = rows.shape
     return rows.reshape(batch, n_kv_heads, n_heads // n_kv_heads * n_queries, width)

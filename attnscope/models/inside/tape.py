@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
 
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe, are_numbers, attend
+from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, finite_texts
 from attnscope.models.turns import take_turn
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Rerun:
             place = (call.kind, call.layer)
             if self._tape.current is not None:
                 self._block_of[place] = self._tape.current
-            self.are_numbers.setdefault(call.kind, {})[call.layer] = are_numbers(call)
+            self.are_numbers.setdefault(call.kind, {})[call.layer] = finite_texts(call)
             # A network may write into its queries, keys and values later.
             copies: Any = {name: getattr(call, name).clone() for name in ("query", "key", "value")}
             self.calls[place] = replace(call, **copies)

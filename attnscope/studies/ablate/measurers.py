@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
 from attnscope.core.attention.probes import Place
-from attnscope.core.attention.seam import AttentionCall, Kind, are_numbers, attend
+from attnscope.core.attention.seam import AttentionCall, Kind, attend, finite_texts
 from attnscope.core.interventions import Activations, Leaves, Patch, Patched
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, distinct
@@ -208,7 +208,7 @@ class MeanOutputs(RowMeasurer):
             dtype = sum_dtype(outputs.device)
             sums = outputs.sum(2, dtype=dtype).flatten(1)
             # Fused kernels may return finite outputs for queries or keys that are NaN.
-            sums[~are_numbers(call)] = torch.nan
+            sums[~finite_texts(call)] = torch.nan
             n_queries = real.sum(1, keepdim=True).to(sums)
             sums_and_counts = torch.stack([sums, n_queries.expand_as(sums)], 1)
             by_place.append(sums_and_counts.cpu())

@@ -272,7 +272,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Return what the model and its heads do on each needle; all are of one length."""
         import torch
 
-        from attnscope.core.attention.probes import OfChosen
+        from attnscope.core.attention.probes import HeadReader
         from attnscope.core.attention.row_samples import rows_of
 
         # Run all texts but their last token, and keep each head's largest key of the queries that write the answers.
@@ -281,7 +281,7 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         n_answer = right.shape[1]
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
         queries = torch.arange(ids.shape[1] - n_answer, ids.shape[1])
-        probe = OfChosen(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
+        probe = HeadReader(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
         assert logits is not None  # it has a loss

@@ -129,8 +129,8 @@ def relevance(
         answer_token = len(reading.tokens) - 1
     result = Rollout.of_layers(
         record,
-        core_rollout.row_shares(head_means),
-        core_rollout.row_shares(added),
+        core_rollout.normalise_rows(head_means),
+        core_rollout.normalise_rows(added),
         residual=0.0,
         target=target,
         answer_token=answer_token,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from attnscope.core.attention.pooling import Grid
-    from attnscope.core.attention.probes import OfChosen
+    from attnscope.core.attention.probes import HeadReader
     from attnscope.core.attention.seam import Kind, Probe
 
 CELLS = 256
@@ -205,18 +205,18 @@ def _layers_and_heads(maps: Sequence[AttentionMap]) -> tuple[list[int], tuple[in
     return layers, None
 
 
-def _probe_part(attention: AttentionMap) -> OfChosen[Tensor]:
+def _probe_part(attention: AttentionMap) -> HeadReader[Tensor]:
     """Return a probe that keeps the part of a map that is shown, (batch, chosen head, query, key), on the CPU."""
     import torch
 
-    from attnscope.core.attention.probes import OfChosen
+    from attnscope.core.attention.probes import HeadReader
     from attnscope.core.attention.row_samples import rows_of
 
     rows, columns = _slices_of(attention)
     queries = torch.arange(rows.start, rows.stop)
     layers, heads = _layers_and_heads([attention])
     kinds = (cast("Kind", attention.kind),)
-    return OfChosen(
+    return HeadReader(
         lambda call: rows_of(call, queries, keys=columns).float().cpu(), layers, heads, kinds
     )
 
@@ -334,13 +334,13 @@ def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> Poo
             "--pool 0, on fewer tokens",
         )
     from attnscope.core.attention.pooling import pool_attention
-    from attnscope.core.attention.probes import OfChosen
+    from attnscope.core.attention.probes import HeadReader
 
     # One pass, with a grid for each kind of attention.
     whole = outline(model.info, reading, chosen)
     grids = {cast("Kind", m.kind): _grid(m, cells) for m in whole.maps}
     layers, heads = _layers_and_heads(whole.maps)
-    probe = OfChosen(lambda call: pool_attention(call, grids[call.kind]), layers, heads, tuple(grids))
+    probe = HeadReader(lambda call: pool_attention(call, grids[call.kind]), layers, heads, tuple(grids))
     run_probe(model, reading, probe)
     # Lay out the cells, marginals and links of each kind. (layer, head, …)
     maps = []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnscope.annotated import AnnotatedText
-from attnscope.annotated.alignment import Placed, place_links
+from attnscope.annotated.alignment import PlacedChunk, place_links
 from attnscope.core.attention.probes import Weights, probe_by_kind
 from attnscope.core.attention.seam import Kind
 from attnscope.core.relations import LinkFacts, keep_links, links_of_weights
@@ -38,7 +38,7 @@ TOO_LONG = "texts or targets longer than the model takes"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Piece(Placed):
+class Piece(PlacedChunk):
     """Hold a chunk with its links, and the cells to which their hits are added: one for each relation."""
 
     cells: tuple[Cell, ...]
@@ -149,7 +149,7 @@ class Linker:
         names = {relation, *relation.split("→")} - {"parent"}
         return not names.isdisjoint(only)
 
-    def _place(self, text: AnnotatedText, index: int) -> tuple[list[Placed], Reasons]:
+    def _place(self, text: AnnotatedText, index: int) -> tuple[list[PlacedChunk], Reasons]:
         """Return the chunks of a text that have links, with the links in tokens; and what links have no tokens."""
         is_across = self._kind == "cross"
         limit = self._model.info.max_tokens
@@ -181,7 +181,7 @@ class Linker:
             placed = [replace(part, target=self._start) for part in placed]
         return placed, left_out
 
-    def _deal(self, text: AnnotatedText, part: Placed) -> Piece:
+    def _deal(self, text: AnnotatedText, part: PlacedChunk) -> Piece:
         """Return a chunk with a cell for each of its relations, in which the text is dealt to halves."""
         # Without a document, chunks of one text have that text as their source, so that they go to one half.
         source = text.document
@@ -311,7 +311,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
         return part
 
 
-def facts_of(batch: Sequence[Placed], kind: str) -> LinkFacts:
+def facts_of(batch: Sequence[PlacedChunk], kind: str) -> LinkFacts:
     """Return the links of a batch of chunks as `core.relations` takes them, on the CPU.
 
     A row is a source in a chunk, and a cell a relation in a chunk.

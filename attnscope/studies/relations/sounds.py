@@ -31,7 +31,7 @@ from scipy.stats import quantile_test
 from attnscope.annotated import Link
 from attnscope.annotated.alignment import UNALIGNED, PlacedLink, WordUnits
 from attnscope.core.alignment import cheapest_paths, standardise
-from attnscope.core.attention.probes import OfChosen
+from attnscope.core.attention.probes import HeadReader
 from attnscope.core.attention.row_samples import rows_of
 from attnscope.core.relations import links_of_weights
 from attnscope.corpus import Chunk, Corpus, CorpusText, Problem
@@ -292,7 +292,7 @@ def _place_words(
     units = WordUnits(spans, target)
     links = []
     unmeasured: Reasons = Counter()
-    for number, (tokens, word) in enumerate(zip(units.pieces, words, strict=True)):
+    for number, (tokens, word) in enumerate(zip(units.tokens_of_word, words, strict=True)):
         spoken = _frames_of(word, frame_s)
         # By rounding, the last word may end in the frame after the sound.
         if not tokens or spoken.start >= n_frames or spoken.stop > n_frames + 1:
@@ -334,7 +334,7 @@ class SoundMeasurer(LinkMeasurer):
         (piece,) = batch
         rows = torch.from_numpy(piece.rows)
         frames = slice(len(piece.unit_of_token))
-        probe = OfChosen(lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"])
+        probe = HeadReader(lambda call: rows_of(call, rows, keys=frames).float().cpu(), kinds=["cross"])
         run_probe(self._model, piece.reading, probe)
         by_layer = probe.maps["cross"]
         facts = facts_of(batch, "cross")

@@ -316,7 +316,7 @@ class _Recordings(_Sense):
 
     def measure(self, batch: Sequence[_Input]) -> _Measured:
         """Measure the heads on a recording; on one without a written token, no layer is measured."""
-        from attnscope.core.attention.probes import OfChosen, key_sums
+        from attnscope.core.attention.probes import HeadReader, key_sums
 
         reading = read(self.model, Speech(batch[0].content, batch[0].text))
         sound = reading.sound
@@ -333,7 +333,7 @@ class _Recordings(_Sense):
         n_sound = len(sound.envelope)
         times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
         functions = np.stack([np.ones(n_sound), times], 1)
-        probe = OfChosen(lambda call: key_sums(call, functions), kinds=[self.kind])
+        probe = HeadReader(lambda call: key_sums(call, functions), kinds=[self.kind])
         run_probe(self.model, reading, probe)
         # Uniform attention, (measure,): no token listens further on than another, and sound gets its share of frames.
         even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
