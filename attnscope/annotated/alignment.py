@@ -1,7 +1,9 @@
-"""Align words with tokens by the characters that both cover, never by counting or by guessing.
+"""Find the tokens of each annotated word by the characters that both cover, and place links in them.
 
-A token that reaches into two words ("don" of "do" + "n't") joins them into one: such words can be told apart neither
-as sources nor as targets, and their links are left out. They stay one word among those that may be looked at.
+A link says to which words a word should attend. Tokens may be longer than words: if one token covers characters of two
+words, as "don" does of "do" and "n't", attention cannot tell the two apart. Such words form one *unit*. They are
+neither sources nor targets, so their links are left out; but a unit still counts as one of the candidates that a head
+could attend to. All other words are units of their own.
 """
 
 from collections import Counter
@@ -18,17 +20,17 @@ from attnscope.results.tokens import Tokens
 UNALIGNED = "words that the tokens do not tell apart"
 OUTSIDE = "source and target in different chunks"
 HIDDEN = "targets that causality hides"
-"""The reasons why a link has no place in the tokens."""
+"""The reasons why a link is left out."""
 
 
 @dataclass(frozen=True)
 class PlacedLink:
-    """Hold a link in the tokens of a chunk.
+    """A link in the tokens of a chunk.
 
     Attributes:
-        link: The link, with the targets that can be seen.
-        tokens: The tokens of its source: the queries.
-        targets: The units of its targets: where the queries should look.
+        link: The link, with the targets that a causal mask leaves visible.
+        tokens: The tokens of its source, by index, ascending: the queries.
+        targets: The units of its targets: those that the queries should attend to.
     """
 
     link: Link
@@ -38,14 +40,13 @@ class PlacedLink:
 
 @dataclass(frozen=True, eq=False)
 class PlacedChunk:
-    """Hold a chunk of an annotated text in tokens.
+    """A chunk of an annotated text, with the links that it holds.
 
     Attributes:
-        chunk: The chunk.
-        unit_of_token: The unit of each token, (token,), from 0 in a chunk; -1 = part of no word. A unit is a word, or
-            words that share tokens.
-        links: The links that can be seen.
-        target: In a text with a target, the decoder's tokens, which are the queries. None for other texts.
+        chunk: The chunk: some of the text's tokens.
+        unit_of_token: The unit of each token, (token,), from 0 in a chunk; -1 = part of no word.
+        links: The links of which it holds all words.
+        target: For an encoder-decoder, the tokens that the decoder reads: then they are the queries. Else None.
     """
 
     chunk: Chunk
@@ -56,97 +57,99 @@ class PlacedChunk:
 
 def place_links(
     text: AnnotatedText,
-    parts: Sequence[Chunk],
+    chunks: Sequence[Chunk],
     tokens: Tokens,
     *,
     causal: bool = False,
     target: Tokens | None = None,
 ) -> tuple[list[PlacedChunk], Counter[tuple[str, str]]]:
-    """Place a text's words and links in the tokens of its chunks.
-
-    A link stands in the first chunk that has all of it.
+    """Place the links of a text in the tokens of its chunks: each in the first chunk that holds all of its words.
 
     Args:
         text: The text.
-        parts: Its chunks; a text with a target is one.
+        chunks: Its chunks; a text with a target has one.
         tokens: The tokens of the whole text.
-        causal: Whether a query sees earlier keys alone: targets that it cannot see are left out.
-        target: The tokens of its target, as the decoder reads them.
+        causal: Whether the mask is causal: targets after the source are then left out.
+        target: The tokens of the text's target, as the decoder reads them; links then go from its words.
 
     Returns:
-        The chunks that have links, and how many links none has, by relation and reason.
+        The chunks that hold links, and how many links are left out, by relation and reason.
     """
-    # The words of the whole text, and of its target, from which links then go.
-    whole = WordUnits(text.words, tokens)
+    whole_text = WordUnits(text.words, tokens)
     target_units = None if target is None else WordUnits(text.target_words, target)
-    # Try every link in each chunk; the first chunk that holds all of it keeps it.
+    # The links that no chunk holds yet, by index.
     waiting = dict(enumerate(text.links))
     reasons = dict.fromkeys(waiting, OUTSIDE)
-    placed: list[PlacedChunk] = []
-    for part in parts:
-        units = whole if len(parts) == 1 else WordUnits(text.words, part.tokens, whole.pieces)
+    placed_chunks: list[PlacedChunk] = []
+    for chunk in chunks:
+        units = WordUnits(text.words, chunk.tokens, whole_text.tokens_of_word)
         links = []
-        for number, link in list(waiting.items()):
+        for index, link in list(waiting.items()):
             link_or_reason = _place_link(link, target_units or units, units, causal)
             if isinstance(link_or_reason, PlacedLink):
                 links.append(link_or_reason)
-                del waiting[number]
-            # A later chunk may still hold a link that this one cuts, so only whole ones get a reason.
-            elif len(parts) == 1 or all(units.pieces[word] for word in (*link.source, *link.targets)):
-                reasons[number] = link_or_reason
+                del waiting[index]
+            # If this chunk lacks a word of the link, the link is outside; a later chunk may still hold it.
+            elif len(chunks) == 1 or all(
+                units.tokens_of_word[word] for word in (*link.source, *link.targets)
+            ):
+                reasons[index] = link_or_reason
         if links:
-            placed.append(PlacedChunk(part, units.unit_of_token, tuple(links), target))
-    left_out = Counter((link.relation, reasons[number]) for number, link in waiting.items())
-    return placed, left_out
-
-
-def pieces_of(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
-    """Return the indices of the tokens that share characters with each word, ascending; special tokens are skipped."""
-    ordinary = np.flatnonzero((tokens.offsets[:, 0] >= 0) & ~tokens.special)
-    token_starts, token_stops = tokens.offsets[ordinary].T
-    starts, stops = np.array(words, np.int64).reshape(-1, 2).T
-    # From the first token that ends after the word's start to the last that starts before its end.
-    first = np.searchsorted(token_stops, starts, side="right")
-    end = np.searchsorted(token_starts, stops)
-    return [ordinary[begin:stop].tolist() for begin, stop in zip(first, end, strict=True)]
+            placed_chunks.append(PlacedChunk(chunk, units.unit_of_token, tuple(links), target))
+    left_out = Counter((link.relation, reasons[index]) for index, link in waiting.items())
+    return placed_chunks, left_out
 
 
 class WordUnits:
-    """Hold words in the tokens of a text or a chunk; words that share tokens are one unit.
+    """Find the tokens of each word of a text or chunk, and the units: words that share tokens are one.
 
     Args:
-        words: Where the words are in the text, by their start.
-        tokens: The tokens.
-        whole: The tokens of each word in the whole text; None = `tokens` are the whole text.
+        words: Where the words are in the text, ordered by start.
+        tokens: The tokens of the text or chunk.
+        tokens_of_word_in_text: `tokens_of_word` of the whole text, if `tokens` are those of a chunk.
 
     Attributes:
-        pieces: The tokens of each word.
+        tokens_of_word: The tokens that share characters with each word, by index, ascending; no special tokens.
         unit_of_token: The unit of each token, (token,), from 0; -1 = part of no word.
-        unit_of_word: The unit of each word that the tokens tell apart.
+        unit_of_word: Word -> unit, of each word that is whole and shares no token with another.
     """
 
     def __init__(
-        self, words: Sequence[Span], tokens: Tokens, whole: Sequence[Sequence[int]] | None = None
+        self,
+        words: Sequence[Span],
+        tokens: Tokens,
+        tokens_of_word_in_text: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self.pieces = pieces_of(words, tokens)
+        self.tokens_of_word = _tokens_of_words(words, tokens)
         self.unit_of_token = np.full(len(tokens), -1, np.int64)
         # A word begins a unit if its first token is after all tokens of the words before it.
         words_of_units: list[list[int]] = []
         last_token = -1
-        for word, piece in enumerate(self.pieces):
-            if not piece:
+        for word, word_tokens in enumerate(self.tokens_of_word):
+            if not word_tokens:
                 continue
-            if piece[0] > last_token:
+            if word_tokens[0] > last_token:
                 words_of_units.append([])
             words_of_units[-1].append(word)
-            self.unit_of_token[piece] = len(words_of_units) - 1
-            last_token = max(last_token, piece[-1])
-        # Words that share tokens, or are cut at the end of a chunk, cannot be told apart.
+            self.unit_of_token[word_tokens] = len(words_of_units) - 1
+            last_token = max(last_token, word_tokens[-1])
+        # Leave out words that share tokens, and those that the end of a chunk cuts.
+        whole_words = tokens_of_word_in_text or self.tokens_of_word
         self.unit_of_word = {}
         for unit, (word, *others) in enumerate(words_of_units):
-            is_whole = whole is None or len(self.pieces[word]) == len(whole[word])
-            if is_whole and not others:
+            if not others and len(self.tokens_of_word[word]) == len(whole_words[word]):
                 self.unit_of_word[word] = unit
+
+
+def _tokens_of_words(words: Sequence[Span], tokens: Tokens) -> list[list[int]]:
+    """Return the indices of the tokens that share characters with each word, ascending; special tokens are skipped."""
+    ordinary = np.flatnonzero((tokens.offsets[:, 0] >= 0) & ~tokens.special)
+    token_starts, token_stops = tokens.offsets[ordinary].T
+    word_starts, word_stops = np.array(words, np.int64).reshape(-1, 2).T
+    # From the first token that ends after the word's start to the last that starts before its end.
+    firsts = np.searchsorted(token_stops, word_starts, side="right")
+    stops = np.searchsorted(token_starts, word_stops)
+    return [ordinary[first:stop].tolist() for first, stop in zip(firsts, stops, strict=True)]
 
 
 def _place_link(
@@ -155,19 +158,16 @@ def _place_link(
     targets: WordUnits,
     causal: bool,
 ) -> PlacedLink | str:
-    """Return a link in tokens, or the reason why it has none."""
-    # Refuse words that share tokens with others.
-    if set(link.source) - sources.unit_of_word.keys():
-        return UNALIGNED
-    if set(link.targets) - targets.unit_of_word.keys():
+    """Return a link in the tokens of a chunk, or the reason why it cannot be there."""
+    if set(link.source) - sources.unit_of_word.keys() or set(link.targets) - targets.unit_of_word.keys():
         return UNALIGNED
     tokens: list[int] = []
     for word in link.source:
-        tokens += sources.pieces[word]
-    # Drop the targets that a causal query cannot see, judged by its last token.
+        tokens += sources.tokens_of_word[word]
+    # Drop targets that a causal mask hides even from the last token of the source.
     visible = list(link.targets)
     if causal:
-        visible = [word for word in visible if targets.pieces[word][0] <= max(tokens)]
+        visible = [word for word in visible if targets.tokens_of_word[word][0] <= max(tokens)]
     if not visible:
         return HIDDEN
     units = tuple(targets.unit_of_word[word] for word in visible)

@@ -1,8 +1,9 @@
-"""Read CoNLL-U: dependencies as links in both directions, and coreference (`Entity=` in MISC, as GUM writes it).
+"""Parse CoNLL-U: dependencies become links in both directions, and so does coreference (`Entity=` in MISC, as in GUM).
 
-Lines are parsed by the library conllu; what a treebank means by them is known here. Words are the syntactic words. The
-words of a multiword token have the characters that their forms spell ("do" and "n't" in "don't"); where they spell
-something else (French "du" is "de" and "le"), both have all of the token's. Empty nodes are not in the text.
+The library conllu splits lines into fields; this module makes texts and links of them. Words are the syntactic words of
+CoNLL-U, of which a multiword token has several. Where their forms spell the token, each has its own characters ("do"
+and "n't" of "don't"); else each has all characters of the token ("de" and "le" of French "du"). Empty nodes are
+skipped.
 """
 
 import re
@@ -20,105 +21,110 @@ from attnscope.corpus.formats import shorten
 
 COREFERENCE = "coref→antecedent"
 
-Bad = Callable[[int, str], None]
-"""Takes down a malformed line: its number and why. It may raise, where there are too many."""
+OnBadLine = Callable[[int, str], None]
+"""Gets the number of a malformed line, and the reason. It may raise an error to end the reading of the file."""
 
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 
 _PARSERS = {name: DEFAULT_FIELD_PARSERS[name] for name in ("id", "head", "misc")}
-"""The fields that are read as more than text."""
+"""The parsers of fields that are not plain text here; all others stay strings."""
 
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc(\s|$)")
 """The comment before the first sentence of a document."""
 
 _ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
-"""A bracket of a mention, such as (e1-person or e1)."""
+"""The begin of a mention of the entity e1, "(e1-person", or its end, "e1)", or both, "(e1-person)"."""
 
 
 @dataclass
 class _Sentence:
-    """Hold a parsed sentence.
+    """A parsed sentence. Words have the numbers of the field ID in it: from 1.
 
     Attributes:
-        begin: The line that it begins on.
-        document: The number of its document; 0 = the file has named none so far.
+        first_line: The number of its first line in the file.
+        document: The number of its document, from 1; 0 = the file has named none so far.
         rows: Its words.
-        multiword: Number of the first word of a multiword token -> that of its last word, and the token.
+        multiword: First word of a multiword token -> its last word, and the token's row.
     """
 
-    begin: int
+    first_line: int
     document: int
     rows: list[Token] = field(default_factory=list)
     multiword: dict[int, tuple[int, Token]] = field(default_factory=dict)
 
 
-def texts(
-    paragraphs: Iterable[tuple[int, str]], source: str, unit: str, bad: Bad
+def parse(
+    paragraphs: Iterable[tuple[int, str]], source: str, unit: str, on_bad_line: OnBadLine
 ) -> Iterator[AnnotatedText]:
-    """Return the annotated texts of a file.
+    """Yield the annotated texts of a file; malformed sentences are skipped.
 
-    `paragraphs` are its sentences, the lines of each joined by newlines, with the line that each begins on. With the
-    unit "document", the sentences up to the next `# newdoc` are one text. Malformed sentences are skipped.
+    Args:
+        paragraphs: (line number, lines) of each sentence: the number of its first line, and its lines with newlines.
+        source: The file's name.
+        unit: "sentence": each is a text; "document": the sentences up to the next `# newdoc` are one.
+        on_bad_line: Is told of each malformed sentence.
     """
-    sentences = _read_all(paragraphs, bad)
+    sentences = _parse_sentences(paragraphs, on_bad_line)
     if unit == "sentence":
         for sentence in sentences:
-            yield _text_of([sentence], source)
+            yield _join([sentence], source)
         return
     for _, document in groupby(sentences, key=attrgetter("document")):
-        yield _text_of(list(document), source)
+        yield _join(list(document), source)
 
 
-def _read_all(paragraphs: Iterable[tuple[int, str]], bad: Bad) -> Iterator[_Sentence]:
+def _parse_sentences(
+    paragraphs: Iterable[tuple[int, str]], on_bad_line: OnBadLine
+) -> Iterator[_Sentence]:
     """Yield the sentences that are well-formed and have words."""
     n_documents = 0
-    for begin, block in paragraphs:
-        lines = block.split("\n")
-        n_documents += any(map(_NEW_DOCUMENT.match, lines))
+    for first_line, paragraph in paragraphs:
+        lines = paragraph.split("\n")
+        if any(map(_NEW_DOCUMENT.match, lines)):
+            n_documents += 1
         try:
-            sentence = _read(lines, begin, n_documents)
+            sentence = _parse_sentence(lines, first_line, n_documents)
         except AnnotationError as error:
-            bad(error.line or begin, error.reason)
+            on_bad_line(error.line or first_line, error.reason)
             continue
-        # Comments alone are no sentence.
+        # A paragraph of comments has no words.
         if sentence.rows:
             yield sentence
 
 
-def _text_of(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
+def _join(sentences: Sequence[_Sentence], source: str) -> AnnotatedText:
     """Return sentences as one text, with a space between two."""
     text = ""
     words: list[Span] = []
     links: list[Link] = []
     mentions: list[tuple[str, list[int]]] = []
     for sentence in sentences:
-        # The words and spans of a sentence come after those of the sentences before it.
-        first = len(words)
-        text, spans = _write(sentence, text)
+        n_words_before = len(words)
+        text, spans = _append_sentence(text, sentence)
         words += spans
         text += " "
-        links += _dependencies(sentence.rows, first)
-        mentions += _mentions(sentence.rows, first)
+        links += _dependencies(sentence.rows, n_words_before)
+        mentions += _mentions(sentence.rows, n_words_before)
     links += _coreference(mentions)
-    # Sentences of a file that tells of no document may be from anywhere.
-    begin = sentences[0].begin
+    # Without `# newdoc` the sentences of a file may be independent of each other.
     number = sentences[0].document
     document = f"{source} {number}" if number else None
-    return AnnotatedText(text[:-1], tuple(words), tuple(links), source, begin, document=document)
+    line = sentences[0].first_line
+    return AnnotatedText(text[:-1], tuple(words), tuple(links), source, line, document=document)
 
 
 # Sentences
 
 
-def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
+def _parse_sentence(lines: Sequence[str], first_line: int, document: int) -> _Sentence:
     """Return the sentence of some lines.
 
     Raises:
         AnnotationError: A line is malformed.
     """
-    sentence = _Sentence(begin, document)
+    sentence = _Sentence(first_line, document)
     rows = sentence.rows
-    for number, line in enumerate(lines, begin):
+    for number, line in enumerate(lines, first_line):
         if line.startswith("#"):
             continue
         try:
@@ -127,7 +133,7 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
             raise AnnotationError(f"{error} {shorten(line)}", number) from None
         if "deprel" not in row:
             raise AnnotationError(f"{len(row)} columns, not 10: {shorten(line)}", number)
-        # Place each row by its ID: a word, a multiword token or an empty node.
+        # An ID is that of a word (3), a multiword token (3-4) or an empty node (3.1).
         next_word = len(rows) + 1
         match row["id"]:
             case int(word) if word == next_word:
@@ -138,7 +144,7 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
                 pass
             case _:
                 raise AnnotationError(f"ID {line.split()[0]} is not where it belongs", number)
-    # Each word's head, and the last word of multiword tokens, must be there.
+    # Refuse heads and ends of multiword tokens that the sentence does not have, and unmatched brackets of mentions.
     for row in rows:
         head = row["head"]
         if head is not None and (not 0 <= head <= len(rows) or head == row["id"]):
@@ -146,41 +152,42 @@ def _read(lines: Sequence[str], begin: int, document: int) -> _Sentence:
     for first, (last, _) in sentence.multiword.items():
         if last > len(rows):
             raise AnnotationError(f"{first}-{last} of a sentence of {len(rows)} words")
-    # Reading the mentions refuses brackets that do not match.
     list(_mentions(rows, 0))
     return sentence
 
 
-def _write(sentence: _Sentence, text: str) -> tuple[str, list[Span]]:
-    """Return a text with a sentence's forms after it, and where the sentence's words are."""
-    words: list[Span] = []
-    while len(words) < len(sentence.rows):
+def _append_sentence(text: str, sentence: _Sentence) -> tuple[str, list[Span]]:
+    """Return a text with a sentence's tokens after it, and where the sentence's words are in it."""
+    spans: list[Span] = []
+    while len(spans) < len(sentence.rows):
         # Take the next word, or all words of the next multiword token.
-        first = len(words)
-        last, token = sentence.multiword.get(first + 1, (first + 1, sentence.rows[first]))
-        forms = [row["form"] for row in sentence.rows[first:last]]
+        first = len(spans) + 1
+        last = first
+        token = sentence.rows[first - 1]
+        if first in sentence.multiword:
+            last, token = sentence.multiword[first]
+        forms = [row["form"] for row in sentence.rows[first - 1 : last]]
         start = len(text)
-        stop = start + len(token["form"])
-        # Forms that spell the token get a part of it each; others share all of it.
-        if "".join(forms) == token["form"]:
-            words += pairwise(accumulate(map(len, forms), initial=start))
-        else:
-            words += [(start, stop)] * len(forms)
         text += token["form"]
+        # Forms that spell the token have their own characters; others have all of the token's.
+        if "".join(forms) == token["form"]:
+            spans += pairwise(accumulate(map(len, forms), initial=start))
+        else:
+            spans += [(start, len(text))] * len(forms)
         if (token["misc"] or {}).get("SpaceAfter") != "No":
             text += " "
-    return text.rstrip(" "), words
+    return text.rstrip(" "), spans
 
 
-def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
-    """Link each word to its head, and each head to its dependents; any dependent with the label is right.
+def _dependencies(rows: Sequence[Token], n_words_before: int) -> Iterator[Link]:
+    """Link each word to its head, and each head to its dependents: all that have one label are targets of one link.
 
-    `first` is the number of the first word in the text.
+    Words in links have the numbers of the text, where `n_words_before` stand before this sentence.
     """
     dependents: dict[tuple[int, str], list[int]] = {}
-    for word, row in enumerate(rows, first):
+    for word, row in enumerate(rows, n_words_before):
         if row["head"]:
-            head = first + row["head"] - 1
+            head = n_words_before + row["head"] - 1
             yield Link(f"{row['deprel']}→parent", (word,), (head,))
             dependents.setdefault((head, row["deprel"]), []).append(word)
     for (head, label), words in dependents.items():
@@ -191,7 +198,7 @@ def _dependencies(rows: Sequence[Token], first: int) -> Iterator[Link]:
 
 
 def _coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
-    """Link each mention to all earlier ones of its entity."""
+    """Link each mention to all earlier mentions of its entity; a mention is (entity, words)."""
     earlier: dict[str, set[int]] = {}
     for entity, words in sorted(mentions, key=lambda mention: mention[1]):
         before = earlier.setdefault(entity, set())
@@ -201,11 +208,11 @@ def _coreference(mentions: Iterable[tuple[str, list[int]]]) -> Iterator[Link]:
         before.update(words)
 
 
-def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int]]]:
-    """Yield entity and words of the mentions that `Entity=` brackets; those that are cut in parts are left out.
+def _mentions(rows: Sequence[Token], n_words_before: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield (entity, words) of each mention in the brackets of `Entity=`, without discontinuous ones.
 
-    A mention is known by its word whose head is outside of it; by all its words where no head is known. GUM writes
-    (name-type-…: the entity's name stands before the first dash.
+    The words are the mention's syntactic head alone, or all of its words if no head is annotated. They have the numbers
+    of the text, as in `_dependencies`. GUM writes (name-type-…: the entity's name stands before the first dash.
     """
     opened: dict[str, list[int]] = {}
     for word, row in enumerate(rows):
@@ -222,15 +229,15 @@ def _mentions(rows: Sequence[Token], first: int) -> Iterator[tuple[str, list[int
                     f"Entity={shorten(entity)} of word {word + 1} closes what is not open"
                 )
             inside = range(opened[name].pop(), word + 1)
-            # "[" marks one part of a discontinuous mention.
+            # "[" marks a piece of a discontinuous mention.
             if "[" in name:
                 continue
-            # The first word whose head is outside stands for the mention; the head of the root is 0.
-            words = [first + number for number in inside]
-            for number in inside:
-                head = rows[number]["head"]
+            # The syntactic head is the first word whose own head is outside the mention, or the root (0).
+            words = [n_words_before + index for index in inside]
+            for index in inside:
+                head = rows[index]["head"]
                 if head is not None and head - 1 not in inside:
-                    words = [first + number]
+                    words = [n_words_before + index]
                     break
             yield name, words
     for name, unclosed in opened.items():

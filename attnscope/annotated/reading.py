@@ -1,4 +1,4 @@
-"""Read files into annotated texts, one at a time, as often as you iterate. Parsing is left to each format's module."""
+"""Read files into annotated texts, one at a time. Parsing is left to the modules of the three formats."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ _SPLITS: dict[str, Literal["line", "paragraph", "file"]] = {
     "jsonl": "line",
     "python": "file",
 }
-"""The unit of a file of each kind that holds a text."""
+"""Which pieces of a file are parsed one by one, in each format."""
 
-_BY_NAME = {
+_FORMAT_OF_SUFFIX = {
     ".conllu": "conllu",
     ".conll": "conllu",
     ".py": "python",
@@ -67,27 +67,28 @@ class AnnotatedCorpus(Corpus):
         yield from super().__iter__()  # type: ignore[misc]
 
     def _parse(self, source: str, name: str, lines: Iterator[str]) -> Iterator[tuple[int, Any]]:
-        """Yield the texts of one source with their lines; malformed ones are listed in the problems."""
+        """Yield (line, text) of each text of a file, for the base class; malformed ones are listed in `problems`."""
         kind = self._kinds[source]
-        bad = BadLines(name, self.problems)
-        parts = ((line, part) for line, part in split_lines(lines, _SPLITS[kind]) if not is_blank(part))
+        bad_lines = BadLines(name, self.problems)
+        numbered = split_lines(lines, _SPLITS[kind])
+        pieces = ((line, piece) for line, piece in numbered if not is_blank(piece))
         if kind == "conllu":
-            for text in conllu.texts(parts, name, self.unit, bad.add):
+            for text in conllu.parse(pieces, name, self.unit, bad_lines.add):
                 yield text.line, text
             return
-        # A line or a file holds one text.
+        # Each piece is one text.
         parse = spans.parse if kind == "jsonl" else python_source.parse
-        for line, part in parts:
+        for line, piece in pieces:
             try:
-                parsed = parse(part, name, line)
+                parsed = parse(piece, name, line)
             except AnnotationError as error:
-                bad.add(error.line or line, error.reason)
+                bad_lines.add(error.line or line, error.reason)
                 continue
             if parsed is not None:
                 yield line, parsed
 
     def _make_text(self, index: int, name: str, line: int, content: Any) -> Any:
-        """Return a text; None where it would fill the memory as it is tokenised."""
+        """Return a text that `_parse` yields; None if it is so long that its tokens would fill the memory."""
         n_characters = len(content.text)
         if n_characters <= MOST_CHARACTERS:
             return content
@@ -97,8 +98,8 @@ class AnnotatedCorpus(Corpus):
 
 
 def _kind_of(source: str) -> str:
-    """Return how a file is annotated, by its name."""
-    kind = _BY_NAME.get(suffix_of(source))
+    """Return how a file is annotated, by the suffix of its name; refuses names that do not tell."""
+    kind = _FORMAT_OF_SUFFIX.get(suffix_of(source))
     if kind is None:
         if source != "-":
             refuse_other_format(source, source)

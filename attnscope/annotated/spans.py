@@ -3,18 +3,19 @@
     {"text": "The cat slept because it was tired.",
      "links": [{"from": [22, 24], "to": [4, 7], "label": "pronoun"}]}
 
-A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans, of which any is right;
-entries with the same "from" and "label" are one link with all their targets. "label" may be missing: "link". Words are
-those of `text.word_spans`, cut wherever a span begins or ends; "words", a list of spans, sets them instead, and
-"words": "characters" makes each character one that is no space.
+A span is [first, last + 1] in characters (Unicode code points). "to" may be a list of spans: attending to any of them
+is right. Entries with the same "from" and "label" are one link with all their targets. Without a "label" it is "link".
+Words are those of `text.word_spans`, cut wherever a span begins or ends. "words", a list of spans, sets them instead;
+"words": "characters" makes each character a word that is no space.
 
 With a "target", links go from it to the text, as an encoder-decoder's cross-attention does: "from" are characters of
-the target, and "to" of the text; "target_words" sets its words.
+the target, and "to" of the text. "target_words" is for the target what "words" is for the text.
 
     {"text": "The cat slept.", "target": "Le chat dormait.",
      "links": [{"from": [3, 7], "to": [4, 7], "label": "aligned"}]}
 
-"document", any string, says which texts belong together: they are in the same half of the evidence.
+"document", any string, says which texts belong together. Such texts are not independent: where texts are split into
+two halves, to choose heads on one and score them on the other, they stay in the same half.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,12 @@ from attnscope.text import is_blank, word_spans
 
 
 def parse(line: str, file: str, number: int) -> AnnotatedText | None:
-    """Return the annotated text of a line of a file; None where it is blank.
+    """Return the annotated text of a line of a file; None if its "text" is blank.
 
     Raises:
         AnnotationError: The line is no such object, or a span is empty, outside the text or overlaps its source.
     """
-    # Read and check the fields.
+    # Read and check the fields. For a malformed line json_object returns the reason.
     entry = json_object(line)
     if isinstance(entry, str):
         raise AnnotationError(entry)
@@ -43,27 +44,27 @@ def parse(line: str, file: str, number: int) -> AnnotatedText | None:
         raise AnnotationError('no "links" that is a list')
     target = _optional_text(entry, "target")
     document = _optional_text(entry, "document")
-    goals_by_link = _read_links(entry["links"], text, target)
+    to_spans = _parse_links(entry["links"], text, target)
     if is_blank(text):
         return None
 
     # Find the words of both texts, cut at the ends of all spans, so that each span holds whole words.
-    goals = list(chain.from_iterable(goals_by_link.values()))
-    origins = [origin for origin, _ in goals_by_link]
+    all_from = [from_span for from_span, _ in to_spans]
+    all_to = list(chain.from_iterable(to_spans.values()))
     target_words: list[Span] = []
     if target is None:
-        words = _words_of(entry.get("words"), text, [*origins, *goals])
+        words = _find_words(entry.get("words"), text, [*all_from, *all_to])
     else:
-        words = _words_of(entry.get("words"), text, goals)
-        target_words = _words_of(entry.get("target_words"), target, origins)
-    # Turn the spans of each link into word numbers.
+        words = _find_words(entry.get("words"), text, all_to)
+        target_words = _find_words(entry.get("target_words"), target, all_from)
+    # Replace the spans of each link by the words in them.
     links = []
-    for (origin, label), link_goals in goals_by_link.items():
-        source = _covered(target_words or words, origin)
-        looked_at: set[int] = set()
-        for goal in link_goals:
-            looked_at.update(_covered(words, goal))
-        links.append(Link(label, source, tuple(sorted(looked_at))))
+    for (from_span, label), link_to_spans in to_spans.items():
+        source = _words_in(from_span, target_words or words)
+        targets: set[int] = set()
+        for span in link_to_spans:
+            targets.update(_words_in(span, words))
+        links.append(Link(label, source, tuple(sorted(targets))))
     return AnnotatedText(
         text,
         tuple(words),
@@ -77,50 +78,48 @@ def parse(line: str, file: str, number: int) -> AnnotatedText | None:
 
 
 def _optional_text(entry: dict[str, Any], name: str) -> str | None:
-    """Return the text in a field that may be missing."""
+    """Return the text in a field; None if the entry does not have it."""
     value = entry.get(name)
-    return None if value is None else _text_of(value, f'"{name}"')
+    return None if value is None else _require_text(value, f'"{name}"')
 
 
-def _text_of(value: Any, name: str) -> str:
-    """Return a value that must be a text with letters in it."""
+def _require_text(value: Any, name: str) -> str:
+    """Return a value that must be a text, and not only blanks; `name` begins the message if it is not."""
     if not isinstance(value, str) or not value.strip() or not is_unicode(value):
         raise AnnotationError(f"{name} is no text: {shorten(repr(value))}")
     return value
 
 
-def _read_links(
+def _parse_links(
     entries: Sequence[Any], text: str, target: str | None
 ) -> dict[tuple[Span, str], list[Span]]:
-    """Return the spans of "to" of all links with the same span of "from" and the same label, by that span and label."""
-    source_text = text if target is None else target
-    goals_by_link: dict[tuple[Span, str], list[Span]] = {}
+    """Return the links by ("from", "label"): the spans of "to" of all entries that have the same."""
+    from_text = text if target is None else target
+    to_spans: dict[tuple[Span, str], list[Span]] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, dict):
             raise AnnotationError(f"link {number} is no object: {shorten(repr(entry))}")
-        label = _text_of(entry.get("label", "link"), f"link {number}: its label")
+        label = _require_text(entry.get("label", "link"), f"link {number}: its label")
         label = " ".join(label.split())
-        origin = _span(entry.get("from"), source_text, f'link {number}: "from"')
-        origin_start, origin_stop = origin
-        for goal in _as_list(entry.get("to")):
-            start, stop = _span(goal, text, f'link {number}: "to"')
-            if target is None and start < origin_stop and origin_start < stop:
+        from_span = _require_span(entry.get("from"), from_text, f'link {number}: "from"')
+        from_start, from_stop = from_span
+        # "to" is a list of spans, or one span.
+        to = entry.get("to")
+        if not isinstance(to, list) or not to or not all(isinstance(value, list) for value in to):
+            to = [to]
+        for value in to:
+            start, stop = _require_span(value, text, f'link {number}: "to"')
+            if target is None and start < from_stop and from_start < stop:
                 raise AnnotationError(
-                    f"link {number}: {[start, stop]} overlaps its source {list(origin)}"
+                    f"link {number}: {[start, stop]} overlaps its source {list(from_span)}"
                 )
-            goals_by_link.setdefault((origin, label), []).append((start, stop))
-    return goals_by_link
+            to_spans.setdefault((from_span, label), []).append((start, stop))
+    return to_spans
 
 
-def _as_list(value: Any) -> list[Any]:
-    """Return the spans of "to", which is a list of spans or one span."""
-    if isinstance(value, list) and value and all(isinstance(goal, list) for goal in value):
-        return value
-    return [value]
-
-
-def _span(value: Any, text: str, name: str) -> Span:
-    """Return a span of a text that must hold something."""
+def _require_span(value: Any, text: str, name: str) -> Span:
+    """Return a span of a text, which must be in it and hold more than blanks; `name` begins the message if not."""
+    # The types themselves, because True is an int too.
     if not isinstance(value, list) or list(map(type, value)) != [int, int]:
         raise AnnotationError(f"{name} is not [first, last + 1]: {shorten(repr(value))}")
     start, stop = value
@@ -131,8 +130,11 @@ def _span(value: Any, text: str, name: str) -> Span:
     return start, stop
 
 
-def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return the words that an entry sets, or those of a text, cut wherever a span begins or ends."""
+def _find_words(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
+    """Return the words of a text, ordered by start: those that `value` sets ("words" of an entry), or its usual ones.
+
+    The usual ones are cut wherever one of `spans` begins or ends.
+    """
     if value == "characters":
         return [(index, index + 1) for index, character in enumerate(text) if not character.isspace()]
     if value is None:
@@ -147,7 +149,7 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
             f'"words" is neither "characters" nor a list of spans: {shorten(repr(value))}'
         )
     # Words that an entry sets may come in any order, but share no characters.
-    words = sorted(_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
+    words = sorted(_require_span(word, text, f"word {number}") for number, word in enumerate(value, 1))
     for word, next_word in pairwise(words):
         _, stop = word
         next_start, _ = next_word
@@ -156,12 +158,12 @@ def _words_of(value: Any, text: str, spans: Sequence[Span]) -> list[Span]:
     return words
 
 
-def _covered(words: Sequence[Span], span: Span) -> tuple[int, ...]:
-    """Return the words of a span, which must hold some and cut none."""
-    first, last = span
-    inside = [number for number, (start, stop) in enumerate(words) if start < last and first < stop]
-    if not inside:
+def _words_in(span: Span, words: Sequence[Span]) -> tuple[int, ...]:
+    """Return the indices of the words in a span, which must hold some and cut none."""
+    first, end = span
+    indices = [index for index, (start, stop) in enumerate(words) if start < end and first < stop]
+    if not indices:
         raise AnnotationError(f"the span {list(span)} holds no word")
-    if words[inside[0]][0] < first or words[inside[-1]][1] > last:
+    if words[indices[0]][0] < first or words[indices[-1]][1] > end:
         raise AnnotationError(f"the span {list(span)} cuts a word")
-    return tuple(inside)
+    return tuple(indices)

@@ -1,4 +1,7 @@
-"""Hold annotated texts: words, and links from a word to its targets. Formats, models and tokens are left to others."""
+"""Define annotated texts: their words, and links from a word to the words that it should attend to.
+
+File formats, models and tokens are left to others.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -9,17 +12,19 @@ from operator import attrgetter
 from attnscope.corpus.lines import UnreadableError
 
 Span = tuple[int, int]
-"""First and last + 1 character in a text."""
+"""(start, stop) of some characters of a text, as in text[start:stop]."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Hold a word, or several that stand for one thing, and its targets; looking at any one target is right.
+    """A relation from a word, or from several that stand for one thing, to its targets.
+
+    A head follows the link if the source attends most to any one of the targets.
 
     Attributes:
         relation: The link's label, such as "nsubj→parent".
-        source: Numbers of the words that look, ascending.
-        targets: Numbers of the words that may be looked at, ascending; none of them is in `source`.
+        source: The words that attend, as indices into the text's (or its target's) words, ascending.
+        targets: The words to attend to, as indices into the text's words, ascending; none of them is in `source`.
     """
 
     relation: str
@@ -29,21 +34,21 @@ class Link:
 
 @dataclass(frozen=True)
 class AnnotatedText:
-    """Hold one text with its links.
+    """One text with its links.
 
     Attributes:
         text: The text.
-        words: Its words by their start. Two words share characters only where an annotation says so, as in the two
-            syntactic words of French "du".
+        words: Where its words are, ordered by start. Two words share characters only where an annotation says so, as
+            for the two syntactic words of French "du".
         links: Its links, in the order of the annotation.
         source: The file's name; "stdin".
         line: The line it begins on, from 1.
-        document: What it shares with other texts that are not independent of it, such as a file; None = it stands
-            alone, as far as is known.
-        target: What a decoder is to write as it reads the text, where links go from words of that to words of the
-            text; None = they go from words of the text.
-        target_words: The words of the target by their start.
-        n_merged: How many further texts are in it that are equal: see `merge_equal`.
+        document: The name of the document that it is part of. Texts of one document are not independent. None = as far
+            as is known, it is independent of all others.
+        target: The text that a decoder writes while it reads `text`, such as a translation. Links then go from words
+            of the target to words of the text. None = both ends are in the text.
+        target_words: Where the target's words are, ordered by start.
+        n_merged: How many other texts, equal to this one, `merge_equal` has merged into it.
     """
 
     text: str
@@ -57,7 +62,7 @@ class AnnotatedText:
     n_merged: int = 0
 
     def digested(self) -> bytes:
-        """Return the bytes that hashes of texts are made of: a digest of text, words and links; no source or line."""
+        """Return a digest of text, words and links, without source and line, for hashes and to find copies."""
         links = [(link.relation, link.source, link.targets) for link in self.links]
         content: tuple[object, ...] = (self.text, self.words, links)
         if self.target is not None:
@@ -71,7 +76,7 @@ class AnnotatedText:
 
 
 class AnnotationError(UnreadableError):
-    """An annotation is malformed: the reason in one line, and the line from 1; None = not known."""
+    """A malformed annotation: the reason in one line, and the number of the line, from 1; None = not known."""
 
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
@@ -81,7 +86,7 @@ def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
         if not others:
             yield first
             continue
-        # A dict keeps the order of links, and each once.
+        # A dict keeps each link once, in order.
         links = dict.fromkeys(first.links)
         for other in others:
             links |= dict.fromkeys(other.links)

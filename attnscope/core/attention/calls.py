@@ -59,6 +59,7 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
     """
     single_calls = [select_heads(call, [head]) for call, head in heads]
     first = single_calls[0]
+    mask = allowed(first)
     for call in single_calls:
         if call.query.shape[:3] != first.query.shape[:3] or call.key.shape[2] != first.key.shape[2]:
             return "the heads are over different texts"
@@ -68,16 +69,10 @@ def single_head(heads: Sequence[tuple[AttentionCall, int]]) -> AttentionCall | s
             return "the heads scale or cap their scores differently"
         if not _are_equal(call.bias, first.bias):
             return "the heads have position biases of their own, and there is none for several"
+        if not _are_equal(allowed(call), mask):
+            return "the heads may attend to different keys"
     query = torch.cat([call.query for call in single_calls], -1)
     key = torch.cat([call.key for call in single_calls], -1)
-    mask = allowed(first)
-    # Heads that share the mask of one call need no comparison, for which each mask would be written out.
-    first_call, _ = heads[0]
-    are_of_one_call = all(call is first_call for call, _ in heads)
-    if not are_of_one_call or (first_call.mask is not None and first_call.mask.shape[1] > 1):
-        for call in single_calls:
-            if not _are_equal(allowed(call), mask):
-                return "the heads may attend to different keys"
     return replace(
         first,
         query=query,
