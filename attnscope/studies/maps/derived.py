@@ -156,7 +156,7 @@ def _map_all_heads(model: Model, item: Given) -> Heatmap:
     """
     model = reader_of(model, item)
     if isinstance(item, Prompt) and {"encoder", "decoder"} <= {*model.info.kinds}:
-        # What the decoder reads changes nothing in the encoder, so it may read the same tokens.
+        # An encoder-decoder also needs a text for its decoder: it reads the same tokens, as nothing flows back from it.
         text, tokens, cut = encode_within(model.info.max_tokens, model.tokenizer.encode, item.text)
         note = "rollout is the encoder's: it is not defined through a decoder that reads it"
         reading = Reading({}, tokens, notes=tuple(filter(None, [cut, note])), text=text, target=tokens)
@@ -170,7 +170,7 @@ def _map_all_heads(model: Model, item: Given) -> Heatmap:
 
 
 def _require_all_layers(record: Heatmap, n_with_attention: int) -> None:
-    """Refuse a model of which some layers have no attention, such as convolutions between attention layers."""
+    """Refuse a model some of whose layers have no attention, such as a hybrid with state-space layers."""
     n_layers = record.maps[0].n_layers
     if n_with_attention < n_layers:
         raise AttnscopeError(

@@ -175,7 +175,7 @@ def _read_texts(
     for number, (given, share) in enumerate(chain(first, inputs), 1):
         page_text = read_page_text(model, given, order.choice, page_texts)
         record = apply_changes(page_text.record, order.changes)
-        # Full-width weights are of the model's own maps: changed maps cannot be compared with them.
+        # A page compares maps with the full-width head of their layer; changed maps cannot be compared with it.
         if record is not page_text.record:
             page_text = PageText(record)
         page_texts.append(page_text)

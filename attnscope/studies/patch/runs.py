@@ -105,7 +105,7 @@ class PairRuns:
         self._unpatched = self._difference(self._rerun.whole)[0]
         # The linear map to the vocabulary, if later runs compute the logits of the answers alone.
         self._narrowed: list[nn.Linear] = []
-        self._save_work()
+        self._skip_needless_work()
         self.clean = other_difference
         self.corrupt = self._unpatched
         if direction == "noise":
@@ -113,7 +113,7 @@ class PairRuns:
         # What heads compute in the changed run without patches; `isolate` fills it when it is first needed.
         self._kept = Activations()
 
-    def _save_work(self) -> None:
+    def _skip_needless_work(self) -> None:
         """Let later runs leave out early tokens and most logits, if a run without patches shows the same result so.
 
         In a decoder, no change reaches the tokens before the first that differs. Of the vocabulary, only the logits of
@@ -171,18 +171,18 @@ class PairRuns:
         n_pairs = len(self._changed.ids)
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
         places = [[change.unit.place] for change in changes]
-        for first_block, numbers in self._rerun.plan(places, PASS_TOKENS):
+        for first_block, indices in self._rerun.plan(places, PASS_TOKENS):
             # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
             patches: dict[Place, list[Patch]] = {}
-            for row, number in enumerate(numbers):
-                unit, by, tokens = changes[number]
+            for row, index in enumerate(indices):
+                unit, by, tokens = changes[index]
                 heads = (unit.number,)
                 values = source.values(by, unit.place, heads)[:, :, tokens]
                 texts = slice(row * n_pairs, (row + 1) * n_pairs)
                 patch = Patch(by, heads, values, texts, tokens)
                 patches.setdefault(unit.place, []).append(patch)
-            outputs = self._again(Patched(patches), first_block, len(numbers))
-            differences[numbers] = self._difference(outputs)
+            outputs = self._again(Patched(patches), first_block, len(indices))
+            differences[indices] = self._difference(outputs)
         return self._sign * (differences - self._unpatched)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:

@@ -43,7 +43,10 @@ FEWEST_TEXTS = 10
 """A relation with fewer texts in the half that is scored gets no verdict: an interval over so few says little."""
 
 FEWEST_SOURCES = 2
-"""Each half must have so many sources, and the scored one FEWEST_TEXTS texts; else texts are dealt in their place."""
+"""Sources are dealt to the two halves if each half gets at least so many, and the scored half FEWEST_TEXTS texts.
+
+If not, texts are dealt one by one, whatever their source.
+"""
 
 THRESHOLDS = {
     "level": LEVEL,
@@ -93,7 +96,7 @@ FIRST_DIAGONAL = _SAME_PLACE + 1
 _SAME = RULES.index("same word")
 
 _FAR = 2**40
-"""The number of a word that no text has."""
+"""The number of a word after the end of every text; -_FAR is before its start."""
 
 Floats = NDArray[np.float64]
 
@@ -116,7 +119,7 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     if text.target is not None:
         source_text = text.target
         spans = text.target_words
-    # The words of each spelling, case aside, between a far one on each side: so there always is one before and after.
+    # The words of each spelling, case aside, ascending; the far ones at both ends stand for none before and none after.
     spelled_like: defaultdict[str, list[int]] = defaultdict(lambda: [-_FAR, _FAR])
     for word in range(n_words):
         spelled_like[text.word(word).casefold()].insert(-1, word)
@@ -126,7 +129,8 @@ def right_rules(text: AnnotatedText, links: Sequence[Link]) -> NDArray[np.bool_]
     offsets = np.array(OFFSETS)
     outermost = np.where(offsets < 0, first[:, None], last[:, None])
     looked_at[:, : len(OFFSETS)] = outermost + offsets
-    # The diagonal, as if all words were equally wide: the middle of the source, as a share of its text.
+    # The diagonal, as if all words were equally wide: how far along its text the middle of the source is, 0 to 1, and
+    # the word that is as far along the text with the targets.
     share = (first + last + 1) / 2 / len(spans)
     diagonal = np.floor(share * n_words).astype(np.int64)
     if text.target is not None:
@@ -170,7 +174,9 @@ class Lots:
 
     def __init__(self) -> None:
         self._n_texts = 0
+        # A text that stands alone is a source of its own, without a name.
         self._n_sources = 0
+        # The number of each source by its name.
         self._numbers: dict[str, int] = {}
 
     def deal(self, source: str | None) -> tuple[tuple[int, int], bool]:
@@ -204,7 +210,7 @@ def _half(number: int) -> int:
 
 
 class Cell(NamedTuple):
-    """Hold the links of one relation in one text, or in one chunk of it: their hits are added up to one number.
+    """Hold the links of one relation in one text or chunk: for each head and rule, their hits are added up.
 
     Attributes:
         relation: The relation.
