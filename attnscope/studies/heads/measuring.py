@@ -1,11 +1,13 @@
-"""Measure every head of a model on blocks of texts, and add the measures up by kind of attention.
+"""Measure every head of a model on blocks of texts, and add the measures up.
 
-`HeadMeasurer` runs the model on batches with the measures of `core.measures` on. `HeadSums` adds up the measures of a
-block, and `Tally` holds the sums over all texts, of a fixed size. `studies.heads.roles` tests them.
+`HeadMeasurer` runs the model on batches, and has `core.measures` measure its heads on the way. `HeadSums` holds what
+was measured on a block of texts, or on several: a `Tally` of sums for each kind of attention (encoder, decoder, cross).
+Its size does not grow with the number of texts. `studies.heads.roles` gives the heads roles by these sums.
 """
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,16 +38,17 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 ChunkKey = tuple[int, int]
-"""The index of a text, and the number of its chunk."""
+"""A chunk: the index of its text in the corpus, and its number in the text."""
 
 PAIR_MEASURES = ("same_token", "induction")
-"""Measures of links between two tokens of the text, which a head of a fixed offset may hit by chance."""
+"""Measures of links between two tokens. In repetitive text, a head that always attends to the token five before the
+query would score on them too, so `pair_hits` counts what each fixed offset scores."""
 
 OFFSETS = tuple(range(-8, 9))
-"""The fixed offsets that are tried: key minus query, in tokens."""
+"""The fixed offsets that are tried: the position of the key minus that of the query, in tokens."""
 
 _LEAST_COUNT = 1e-9
-"""The least count of a unit of evidence, as a share of its queries: a smaller one is rounding, and becomes 0."""
+"""The least count that is no rounding, as a share of the queries of a text; smaller ones become 0 (`weigh_units`)."""
 
 # Sums
 
@@ -58,10 +61,10 @@ class Tally:
         kind: The kind of attention.
         layers: Numbers of the layers, in the order of the first axis.
         names: The measures, in the order of the last axis.
-        measures: Each measure, (layer, head, measure).
-        uniform: The same under uniform attention over the keys that the mask allows.
-        pairs: The value of each pair measure for a head that always looks at one offset, (pair measure, offset).
-        lengths: The mean of 1 / n over texts of n queries, by which texts are weighed (`weigh_units`).
+        measures: The sums of each measure, (layer, head, measure).
+        uniform: Those that uniform attention over the allowed keys would have, (layer, head, measure).
+        pairs: Those of each of PAIR_MEASURES for a head that always attends to one of OFFSETS, (pair measure, offset).
+        text_weights: 1 / n for each text of n queries: its weight in all of these sums (`weigh_units`).
     """
 
     kind: str
@@ -70,7 +73,7 @@ class Tally:
     measures: RunningSums
     uniform: RunningSums
     pairs: RunningSums = field(default_factory=lambda: RunningSums((len(PAIR_MEASURES), len(OFFSETS))))
-    lengths: RunningSums = field(default_factory=RunningSums)
+    text_weights: RunningSums = field(default_factory=RunningSums)
 
     @classmethod
     def empty(cls, kind: str, layers: Sequence[int], n_heads: int, names: Sequence[str]) -> Tally:
@@ -80,143 +83,156 @@ class Tally:
 
     @property
     def n_texts(self) -> int:
-        """Return how many units of evidence are in it."""
+        """Return how many units of evidence are in it: texts, or parts of long ones (see `HeadSums`)."""
         return self.measures.n_texts
 
     @property
     def queries_per_count(self) -> float:
-        """Return how many queries a count of 1 stands for: the harmonic mean length of texts; 1 without any."""
-        return 1 / float(self.lengths.ratio()) if self.lengths.n_texts else 1.0
+        """Return by what to multiply a count to get queries: the harmonic mean length of the texts; 1 without any."""
+        return 1 / float(self.text_weights.ratio()) if self.text_weights.n_texts else 1.0
 
     def merge(self, other: Tally) -> Tally:
-        """Return the sums over the texts of both."""
+        """Return the tally of the texts of both."""
         return replace(
             self,
             measures=self.measures.merge(other.measures),
             uniform=self.uniform.merge(other.uniform),
             pairs=self.pairs.merge(other.pairs),
-            lengths=self.lengths.merge(other.lengths),
+            text_weights=self.text_weights.merge(other.text_weights),
         )
 
 
 @dataclass(kw_only=True, eq=False)
 class HeadSums(Part):
-    """Hold the sums over the texts of one block. Each chunk of a text is one unit of evidence, or several.
+    """Hold the sums over the texts of a block, or of several merged ones.
 
-    With one sum per text, a long text would be a single piece of evidence, and would outweigh many short ones. So each
-    chunk counts apart. A long chunk is cut into blocks of its queries, which count apart too (`unit_queries`). Such
-    units depend little on each other (the block bootstrap: Künsch 1989, Annals of Statistics 17; Politis & Romano 1994,
-    JASA 89).
+    Units of evidence: intervals and tests count independent units. If a text were one unit, a long one would be a
+    single piece of evidence, however much it shows. So each chunk is a unit, and a long chunk is cut into several, each
+    a run of its queries (`unit_queries`). They depend little on each other (the block bootstrap: Künsch 1989, Annals of
+    Statistics 17; Politis & Romano 1994, JASA 89).
 
-    All texts weigh the same: the sums and counts of a text of n queries are divided by n. If one chunk of a text is
-    broken, later ones are left out. `n_tokens` counts a token that two chunks share once.
+    All texts weigh the same: the sums and counts of a text of n queries are divided by n. After a chunk on which the
+    model computes NaN or infinity, the later chunks of its text are left out. `n_tokens` counts a token that two chunks
+    share once.
 
     Attributes:
-        tallies: The sums by kind of attention; empty if no text is whole.
-        rows: The rows of attention that were to be kept, by text and chunk, then by kind of attention.
+        tallies: The sums by kind of attention; empty if no text was read to its end.
+        rows: The rows of attention of sampled queries, by chunk, then by kind of attention.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     rows: dict[ChunkKey, dict[str, SampledRows]] = field(default_factory=dict)
 
 
-def stack_layers(by_layer: Mapping[int, Measured], part: str) -> Floats:
-    """Return one array of the measures of layers, (unit, layer, head, measure); 0 where a layer has fewer heads."""
-    # Layers may have different numbers of heads: the smaller ones are padded.
-    arrays = [getattr(by_layer[layer], part) for layer in sorted(by_layer)]
-    n_measures, n_units, _ = arrays[0].shape
-    n_heads = max(array.shape[2] for array in arrays)
-    stacked = np.zeros((n_units, len(arrays), n_heads, n_measures))
-    for number, array in enumerate(arrays):
-        stacked[:, number, : array.shape[2]] = np.moveaxis(array, 0, -1)
-    return stacked
+def stack_layers(by_layer: Mapping[int, Measured], name: str) -> Floats:
+    """Return one field of `Measured` for all layers in one array, (unit, layer, head, measure).
+
+    Args:
+        by_layer: The measures of each layer. Layers may have different numbers of heads: missing ones are 0.
+        name: The field: "sum", "count" or "uniform_sum", (measure, unit, head).
+    """
+    # From (measure, unit, head) to (unit, head, measure).
+    arrays = [np.moveaxis(getattr(by_layer[layer], name), 0, -1) for layer in sorted(by_layer)]
+    n_heads = max(array.shape[1] for array in arrays)
+    padded = [np.pad(array, ((0, 0), (0, n_heads - array.shape[1]), (0, 0))) for array in arrays]
+    return np.stack(padded, 1)
 
 
 def weigh_units(weights: Floats, sums: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return sums and counts of units of evidence times the weights of their texts.
+    """Return the sums and counts of units of evidence times the weights of their texts.
 
-    A text of n queries has the weight 1 / n, so that all texts weigh the same. A head that puts everything on sinks
-    leaves 1e-40 elsewhere, whose ratios would be those of rounding: such counts, and their sums, become 0.
+    A text of n queries has the weight 1 / n, so that all texts weigh the same. If a head puts all of its attention on
+    sinks, rounding leaves masses such as 1e-40 elsewhere, and their ratios mean nothing: such counts, and the sums
+    beside them, become 0.
 
     Args:
         weights: The weight of each unit, (unit,).
         sums: Arrays by name, (unit, layer, head, measure) each; one of them is the "count".
     """
-    of_units = weights[:, None, None, None]
-    is_negligible = sums["count"] * of_units < _LEAST_COUNT
-    return {name: np.where(is_negligible, 0.0, array * of_units) for name, array in sums.items()}
+    weights = weights[:, None, None, None]
+    is_negligible = sums["count"] * weights < _LEAST_COUNT
+    return {name: np.where(is_negligible, 0.0, array * weights) for name, array in sums.items()}
 
 
 def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
-    """Return the value of each pair measure for a head that always looks at one offset, as hits and counts.
+    """Return what a head scores on PAIR_MEASURES in a text if it always attends to the key at one of OFFSETS.
+
+    A key hits for `same_token` if it is another copy of the query's token, and for `induction` if it comes right after
+    an earlier copy, and before the query.
 
     Args:
-        ids: The tokens by number, (token,).
+        ids: The ids of the tokens, (token,).
         causal: Whether heads look back only.
-        context: Which tokens count nothing as queries, (token,).
+        context: Which tokens are only context, and do not count as queries, (token,).
 
     Returns:
-        Hits and counts, (2, pair measure, offset). The counts are the queries that have such a key on the side of the
-        offset. A head that looks both ways counts more queries, so for it this baseline is too high.
+        Hits and counts, (2, pair measure, offset). A hit is a query whose key at the offset hits. A count is a query
+        with any key that hits on the side of the offset, before or after it. (A head that looks both ways counts
+        queries with such a key on either side. For it, this baseline is too high.)
     """
     n = len(ids)
     position = np.arange(n)
-    asks = ~context
-    # The first and the last place at which each token stands, (token,): one per type, then one per token.
-    _, first, type_of = np.unique(ids, return_index=True, return_inverse=True)
+    is_query = ~context
+    # The positions of the first and the last copy of each token, (token,). NumPy gives them for each different token.
+    _, first_of_type, type_of = np.unique(ids, return_index=True, return_inverse=True)
     _, from_end = np.unique(ids[::-1], return_index=True)
-    first = first[type_of]
-    last = n - 1 - from_end[type_of]
+    first_copy = first_of_type[type_of]
+    last_copy = n - 1 - from_end[type_of]
 
-    # Queries with such a key before and after. Induction looks at key j + 1 where x_j = x_i, j < i, but not at i.
-    offsets = np.array(OFFSETS)
-    is_before = offsets < 0
-    n_before = (asks & (first < position)).sum()
-    n_after = (asks & (last > position)).sum()
-    n_followed = (asks & (first < position - 1)).sum()
+    # The queries that count. For induction, an earlier copy must be followed by a key before the query.
+    n_with_copy_before = (is_query & (first_copy < position)).sum()
+    n_with_copy_after = (is_query & (last_copy > position)).sum()
+    n_with_key_after_copy = (is_query & (first_copy < position - 1)).sum()
 
-    # How many of the asking tokens have the same token at each distance from -far to far: one more than any offset.
+    # How many queries have a copy of their token at each distance from -far to far; -1 stands beyond the text.
     far = OFFSETS[-1] + 1
-    # (distance, token): row far + d holds the token that is d tokens further; -1 beyond the text.
+    # Row far + d of the windows holds, for each token, the one at distance d, (distance, token).
     windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
-    alike = ((windows == ids) & asks).sum(1)
-    hits = [alike[offsets + far], np.where(is_before, alike[offsets - 1 + far], 0)]
-    counts = [np.where(is_before, n_before, n_after), np.where(is_before, n_followed, 0)]
-    is_seen = is_before | ((offsets > 0) & (not causal))
-    return np.array([hits, counts], np.float64) * is_seen
+    n_copies = ((windows == ids) & is_query).sum(1)
+
+    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    for column, offset in enumerate(OFFSETS):
+        if offset < 0:
+            # The key at this offset is after a copy if the copy is one token further back.
+            hits[:, column] = n_copies[far + offset], n_copies[far + offset - 1]
+            counts[:, column] = n_with_copy_before, n_with_key_after_copy
+        elif offset > 0 and not causal:
+            hits[0, column] = n_copies[far + offset]
+            counts[0, column] = n_with_copy_after
+    return np.stack([hits, counts])
 
 
 # Measuring
 
 
 def log_frequency(counts: Numbers, ids: Numbers) -> Floats:
-    """Return the natural logarithms of the relative frequencies of tokens.
+    """Return the natural logarithms of the relative frequencies of tokens, of the shape of `ids`.
 
-    One is added to each count, so that a token that was never counted has a frequency too. Of the vocabulary, only the
-    part up to the largest number that was seen is known here.
+    One is added to each count, so that a token that was never counted has a frequency too.
 
     Args:
-        counts: How often each token was counted, by its number.
-        ids: The tokens by number, of any shape, which is that of the result.
+        counts: How often each token was counted, by its id, up to the largest id that occurred.
+        ids: The ids of the tokens, of any shape.
     """
-    of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
-    frequencies: Floats = np.log((of_ids + 1) / (counts.sum() + len(counts)))
+    # Larger ids take the 0 that is put at the end.
+    counts_of_ids = np.append(counts, 0)[np.minimum(ids, len(counts))]
+    frequencies: Floats = np.log((counts_of_ids + 1) / (counts.sum() + len(counts)))
     return frequencies
 
 
 class BatchResult(NamedTuple):
-    """Hold the results of one batch, in its order.
+    """Hold what was measured on one batch of chunks, in its order.
 
     Attributes:
         sums: Kind of attention -> layer -> the measures.
-        hits: Kind -> `pair_hits`, (hits or counts, chunk, pair measure, offset). Cross-attention has none: between two
-            texts, an offset means nothing.
-        rows: The rows of attention that are kept, by text and chunk, then by kind.
+        hits: Kind of attention -> the results of `pair_hits`, (hits or counts, chunk, pair measure, offset).
+            Cross-attention has none: between two texts, an offset means nothing.
+        rows: For each chunk, kind of attention -> the rows of sampled queries; empty if none are sampled.
     """
 
     sums: Mapping[str, Mapping[int, Measured]]
     hits: Mapping[str, Floats]
-    rows: Mapping[ChunkKey, dict[str, SampledRows]]
+    rows: Sequence[dict[str, SampledRows]]
 
 
 class HeadMeasurer(Measurer[HeadSums]):
@@ -224,10 +240,11 @@ class HeadMeasurer(Measurer[HeadSums]):
 
     Args:
         model: The model.
-        counts: How often each token occurs in the corpus, by its number.
-        special: The numbers of special tokens.
-        chunk: As in `HeadsOptions`; likewise `stride`.
-        sampled: Queries whose rows of attention are kept, by text and chunk.
+        counts: How often each token occurs in the corpus, by its id.
+        special: The ids of special tokens.
+        chunk: How many tokens a chunk of a long text has at most; None = as many as the model takes.
+        stride: How many tokens later the next chunk starts; None = chunks do not overlap.
+        sampled: For each chunk, the positions of the queries whose rows of attention are kept; None = there are none.
         seed: Measure the model's untrained twin with random weights of this seed; None = the model itself.
 
     Raises:
@@ -254,19 +271,20 @@ class HeadMeasurer(Measurer[HeadSums]):
         self._special = special
         self._cut = {"chunk": chunk, "stride": stride}
         self._sampled = sampled or {}
-        # Models outside the seam give dense weights alone, on the processor.
+        # Some models do not let a probe into their attention: they return whole matrices of weights, on the processor.
         self._is_dense = model.info.path == "eager"
         self._device = "cpu" if self._is_dense else model.info.device
         self._start = decoder_start(model)
         self._blocks = model.blocks()
+
         self._buffers = Buffers()
 
     def start(self, block: Block) -> HeadSums:
-        """Return sums of nothing yet."""
+        """Return the sums of a block of which nothing is measured yet."""
         return HeadSums()
 
     def batches(self, block: Block) -> Sequence[Sequence[Chunk]]:
-        """Cut a block into batches, the longest texts first."""
+        """Cut a block into batches of chunks, the longest texts first."""
         batches: Sequence[Sequence[Chunk]] = block_batches(
             block,
             self._model.tokenizer.encode,
@@ -275,38 +293,35 @@ class HeadMeasurer(Measurer[HeadSums]):
             special_ids=self._special,
             **self._cut,
         )
+        # `block_batches` begins with the shortest.
         return batches[::-1]
 
     def add(self, part: HeadSums, batch: Sequence[Chunk], result: BatchResult) -> None:
-        """Add the measures of a batch of chunks, and count the texts that are whole now."""
-        # Each chunk has as many units of evidence as the longest one.
-        size = unit_queries(max(map(len, batch)))
-        n_units = -(-max(map(len, batch)) // size)
+        """Add the measures of a batch of chunks, and count the texts whose last chunk this is.
+
+        A text on which the model computes NaN or infinity is noted in `part.broken`, and nothing more of it is added.
+        """
+        # Find broken chunks. All chunks of a batch have the same number of units of evidence.
         by_unit: dict[str, dict[int, Any]] = {}
         for kind, by_layer in result.sums.items():
-            by_unit[kind] = {}
-            for layer, measured in by_layer.items():
-                # (measure, unit, head) → (unit, measure, head)
-                by_unit[kind][layer] = measured.sum.swapaxes(0, 1)
+            # (measure, unit, head) → (unit, measure, head)
+            by_unit[kind] = {layer: measured.sum.swapaxes(0, 1) for layer, measured in by_layer.items()}
+        longest = max(map(len, batch))
+        n_units = math.ceil(longest / unit_queries(longest))
         for unit, place in broken_rows(by_unit).items():
             part.broken.setdefault(batch[unit // n_units].text_index, place)
-
-        # Chunks of texts that are not broken, and their units that are more than padding.
-        rows = [row for row, chunk in enumerate(batch) if chunk.text_index not in part.broken]
-        if not rows:
+        is_whole = np.array([chunk.text_index not in part.broken for chunk in batch])
+        if not is_whole.any():
             return
-        units: list[int] = []
-        for row in rows:
-            first = row * n_units
-            units += range(first, first - (-len(batch[row]) // size))
-        # All texts weigh the same: a query of a longer one counts less.
+
+        # Add the measures of the others, unit by unit. All texts weigh the same: a query of a longer one counts less.
         weights = np.array([1 / chunk.n_queries for chunk in batch])
-        of_units = weights.repeat(n_units)[units]
+        is_added = is_whole.repeat(n_units)
         for kind, by_layer in result.sums.items():
             sums = {
-                name: stack_layers(by_layer, name)[units] for name in ("sum", "count", "uniform_sum")
+                name: stack_layers(by_layer, name)[is_added] for name in ("sum", "count", "uniform_sum")
             }
-            weighed = weigh_units(of_units, sums)
+            weighed = weigh_units(weights.repeat(n_units)[is_added], sums)
             if kind not in part.tallies:
                 names = next(iter(by_layer.values())).names
                 n_heads = weighed["sum"].shape[2]
@@ -316,25 +331,26 @@ class HeadMeasurer(Measurer[HeadSums]):
             tally.uniform.add(weighed["uniform_sum"], weighed["count"])
             if kind in result.hits:
                 hits, counts = result.hits[kind] * weights[:, None, None]
-                tally.pairs.add(hits[rows], counts[rows])
-        for row in rows:
+                tally.pairs.add(hits[is_whole], counts[is_whole])
+
+        # Keep the rows of sampled queries, and count tokens and texts.
+        for row in np.flatnonzero(is_whole).tolist():
             chunk = batch[row]
             part.n_tokens += len(chunk) - chunk.n_repeated
-            key = (chunk.text_index, chunk.number)
-            if key in result.rows:
-                part.rows[key] = result.rows[key]
+            if result.rows[row]:
+                part.rows[chunk.text_index, chunk.number] = result.rows[row]
             if part.complete_text(chunk.text_index, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
                 for tally in part.tallies.values():
-                    tally.lengths.add(weights[row], 1.0)
+                    tally.text_weights.add(weights[row], 1.0)
 
     def finish(self, part: HeadSums) -> HeadSums:
-        """Return the sums of a block; empty ones if no text of it is whole."""
+        """Return the sums of a block; without any text that was read to its end, they lose what single chunks added."""
         return part if part.n_texts else replace(part, tallies={}, n_tokens=0)
 
     def measure(self, batch: Sequence[Chunk]) -> BatchResult:
-        """Return the measures of a batch, and the rows that are to be kept of it."""
+        """Return the measures of a batch of chunks, and the rows of its sampled queries."""
         import torch
 
         from attnscope.core.attention.probes import Weights
@@ -342,63 +358,64 @@ class HeadMeasurer(Measurer[HeadSums]):
         from attnscope.core.measures import HeadMeasures, measures_of_weights
         from attnscope.models.inside.projections import watch_norms
 
-        # What the heads of each kind read, and which tokens of it are repeated.
+        # The texts that self-attention of each kind reads, and which of their tokens are only context.
         tokens = [chunk.tokens for chunk in batch]
         repeated = [chunk.repeated for chunk in batch]
         texts = dict.fromkeys(self._model.info.kinds, (tokens, repeated))
         texts.pop("cross", None)
-        # A decoder beside an encoder writes the text again: it reads its start token first, and never the last token.
+        # The decoder of an encoder-decoder reads the text one token later, after its start token.
         targets: list[Tokens] = []
         if self._start is not None:
             targets = [target_of(self._start, text) for text in tokens]
             texts["decoder"] = targets, [np.append(False, of_text[:-1]) for of_text in repeated]
         hits = {}
         facts = {}
-        for kind, (of_kind, contexts) in texts.items():
-            is_causal = kind == "decoder"
-            pairs = [
-                pair_hits(text.ids, is_causal, context)
-                for text, context in zip(of_kind, contexts, strict=True)
+        for kind, (texts_of_kind, contexts) in texts.items():
+            of_texts = [
+                pair_hits(text.ids, kind == "decoder", context)
+                for text, context in zip(texts_of_kind, contexts, strict=True)
             ]
-            hits[kind] = np.stack(pairs, 1)
-            facts[kind] = self._facts(of_kind, contexts)
-        read = next(iter(facts.values()))
-        written = facts["decoder"] if targets else None
+            hits[kind] = np.stack(of_texts, 1)
+            facts[kind] = self._facts(texts_of_kind, contexts)
+        # The facts of the input; and those of what the decoder of an encoder-decoder reads.
+        source_facts = next(iter(facts.values()))
+        target_facts = facts["decoder"] if targets else None
         inputs = batch_of(tokens, targets).to(self._model.info.device)
 
-        # The queries whose rows are kept, of each chunk.
+        # The sampled queries of each chunk, as `RowSamples` takes them: with the number of keys.
         wanted: list[tuple[Numbers, int] | None] = []
         for chunk in batch:
             queries = self._sampled.get((chunk.text_index, chunk.number))
             wanted.append(None if queries is None else (queries, len(chunk)))
-        reader = RowSamples(wanted)
         sums: dict[Any, dict[int, Measured]] = {}
-        # Not inference_mode: its tensors do not tell when they change, which the measures ask.
+        # Not inference_mode: its tensors do not tell whether they have changed, which `HeadMeasures` asks of masks.
         with torch.no_grad():
             if self._is_dense:
                 dense = Weights()
                 self._model.run(inputs, dense)
+                reader = RowSamples(wanted)
                 reader.keep_all(dense.maps)
                 for kind, by_layer in dense.maps.items():
-                    about = (read, written) if kind == "cross" else (facts[kind], None)
+                    # Cross-attention has its queries in one text and its keys in another.
+                    of_kind = (source_facts, target_facts) if kind == "cross" else (facts[kind], None)
                     sums[kind] = {}
                     for layer, weights in by_layer.items():
-                        sums[kind][layer] = measures_of_weights(weights, *about)
+                        sums[kind][layer] = measures_of_weights(weights, *of_kind)
             else:
                 with watch_norms(self._blocks) as norms:
-                    probe = HeadMeasures(read, written, buffers=self._buffers, norms=norms)
+                    probe = HeadMeasures(source_facts, target_facts, buffers=self._buffers, norms=norms)
                     reader = RowSamples(wanted, probe)
                     self._model.run(inputs, reader)
                 sums |= probe.sums
-        # Rows by text and chunk.
-        by_chunk = {}
-        for chunk, rows in zip(batch, reader.rows, strict=True):
-            if rows:
-                by_chunk[chunk.text_index, chunk.number] = rows
-        return BatchResult(sums, hits, by_chunk)
+        return BatchResult(sums, hits, reader.rows)
 
     def _facts(self, tokens: Sequence[Tokens], repeated: Sequence[Flags]) -> TextFacts:
-        """Return the facts that measures need of the texts of a batch, each array (text, token)."""
+        """Return the facts that measures need of the texts of a batch, each array (text, token).
+
+        Args:
+            tokens: The texts.
+            repeated: Which tokens of each text are only context, (token,).
+        """
         import torch
 
         from attnscope.core.attention.precision import move
@@ -408,25 +425,25 @@ class HeadMeasurer(Measurer[HeadSums]):
             return move(torch.from_numpy(array), self._device)
 
         def flags(of_text: Callable[[Tokens], Flags]) -> Tensor:
+            """Return which tokens of each text a function marks, (text, token)."""
             return tensor(pad_rows([*map(of_text, tokens)]))
 
-        # Where tokens and special tokens are, (text, token).
-        lengths = np.array([*map(len, tokens)])
-        real = np.arange(lengths.max()) < lengths[:, None]
+        # All arrays are (text, token). Opening tokens are the special ones before the first ordinary one.
+        real = pad_rows([np.ones(len(text), np.bool_) for text in tokens])
         ids = pad_rows([text.ids for text in tokens])
         special = pad_rows([text.special for text in tokens])
         opening = special & (np.cumsum(~special, axis=1) == 0)
-        # Special tokens are in every text, and not rare at all.
+        # Special tokens are in every text, so their relative frequency is taken to be 1.
         frequency = np.where(special, 0.0, log_frequency(self._counts, ids))
-        # The first token is left out too: where there is no [CLS], heads rest on it, however rare it is.
-        ordinary = np.where(real & ~special & (np.arange(ids.shape[1]) > 0), frequency, np.inf)
-        rarest = np.isfinite(ordinary) & (ordinary == ordinary.min(1, keepdims=True))
-        # Static embeddings are of length 1, so that products are cosines.
+        # The first token is left out of the rarest: in models without [CLS], heads rest on it, rare or not.
+        may_be_rarest = real & ~special & (np.arange(ids.shape[1]) > 0)
+        candidates = np.where(may_be_rarest, frequency, np.inf)
+        rarest = may_be_rarest & (candidates == candidates.min(1, keepdims=True))
         embeddings = unit_embeddings(self._model, tensor(ids))
         if embeddings is not None:
             embeddings = embeddings.to(self._device)
         context = None
-        if any(map(np.any, repeated)):
+        if np.any(np.concatenate(repeated)):
             context = tensor(pad_rows(repeated))
         return TextFacts(
             real=tensor(real),
@@ -439,44 +456,58 @@ class HeadMeasurer(Measurer[HeadSums]):
             embeddings=embeddings,
             rarest=tensor(rarest),
             context=context,
-            added={name: flags(holds) for name, holds in token_sets().items()},
+            added={name: flags(is_in_set) for name, is_in_set in token_sets().items()},
         )
 
 
 def unit_embeddings(model: Model, ids: Tensor) -> Tensor | None:
-    """Return static embeddings of length 1, (batch, token, d), float32, on the model's device; None if not known."""
-    import torch
+    """Return the static embeddings of tokens, scaled to length 1, so that their products are cosines.
+
+    Args:
+        model: The model.
+        ids: The ids of the tokens, (batch, token).
+
+    Returns:
+        The embeddings, (batch, token, d), float32, on the model's device; None if the model has none.
+    """
+    from torch import finfo, float32
+    from torch.nn.functional import normalize
 
     rows = model.static_embeddings(ids.to(model.info.device))
-    if rows is None:
-        return None
-    lengths: Tensor = rows.float().norm(dim=-1, keepdim=True)
-    return rows.float() / lengths.clamp(min=torch.finfo(torch.float32).tiny)
+    return None if rows is None else normalize(rows.float(), dim=-1, eps=finfo(float32).tiny)
 
 
 def _punctuation(tokens: Tokens) -> Flags:
-    """Return which tokens are punctuation and nothing else."""
-    marks = np.zeros(len(tokens), np.bool_)
-    for place, label in enumerate(tokens.labels):
+    """Return which tokens hold punctuation or symbols alone, (token,); marks of word pieces and spaces do not count."""
+    is_punctuation = np.zeros(len(tokens), np.bool_)
+    for position, label in enumerate(tokens.labels):
         bare = label.removeprefix("##").replace("·", "")
-        marks[place] = bool(bare) and all(unicodedata.category(letter)[0] in "PS" for letter in bare)
-    return marks & ~tokens.special
+        # Unicode's categories P… are punctuation, S… symbols.
+        is_mark = [unicodedata.category(letter)[0] in "PS" for letter in bare]
+        is_punctuation[position] = bool(bare) and all(is_mark)
+    return is_punctuation & ~tokens.special
 
 
-# Texts that a decoder writes again
+# What the decoder of an encoder-decoder reads
 
 
 def decoder_start(model: Model) -> Tokens | None:
-    """Return the one token that a decoder beside an encoder starts with; None for other models."""
+    """Return the start token of the decoder of an encoder-decoder, as a text of one token; None for other models."""
     if len(model.info.kinds) == 1 or model.writer is None:
         return None
+    # It is the first token of any target.
     return model.writer.encode_target("a").take(np.arange(1))
 
 
 def target_of(start: Tokens, tokens: Tokens) -> Tokens:
-    """Return the input of a decoder beside an encoder as it writes a text again: its start token, then all but the end.
+    """Return what the decoder of an encoder-decoder reads while it writes the same text that the encoder read.
 
-    `start` is the result of `decoder_start`.
+    Args:
+        start: The start token of the decoder, from `decoder_start`.
+        tokens: The text.
+
+    Returns:
+        The start token, then all tokens of the text but the last one.
     """
     return replace(
         tokens,

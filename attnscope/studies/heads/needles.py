@@ -1,7 +1,10 @@
-"""Find the heads that retrieve information from long texts: hide needles in haystacks, and score all heads on them.
+"""Find the heads that retrieve information from long texts.
 
-`corpus.needle_probe` makes the needles, and `studies.run` goes over them. This module runs the model on some at a time,
-tests the scores and fills the tables.
+A needle is a few tokens, the answer, hidden in a long text, the haystack. At its end the text asks for the answer and
+gives it. A head retrieves if it attends to the hidden answer while the model writes the one at the end.
+
+`corpus.needle_probe` makes such texts, and `studies.run` goes over them. This module runs the model on several of them
+at a time, scores the heads, tests the scores and fills the tables.
 """
 
 import hashlib
@@ -16,7 +19,7 @@ from numpy.typing import NDArray
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, Corpus, CorpusText, Hay, Needle, needle_probe, word_ids
+from attnscope.corpus import Block, Hay, Needle, needle_probe, word_ids
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
@@ -33,14 +36,14 @@ from attnscope.studies.heads.roles import (
     MARGIN,
     TESTED_FROM_TEXTS,
 )
-from attnscope.studies.inputs.texts import Report, Texts, describe_texts, special_ids, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, Report, Texts, describe_texts, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run_blocks
 
 PASS_TOKENS = 8192
-"""Tokens of a forward pass: as many texts as fit, at least one."""
+"""The most tokens of a forward pass, unless one text alone has more."""
 
 _HAYSTACKS_READ = 8
-"""How many times the tokens of the longest haystack are read of a corpus."""
+"""How much of a corpus is read, in multiples of the longest haystack: each haystack is a random part of it."""
 
 Numbers = NDArray[np.int64]
 
@@ -48,7 +51,7 @@ Numbers = NDArray[np.int64]
 @with_plain_torch
 def retrieval_heads(
     model: Model,
-    corpus: Corpus | str | Sequence[str] | Sequence[CorpusText] | None = None,
+    corpus: AnyTexts | None = None,
     options: NeedleOptions | None = None,
     report: Report | None = None,
 ) -> Heads:
@@ -58,27 +61,30 @@ def retrieval_heads(
         found["heads"].grid("retrieval", "decoder")  # (layer, head): the share of needle tokens that it copied
         found["written"]["copied"][0]                # the share that the model itself wrote
 
-    The model reads a long text with a needle in it, a question at its end, and the right answer, in one pass. A token
-    of the answer counts as written where the model gives it the most probability after the right tokens before it: up
-    to its first mistake this is greedy writing; from there on it reads the right answer, not its own. A head has
-    copied the token where the query that writes it gives the largest of its weights to that very token in the needle.
-    The score of a head is the share of all needle tokens that it has copied, so that no score is above the share that
-    the model writes.
+    In one pass, the model reads a long text with a needle in it, a question at the end, and the right answer to it:
 
-    Beside it stands `decoy`, the share of needle tokens at which the head looks at the same place of a second needle,
-    which answers another question. A head is one of retrieval where its score is above the threshold, and above that
-    of the decoy and of a key at random by a margin, by a one-sided test over needles, with the false discovery rate
-    over heads held. Nothing is made that grows with the square of a text's length.
+    - The model *writes* a token of the answer if it gives that token the largest probability. It has read the right
+      tokens before it, whatever it would have written itself. Up to its first mistake, this is greedy writing.
+    - A head *copies* a token that the model writes if the query that writes it has its largest weight on that very
+      token in the needle.
+    - The score of a head, `retrieval`, is the share of all needle tokens that it copies. So no score is above the share
+      that the model writes.
+    - The baseline `decoy` is the same share for a second needle, which answers another question: how often the head's
+      largest weight is on the token in the same place of that needle.
+
+    A head has the role if its score is above the threshold, and by a margin above both the decoy and a key at random.
+    The test is one-sided, over needles, and holds the false discovery rate over heads. Memory does not grow with the
+    square of a text's length.
 
     Args:
         model: A decoder that writes, see `attnscope.load`.
-        corpus: Texts to hide needles in, one after the other; None = random tokens of the model's vocabulary.
-        options: The needles: how many, how long, how deep.
+        corpus: Texts to hide needles in, joined one after the other; None = random tokens of the model's vocabulary.
+        options: The number of needles, the lengths of texts, and the depths at which needles are hidden.
         report: Called after each pass.
 
     Returns:
-        The findings: `corpus["of"]` is "needles", and each text is a needle. After an interruption they cover the
-        needles that were done.
+        The findings: `corpus["of"]` is "needles", and each text counted is one needle. After an interruption they cover
+        the needles that were done.
 
     Raises:
         AttnscopeError: The model does not write, the vocabulary is not known, or a text has no room.
@@ -98,21 +104,23 @@ def retrieval_heads(
         require_length(model.info, length)
     texts = None if corpus is None else texts_of(corpus)
     hay = _make_hay(model, texts, options)
-    # Make the first needle of each length now, so that errors come before the model runs.
-    first_needles = [next(_needles(hay, options, length)) for length in options.lengths]
+    # Make a needle of each length now, so that errors come before the model runs.
+    for length in options.lengths:
+        next(_needles(hay, options, length))
 
     # Read all needles, as many at once as a pass takes.
-    n_all = len(options.lengths) * options.n
+    n_needles = len(options.lengths) * options.n
     needle_run = run_blocks(
         NeedleMeasurer,
         (model,),
         _blocks(hay, options),
         NeedleSums(),
         report=report,
-        share=lambda block: (block.texts[-1].index + 1) / n_all,
+        share=lambda block: (block.texts[-1].index + 1) / n_needles,
     )
     done = needle_run.done
     done.left_out.require_some_left(done.n_texts, model.info)
+    # An interruption before the first needle leaves nothing to show.
     if not done.n_texts:
         raise KeyboardInterrupt
 
@@ -131,7 +139,7 @@ def retrieval_heads(
     return Heads(
         run=needle_run.about(model.info, notes) | {"seed": options.seed},
         corpus=settle_corpus(facts, interrupted=not needle_run.complete),
-        options=_describe_options(options, len(first_needles[0].places), is_random=hay.encode is None),
+        options=_describe_options(options, len(done.needles[0].written), is_random=texts is None),
         tables=tables,
     )
 
@@ -140,7 +148,7 @@ def retrieval_heads(
 
 
 def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ...]]:
-    """Return the ordinary tokens of a model's vocabulary, and those that stand before and after any text, by number.
+    """Return three lists of token ids: a model's ordinary tokens, and the special ones before and after any text.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
@@ -157,7 +165,7 @@ def vocabulary_of(model: Model) -> tuple[Numbers, tuple[int, ...], tuple[int, ..
 
 
 def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay:
-    """Return the tokens in which needles are hidden.
+    """Return the haystack from which texts are cut, and the tokens of which needles are made.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
@@ -169,9 +177,9 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
         return Hay(ordinary, before=before)
 
     def encode(text: str) -> list[int]:
-        return [number for number in tokenizer.encode(text).ids.tolist() if number not in special]
+        return [token for token in tokenizer.encode(text).ids.tolist() if token not in special]
 
-    # Join the corpus' texts until they are long enough for every haystack.
+    # Join the texts of the corpus until they are long enough for every haystack.
     n_wanted = _HAYSTACKS_READ * max(options.lengths)
     ids: list[int] = []
     for text in corpus:
@@ -181,56 +189,57 @@ def _make_hay(model: Model, corpus: Texts | None, options: NeedleOptions) -> Hay
             ids += encode(text.text + "\n")
         if len(ids) >= n_wanted:
             break
-    # Tokens that end a sentence: needles are put after one.
-    ends = {number for number in set(ids) if tokenizer.spell(number).rstrip().endswith((".", "!", "?"))}
+    # A needle is hidden after the end of a sentence.
+    ends = {token for token in set(ids) if tokenizer.spell(token).rstrip().endswith((".", "!", "?"))}
     words = word_ids(ordinary, tokenizer.spell)
     text_ids = np.array(ids[:n_wanted], np.int64)
     return Hay(words, text_ids=text_ids, encode=encode, sentence_end_ids=frozenset(ends), before=before)
 
 
 def _needles(hay: Hay, options: NeedleOptions, length: int) -> Iterator[Needle]:
+    """Yield the needles of one length."""
     return needle_probe(hay, options.n, options.depths, length, options.seed, answer=options.answer)
 
 
 @dataclass(frozen=True, eq=False)
-class _Text:
-    """Hold a needle as one text of the study: its number among all, and what problems call it."""
+class _NeedleText:
+    """Hold a needle with what `studies.run` asks of a text: its index among all, a source and a line, for problems."""
 
-    index: int
-    source: str
     needle: Needle
-    # Problems name the line of a text, too; a needle has none.
+    index: int
+    # The text of a needle is in no file, so it has no line.
     line: None = None
+
+    @property
+    def source(self) -> str:
+        return f"needle {self.index + 1}"
 
     def __len__(self) -> int:
         return len(self.needle)
 
 
 def _blocks(hay: Hay, options: NeedleOptions) -> Iterator[Block]:
-    """Yield all needles in blocks: those of one length, as many as a pass takes."""
-    numbers = count()
+    """Yield all needles in blocks. The needles of a block are of one length, and as many as fit into a pass."""
+    indexes = count()
     for length in options.lengths:
-        needles = _needles(hay, options, length)
-        while some := [*islice(needles, max(1, PASS_TOKENS // length))]:
-            texts: list[Any] = []
-            for needle in some:
-                number = next(numbers)
-                texts.append(_Text(number, f"needle {number + 1}", needle))
-            yield Block(texts[0].index, tuple(texts))
+        # The needles come first in `map`: where they end, it takes no index.
+        texts: Iterator[Any] = map(_NeedleText, _needles(hay, options, length), indexes)
+        while of_block := tuple(islice(texts, max(1, PASS_TOKENS // length))):
+            yield Block(of_block[0].index, of_block)
 
 
 # The model's behaviour on needles
 
 
-class _Read(NamedTuple):
-    """Hold the behaviour of a model and its heads on a needle.
+class _Behaviour(NamedTuple):
+    """Hold what a model and its heads do on one needle.
 
     Attributes:
         needle: The needle.
-        written: Which tokens of its answer the model writes, (token,).
-        copied: How many of them each head copied from the needle, and from the decoy, (layer, head, 2); -1 = there is
-            no such head.
-        is_finite: Whether the model computes no NaN or infinity on it.
+        written: Whether the model writes each token of the answer, (token,).
+        copied: How many of the tokens that it writes each head copies from the needle, and from the decoy,
+            (layer, head, 2); -1 if the layer has fewer heads.
+        is_finite: Whether the model computes neither NaN nor infinity.
     """
 
     needle: Needle
@@ -239,22 +248,22 @@ class _Read(NamedTuple):
     is_finite: bool
 
     @property
-    def chance(self) -> float:
-        """Return how many tokens a head copies on average if each query looks at a random one of its keys."""
-        # The query that writes a token stands right before it: its keys are all tokens up to there, (token,).
+    def copied_by_chance(self) -> float:
+        """Return how many tokens a head copies on average if each query has its largest weight on a random key."""
+        # A token is written by the query before it, whose keys are all tokens up to itself, (token,).
         n_keys = len(self.needle) - len(self.written) + np.arange(len(self.written))
         return float((self.written / n_keys).sum())
 
 
 @dataclass(kw_only=True, eq=False)
 class NeedleSums(Part):
-    """Hold the behaviour of a model and its heads on needles."""
+    """Hold what a model and its heads do on each needle that was read."""
 
-    needles: tuple[_Read, ...] = ()
+    needles: tuple[_Behaviour, ...] = ()
 
 
 class NeedleMeasurer(Measurer[NeedleSums]):
-    """Read needles of one length, and see which tokens of their answers the model writes and its heads copy."""
+    """Run a model on needles, and find which tokens of the answers it writes, and which of these its heads copy."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -268,84 +277,74 @@ class NeedleMeasurer(Measurer[NeedleSums]):
         """Return all needles of a block together."""
         return [block.texts]
 
-    def measure(self, batch: Sequence[_Text]) -> list[_Read]:
-        """Return what the model and its heads do on each needle; all are of one length."""
+    def measure(self, batch: Sequence[_NeedleText]) -> list[_Behaviour]:
+        """Return what the model and its heads do on each needle; all texts are of one length."""
         import torch
 
         from attnscope.core.attention.probes import HeadReader
         from attnscope.core.attention.row_samples import rows_of
 
-        # Run all texts but their last token, and keep each head's largest key of the queries that write the answers.
+        # The answers end the texts, (needle, token). The query before a token writes it, so the last token is not run.
         needles = [text.needle for text in batch]
-        right = np.stack([needle.answer for needle in needles])
-        n_answer = right.shape[1]
+        answers = np.stack([needle.answer for needle in needles])
+        n_answer = answers.shape[1]
         ids = torch.from_numpy(np.stack([needle.ids[:-1] for needle in needles]))
         queries = torch.arange(ids.shape[1] - n_answer, ids.shape[1])
+        # Run the model, and keep for each head the key with the largest weight of these queries.
         probe = HeadReader(lambda call: rows_of(call, queries).argmax(-1).cpu(), kinds=("decoder",))
         with torch.no_grad():
             logits = self._model.outputs(Batch(ids), probe, last=n_answer).logits
-        assert logits is not None  # it has a loss
+        assert logits is not None  # the model has a language-model head
         # Which tokens of the answers the model writes, (needle, token).
-        written = logits.argmax(-1).cpu().numpy() == right
+        written = logits.argmax(-1).cpu().numpy() == answers
         is_finite = logits.isfinite().all(-1).all(-1).tolist()
 
-        # Where the tokens stand in needle and decoy, (needle, 2, token).
-        targets = np.stack([[needle.places, needle.decoys] for needle in needles])
-        # Of each layer where its heads look as they are written, (needle, head, token).
+        # The positions of the answer's tokens in the needle, and of those of the decoy, (needle, 2, token).
+        positions = np.stack([[needle.places, needle.decoys] for needle in needles])
+        # By layer, the key with the largest weight, (needle, head, token).
         keys = probe.maps["decoder"]
         n_heads = max(of_layer.shape[1] for of_layer in keys.values())
         copied = np.full((len(needles), max(keys) + 1, n_heads, 2), -1, np.int64)
         for layer, of_layer in keys.items():
-            looked_at = of_layer.numpy()[:, :, None]
-            hits = (looked_at == targets[:, None]) & written[:, None, None]
-            copied[:, layer, : of_layer.shape[1]] = hits.sum(-1)
-        return [*map(_Read, needles, written, copied, is_finite)]
+            # Compare as (needle, head, 2, token), and count the tokens.
+            is_hit = of_layer.numpy()[:, :, None] == positions[:, None]
+            copied[:, layer, : of_layer.shape[1]] = (is_hit & written[:, None, None]).sum(-1)
+        return list(map(_Behaviour, needles, written, copied, is_finite))
 
-    def add(self, part: NeedleSums, batch: Sequence[_Text], result: list[_Read]) -> None:
+    def add(self, part: NeedleSums, batch: Sequence[_NeedleText], result: list[_Behaviour]) -> None:
         """Add needles, without those on which the model computes NaN or infinity."""
-        for text, read in zip(batch, result, strict=True):
-            if not read.is_finite:
-                # In the last hidden states of the unchanged model, see `failures.Place`.
+        for text, behaviour in zip(batch, result, strict=True):
+            if behaviour.is_finite:
+                part.n_texts += 1
+                part.n_tokens += len(text)
+                part.needles += (behaviour,)
+            else:
+                # This says: in the last hidden states of the unchanged model, see `failures.Place`.
                 part.broken[text.index] = ("", None)
-                continue
-            part.n_texts += 1
-            part.n_tokens += len(text)
-            part.needles += (read,)
 
 
 # Conclusions
 
 
 def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
-    """Return the tables of heads with their scores, and of the roles of those that pass the test."""
-    # How many tokens of each needle a measure counts, (needle, measure): none of needles of another depth.
+    """Return the table `heads`, with the scores of all heads, and `roles`, of those that pass the test."""
     names = options.measure_names
-    counts = np.zeros((len(done.needles), len(names)))
-    for row, read in enumerate(done.needles):
-        at_depth = f"retrieval_at_{write_percent(read.needle.depth)}"
-        counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(read.written)
-    # What the heads copy, and what chance would copy, (needle, head, measure).
-    copied = np.stack([read.copied for read in done.needles])
-    chance = np.array([read.chance for read in done.needles])
+    # From (needle, layer, head, 2) to (needle, head, 2).
+    copied = np.stack([behaviour.copied for behaviour in done.needles])
     layers, heads = np.nonzero(copied[0, :, :, 0] >= 0)
-    needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
-    # The same for each head, (needle, head, measure).
-    counts = np.repeat(counts[:, None], len(heads), axis=1)
-    is_counted = counts > 0
-    sums = RunningSums(counts.shape[1:])
-    sums.add(copied[:, layers, heads][..., needle_or_decoy] * is_counted, counts)
-    uniform = RunningSums(counts.shape[1:])
-    uniform.add(chance[:, None, None] * is_counted, counts)
+    sums, uniform = _add_up(done, names, copied[:, layers, heads])
 
-    # The test, (head,): above the threshold, and above the decoy and chance by a margin.
+    # The test, (head,): the score is above the threshold, and by a margin above the decoy and chance.
     values = sums.ratio()
-    by_chance = uniform.ratio()
+    uniform_values = np.broadcast_to(uniform.ratio(), values.shape)
+    # A needle may be copied as a whole or not at all, so this is the interval of hits, with needles as the units.
     low, high = sums.share_interval(hits=True, dependence=1)
-    # Measure 0 is retrieval, measure 1 its decoy.
-    baseline = np.fmax(values[:, 1], by_chance[:, 0])
+    # The first two columns are the score and the decoy's.
+    score, decoy = 0, 1
+    baseline = np.fmax(values[:, decoy], uniform_values[:, score])
     limit = np.fmax(options.threshold, baseline + np.maximum(MARGIN * (1 - baseline), LEAST_MARGIN))
-    n_texts = sums.sample().n_texts[:, 0]
-    p = sums[:, 0].share_p_above(limit, hits=True, dependence=1)
+    n_texts = sums.sample().n_texts[:, score]
+    p = sums[:, score].share_p_above(limit, hits=True, dependence=1)
     p = np.where(n_texts < TESTED_FROM_TEXTS, np.nan, p)
     q = benjamini_hochberg(p)
 
@@ -358,8 +357,7 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
         value=values,
         low=low,
         high=high,
-        baseline=by_chance,
-        # "c": the tokens that were counted.
+        baseline=uniform_values,
         count=sums.total("c"),
     )
     roles = []
@@ -369,7 +367,9 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
                 "head": head,
                 "role": RETRIEVAL,
                 "measure": "retrieval",
-                "value": Estimate(values[head, 0], low[head, 0], high[head, 0], baseline[head]),
+                "value": Estimate(
+                    values[head, score], low[head, score], high[head, score], baseline[head]
+                ),
                 "threshold": options.threshold,
                 "p": p[head],
                 "q": q[head],
@@ -380,32 +380,57 @@ def _judge(done: NeedleSums, options: NeedleOptions) -> dict[str, Table]:
     return {"heads": table, "roles": Table.of(ROLES, roles)}
 
 
+def _add_up(done: NeedleSums, names: Sequence[str], copied: Numbers) -> tuple[RunningSums, RunningSums]:
+    """Return the sums of the measures over needles: those of heads, (head, measure), and those of chance, (1, measure).
+
+    Args:
+        done: The needles.
+        names: The measures.
+        copied: How many tokens each head copies from needle and decoy, (needle, head, 2).
+    """
+    # How many tokens of each needle a measure counts, (needle, 1, measure). A score at a depth counts needles there.
+    counts = np.zeros((len(done.needles), 1, len(names)))
+    for row, behaviour in enumerate(done.needles):
+        at_depth = f"retrieval_at_{write_percent(behaviour.needle.depth)}"
+        counts[row] = np.isin(names, ["retrieval", "decoy", at_depth]) * len(behaviour.written)
+    # The measure "decoy" is of what heads copy from the decoy, all others of what they copy from the needle.
+    needle_or_decoy = (np.array(names) == "decoy").astype(np.int64)
+    sums = RunningSums((copied.shape[1], len(names)))
+    sums.add(copied[..., needle_or_decoy] * (counts > 0), counts)
+    # Chance is the same for all heads.
+    by_chance = np.array([behaviour.copied_by_chance for behaviour in done.needles])
+    uniform = RunningSums((1, len(names)))
+    uniform.add(by_chance[:, None, None] * (counts > 0), counts)
+    return sums, uniform
+
+
 def _written_table(done: NeedleSums) -> Table:
-    """Return the share of needle tokens that the model itself writes, on the whole and by length and depth."""
-    # Needles of all lengths and depths, then those of each length and depth.
-    cells = {(ALL, np.nan): [read.written for read in done.needles]}
-    for read in done.needles:
-        cells.setdefault((len(read.needle), read.needle.depth), []).append(read.written)
+    """Return the share of needle tokens that the model writes: a row for all needles, and one per length and depth."""
+    # Group needles by (length, depth); the group of all comes first, as ALL is less than any length.
+    groups = {(ALL, np.nan): [behaviour.written for behaviour in done.needles]}
+    for needle, written, *_ in done.needles:
+        groups.setdefault((len(needle), needle.depth), []).append(written)
     rows = []
-    for (length, depth), written in sorted(cells.items()):
-        # Needles are the units, as one may be copied as a whole or not at all.
-        answers = np.stack(written)
+    for (length, depth), of_group in sorted(groups.items()):
+        is_written = np.stack(of_group)  # (needle, token)
         sums = RunningSums()
-        sums.add(answers.sum(1), np.full(len(answers), answers.shape[1]))
+        sums.add(is_written.sum(1), np.full(len(is_written), is_written.shape[1]))
+        # As for heads, needles are the units.
         low, high = sums.share_interval(hits=True, dependence=1)
-        copied = Estimate(float(sums.ratio()), float(low), float(high), count=float(answers.size))
+        copied = Estimate(float(sums.ratio()), float(low), float(high), count=float(is_written.size))
         rows.append({"length": length, "depth": depth, "copied": copied})
     return Table.of(Heads.TABLES["written"], rows)
 
 
 def _describe_needles(done: NeedleSums, texts: Texts | None) -> dict[str, Any]:
-    """Return what the record says of the needles and of the texts that they were hidden in."""
+    """Return the `corpus` of the record: the needles, and the texts that hide them (None = random tokens)."""
     hay: dict[str, Any] = {"sources": ["random tokens"], "problems": []}
     if texts is not None:
         hay = describe_texts(texts)
+    # The hash is of token ids, 8 bytes each on every machine.
     digest = hashlib.sha256()
-    for read in done.needles:
-        digest.update(read.needle.ids.astype("<i8").tobytes())
+    for behaviour in done.needles:
+        digest.update(behaviour.needle.ids.astype("<i8").tobytes())
     return {
         "of": NEEDLES,
         "sources": hay["sources"],
@@ -419,7 +444,10 @@ def _describe_needles(done: NeedleSums, texts: Texts | None) -> dict[str, Any]:
 def _describe_options(options: NeedleOptions, n_answer: int, *, is_random: bool) -> dict[str, Any]:
     """Return the choices of the study and the meaning of its role, as the record lists them.
 
-    `n_answer` is how many tokens each needle has to be found.
+    Args:
+        options: The choices.
+        n_answer: How many tokens the answer of a needle has: fewer than asked for if the vocabulary is small.
+        is_random: Whether needles and haystacks are random tokens.
     """
     what = "attends to the token in the needle that the model writes (Wu 2024)"
     return {
@@ -436,7 +464,7 @@ def _describe_options(options: NeedleOptions, n_answer: int, *, is_random: bool)
 
 
 def _describe_measure(name: str) -> str:
-    """Return the meaning of a score, in one line."""
+    """Return the meaning of a measure, as its column states it."""
     if name == "decoy":
         return "as retrieval, of a second needle, which answers another question, for the place that is attended to"
     meaning = (

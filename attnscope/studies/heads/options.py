@@ -151,14 +151,16 @@ class NeedleOptions:
         python_only=True,
     )
     threshold: float = option(
-        "The score from which a head is one of retrieval, above 0 and at most 1.",
+        "The score from which a head is one of retrieval, from 0 to 1.",
         default=THRESHOLD,
+        least=0,
+        most=1,
         python_only=True,
     )
     seed: int = seed_option("needles and haystacks", python_only=True)
 
     def require(self) -> None:
-        """Refuse lengths, depths and thresholds that are out of range.
+        """Refuse lengths and numbers of needles that are out of range.
 
         Raises:
             UsageError: A number is out of range or comes twice, or there are fewer needles than depths. Depths beyond
@@ -177,8 +179,6 @@ class NeedleOptions:
             raise UsageError(
                 f"there are fewer needles ({self.n}) than depths", "give at least one for each depth"
             )
-        if not 0 < self.threshold <= 1:
-            raise UsageError(f"a threshold of {self.threshold}", "it must be above 0 and at most 1")
 
     @property
     def measure_names(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Study the heads of a model on any amount of text: measures, roles with their evidence, and descriptions.
 
-This module orders the steps. `measuring` runs the model, `roles` tests, and `studies.describe` describes.
+This module does the steps in their order and makes the record. `measuring` runs the model, `roles` gives heads their
+roles by statistical tests, and `studies.describe` describes heads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,6 @@ from attnscope.corpus import (
     BLOCK,
     BLOCK_CHARACTERS,
     Copies,
-    Corpus,
     CorpusText,
     chunks,
     count_tokens,
@@ -48,6 +48,7 @@ from attnscope.studies.heads.roles import (
 )
 from attnscope.studies.inputs.options import LoadOptions, TextsWanted
 from attnscope.studies.inputs.texts import (
+    AnyTexts,
     Progress,
     Report,
     Texts,
@@ -61,24 +62,29 @@ from attnscope.studies.run import Run, run
 from attnscope.studies.senses.study import picture_heads, sound_heads
 from attnscope.studies.workers import Workers
 
-Given = Corpus | str | Sequence[str] | Sequence[CorpusText]
-PROBE_TEXTS, PROBE_LENGTH, PROBE_SEED = 50, 50, 0
+PROBE_TEXTS = 50
+"""How many texts of repeated random tokens `--probe repeat` has."""
+
+PROBE_LENGTH = 50
+"""How many random tokens each of them has, before they come again."""
 
 EFFECT_TEXTS = 32
-"""The texts on which heads are ablated: each head takes a forward pass per text."""
+"""How many texts heads are ablated on: it takes a forward pass for each head and text."""
 
 NOTHING_BELOW = {"kl": 0.001, "l2": 0.01}
-"""Effects below this count as none: a thousandth of a nat in the predictions, a hundredth of the hidden states."""
+"""Smaller effects of an ablation count as none, by quantity: nats of the predictions, or a share of hidden states."""
 
 _EFFECTS = {"kl": "KL of the predictions (nats)", "l2": "relative change of the last hidden states"}
+"""What each quantity is."""
+
 _REPORT_EVERY = 32
-"""Texts between two reports of the counting, which takes microseconds per text."""
+"""How many texts there are between two reports while tokens are counted, which takes microseconds per text."""
 
 
 @with_plain_torch
 def heads(
     model: Model,
-    corpus: Given,
+    corpus: AnyTexts,
     options: HeadsOptions | None = None,
     report: Report | None = None,
     workers: Workers | None = None,
@@ -95,26 +101,25 @@ def heads(
     Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
     only has dense weights. Near-duplicates of an earlier text are dropped (`corpus["n_copies"]` counts them).
 
-    An interruption (KeyboardInterrupt) ends the study. The record then covers the texts up to the last whole block, and
-    says that it is incomplete. If a later step fails, `run["failures"]` says what.
+    Texts are measured in blocks. An interruption (KeyboardInterrupt) ends the study: the record covers the texts up to
+    the last whole block, and says that it is incomplete. If a later step fails, `run["failures"]` says what.
 
     The decoder of an encoder-decoder writes the text that its encoder reads: it gets its start token first, then each
-    token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare places in
+    token of the text. Its own heads and those of cross-attention are listed by kind. Measures that compare positions in
     one text are undefined for cross-attention.
 
     Blocks are added in the order of the texts, so the same call gives the same numbers. torch rounds the sums of
     one text differently with another number of threads.
 
     With `workers`, the result is that of one process with as many threads. After an interruption, all finished blocks
-    count. If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the
-    result.
+    count. If three workers die on the same block, `corpus["problems"]` lists it, and the result has the other blocks.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         corpus: The texts: a Corpus, or a list of texts.
         options: The choices of the study; None = the defaults.
         report: The function to call after each batch; with workers, after each block.
-        workers: Who studies the blocks; None = this process. They load the model by its name.
+        workers: The workers that study the blocks, each with its own copy of the model; None = this process.
 
     Raises:
         AttnscopeError: There is no text, the model cannot be measured, or no worker can begin.
@@ -132,15 +137,22 @@ def study(
     report: Report | None,
     workers: Workers | None = None,
 ) -> Heads:
-    """Load a model, and study its heads on texts, repeated tokens, needles, photos or recordings.
+    """Load a model, and study its heads on texts, repeated tokens, needles, photos or recordings: `attnscope heads`.
 
     Roles and measures that do not exist are refused before the model loads.
+
+    Args:
+        spec: The name of the model.
+        texts: The texts of the command line.
+        order: Its other input, and its options for the study.
+        loading: How the model is loaded.
+        report: The function to call with the progress.
+        workers: As for `heads`.
 
     Raises:
         AttnscopeError: Anything that the user can mend.
     """
     options = order.heads
-    # Photos and recordings.
     if order.image or order.audio:
         from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES
 
@@ -150,22 +162,21 @@ def study(
         if order.image:
             return picture_heads(model, list(order.image), report)
         return sound_heads(model, list(order.audio), texts.text, report)
-    # Needles in long texts. They have options of their own, and of the others thresholds alone.
     if order.probe == "needle":
+        # Needles have options of their own. Of those of a study on texts, only thresholds may be given, and
+        # --no-describe, for nothing is described.
         refuse_beside(
             "--probe needle",
             replace(options, thresholds={}, describe=HeadsOptions().describe),
             workers=workers,
-            pick=options.describe and options.describe.heads,
+            pick=order.describing.pick,
         )
-        usual = {RETRIEVAL: order.needles.threshold}
-        needles = replace(
-            order.needles, threshold=complete_thresholds(options.thresholds, usual)[RETRIEVAL]
-        )
+        thresholds = complete_thresholds(options.thresholds, {RETRIEVAL: order.needles.threshold})
+        needles = replace(order.needles, threshold=thresholds[RETRIEVAL])
         parse_measures(order.measures, needles.measure_names)
         haystacks = texts.corpus() if texts.is_given else None
         return retrieval_heads(loading.load(spec), haystacks, needles, report)
-    # Texts, or random tokens that repeat.
+    # What is left are texts and `--probe repeat`. Check all that can be wrong before the model loads.
     if order.probe is not None and texts.is_given:
         raise UsageError("give one of TEXT, --file and --probe", 'such as --file "corpus/*.txt"')
     corpus = None if order.probe else texts.corpus()
@@ -175,21 +186,28 @@ def study(
 
 
 def require_names(options: HeadsOptions, measures: str | None) -> None:
-    """Refuse roles and measures that do not exist, before the model runs for minutes."""
+    """Refuse roles and measures that do not exist, before the model runs for minutes.
+
+    Args:
+        options: The options, which name roles by their thresholds.
+        measures: Names of measures with commas between, as `--measures` takes them; None = there are none.
+    """
     from attnscope.core.catalogue import measure_names
 
     complete_thresholds(options.thresholds)
     parse_measures(measures, measure_names())
 
 
-def probe_texts(model: Model, seed: int = PROBE_SEED) -> list[CorpusText]:
-    """Return texts of repeated random tokens of the model's vocabulary, between its special tokens.
+def probe_texts(model: Model) -> list[CorpusText]:
+    """Return the texts of `--probe repeat`: random tokens of the model's vocabulary that come twice.
+
+    They stand between the model's special tokens, and are the same in each call.
 
     Raises:
         AttnscopeError: The vocabulary is not known.
     """
     ordinary, before, after = vocabulary_of(model)
-    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, seed, before=before, after=after))
+    return list(repeat_probe(ordinary, PROBE_TEXTS, PROBE_LENGTH, 0, before=before, after=after))
 
 
 def study_heads(
@@ -199,23 +217,32 @@ def study_heads(
     report: Report | None = None,
     workers: Workers | None = None,
     measurer: Callable[..., HeadMeasurer] = HeadMeasurer,
-    nothing: HeadSums | None = None,
+    empty: HeadSums | None = None,
 ) -> tuple[Heads, HeadSums]:
-    """Study heads as `heads` does, by a measurer that may keep more of each block; return its sums as well.
+    """Study heads as `heads` does, and return the sums over texts as well as the findings.
 
-    `measurer` takes the arguments of `HeadMeasurer`, and is pickled if there are workers. `nothing` is its part of no
-    text; None = empty `HeadSums`.
+    A caller may have its own measurer, which keeps more of each block.
+
+    Args:
+        model: As for `heads`.
+        texts: The texts, from `texts_of`.
+        options: As for `heads`.
+        report: As for `heads`.
+        workers: As for `heads`.
+        measurer: Makes the measurer; it takes the arguments of `HeadMeasurer`, and is pickled if there are workers.
+        empty: The sums of that measurer over no text; None = `HeadSums()`.
     """
     # Refuse roles, heads and chunks that do not fit the model before anything is read.
-    complete_thresholds(options.thresholds)
+    thresholds = complete_thresholds(options.thresholds)
     describing = options.describe
     if describing is not None:
         Choice(pick=describing.heads).within(model.info)
     cut: dict[str, Any] = {"chunk": options.chunk, "stride": options.stride}
     chunks(example_tokens(model.tokenizer), limit=model.info.max_tokens, **cut)
 
-    # Read the corpus once, to count tokens and draw the texts that are described.
-    step = scale_report(report, 0, 1 + options.causal)
+    # Read the corpus once, to count tokens and to draw the texts by which heads are described.
+    n_steps = 2 if options.causal else 1
+    step_report = scale_report(report, 0, n_steps)
     special = special_ids(model)
     copies = Copies()
     originals = distinct(texts, copies)
@@ -223,10 +250,12 @@ def study_heads(
     if describing is not None:
         drawing = Drawing(describing.seed)
         originals = drawing.watch(originals)
-    counts = count_tokens(originals, model.tokenizer.encode, special, partial(_tell, step, texts))
+    counts = count_tokens(
+        originals, model.tokenizer.encode, special, partial(_report_counting, step_report, texts)
+    )
     if describing is not None:
         sample = drawing.sample(model, describing, **cut)
-    # Describe them now: a later reading may be interrupted, and then knows no hash of all texts.
+    # Keep the hash of the texts and their problems: if a later reading is interrupted, they cannot be known.
     read = describe_texts(texts)
 
     # Run the model, then its untrained twin if a control is asked for. Keep the rows of the sample.
@@ -235,26 +264,25 @@ def study_heads(
     if options.control:
         makers.append(partial(make, seed=options.seed))
     runs: list[Run[HeadSums]] = []
-    missing: list[dict[str, Any]] = []
+    problems = read["problems"]
     shared = (workers,) if workers else None
+    empty = empty or HeadSums()
     for number, maker in enumerate(makers):
-        part = scale_report(step, number, len(makers))
-        of_none = nothing or HeadSums()
-        going = run(maker, (model,), texts, of_none, block=BLOCK, workers=shared, report=part)
-        runs.append(going)
-        missing += going.problems(model.info)
-        if not going.complete:
+        run_report = scale_report(step_report, number, len(makers))
+        last = run(maker, (model,), texts, empty, block=BLOCK, workers=shared, report=run_report)
+        runs.append(last)
+        problems = [*problems, *last.problems(model.info)]
+        if not last.complete:
             break
     done = runs[0].done
     done.left_out.require_some_left(done.n_texts, model.info)
-    if going.complete and not done.n_tokens and not missing:
+    if last.complete and not done.n_tokens and problems == read["problems"]:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
     # Give roles, describe the heads by the rows that were kept, and ablate those that have a role.
     corpus = runs[0].corpus(texts, model.info)
-    problems = [*read["problems"], *missing]
     corpus |= {"n_copies": copies.n, "sha256": read["sha256"], "problems": problems}
-    findings = _give_roles(model, corpus, options, runs, _n_threads(workers))
+    findings = _give_roles(model, corpus, options, thresholds, runs, workers)
     if describing is not None:
         for unit in sample:
             unit.rows = done.rows.get(unit.key, {})
@@ -263,7 +291,8 @@ def study_heads(
         )
         findings = add_step(findings, "describing the heads", describe)
     if options.causal:
-        ablate_heads = partial(with_effects, model=model, texts=texts, report=scale_report(report, 1, 2))
+        step_report = scale_report(report, 1, n_steps)
+        ablate_heads = partial(with_effects, model=model, texts=texts, report=step_report)
         findings = add_step(findings, "--causal", ablate_heads)
     return findings, done
 
@@ -272,38 +301,45 @@ def _give_roles(
     model: Model,
     corpus: dict[str, Any],
     options: HeadsOptions,
+    thresholds: Mapping[str, float],
     runs: Sequence[Run[HeadSums]],
-    n_threads: int,
+    workers: Workers | None,
 ) -> Heads:
     """Return the findings: roles of the heads of the model, and of the control by the same thresholds.
 
     Args:
         model: The model.
-        corpus: What the record says of the texts.
+        corpus: The `corpus` of the record, except for `effective_texts` and `complete`.
         options: The choices of the study.
+        thresholds: The threshold of each role.
         runs: The run of the model, and that of the control if there is one.
-        n_threads: The threads of torch, which the record states.
+        workers: The workers of the study, for the number of threads in the record.
     """
+    import torch
+
     done = runs[0].done
-    thresholds = complete_thresholds(options.thresholds)
     tables = judge(done.tallies.values(), thresholds, done.n_texts)
     control = runs[1].done.tallies if len(runs) > 1 else {}
     tables["control"] = judge(control.values(), thresholds, done.n_texts)["heads"]
     corpus["effective_texts"] = max(map(effective_texts, done.tallies.values()), default=0.0)
+    # The study went as far as its last run did, and failed where that failed.
     corpus = settle_corpus(corpus, interrupted=not runs[-1].complete)
     about = replace(runs[0], failures=runs[-1].failures).about(model.info, _notes(model))
-    about |= {"seed": options.seed if options.control else None, "threads": n_threads}
+    about |= {
+        "seed": options.seed if options.control else None,
+        "threads": workers.threads if workers else torch.get_num_threads(),
+    }
     return Heads(about, corpus, _describe(options, thresholds), tables)
 
 
-def _tell(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
-    """Report how far the counting of tokens is, once in a while."""
+def _report_counting(report: Report | None, texts: Texts, n_texts: int, n_tokens: int) -> None:
+    """Report how many texts and tokens were counted, once in a while."""
     if report is not None and n_texts % _REPORT_EVERY == 0:
         report(Progress(n_texts, n_tokens, share_read(texts), "counting tokens"))
 
 
 def _notes(model: Model) -> list[str]:
-    """Say what the reader must know of the model."""
+    """Return sentences on how this model was measured that a reader of the record must know."""
     notes = []
     if len(model.info.kinds) > 1:
         notes.append(
@@ -317,7 +353,7 @@ def _notes(model: Model) -> list[str]:
 
 
 def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[str, Any]:
-    """Return the choices of the study and the roles and measures that it knows, as the record lists them."""
+    """Return the `options` of the record: the choices of the study, and all roles and measures."""
     from attnscope.core.catalogue import measure_names
 
     return {
@@ -333,22 +369,16 @@ def _describe(options: HeadsOptions, thresholds: Mapping[str, float]) -> dict[st
     }
 
 
-def _n_threads(workers: Workers | None) -> int:
-    import torch
-
-    return workers.threads if workers else torch.get_num_threads()
-
-
 def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | None) -> Heads:
-    """Ablate each head that has a role, on the first texts, and add the effects to the table of heads.
+    """Ablate each head that has a role, on the first EFFECT_TEXTS texts, and add the effects to the table of heads.
 
-    A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not need the head
-    for what it looks like: attention is no evidence of use (Jain and Wallace 2019).
+    A head's output is replaced by zero, and by its mean. If neither changes anything, the model does not use what the
+    head attends to: attention is no evidence of use (Jain and Wallace 2019).
 
     Raises:
         AttnscopeError: The model cannot be ablated.
     """
-    # Ablate kind by kind: layers and heads are numbered anew in each kind of attention.
+    # Ablate one kind of attention after the other, for each numbers its layers and heads from 0.
     heads = findings.table("heads")
     has_role = heads["role"] != ""
     with_role = heads.select(has_role)
@@ -362,20 +392,24 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     if not ablations:
         return findings
     # Effects become columns of the table of heads; they are NaN for heads without a role.
-    ablated = Table.stack([each.table("heads") for each in ablations])
-    columns = {**heads.columns}
-    values = {**heads.values}
+    ablated = Table.stack([ablation.table("heads") for ablation in ablations])
+    columns = dict(heads.columns)
+    columns |= {name: ablated.columns[name] for name in ablated.numbers}
+    values = dict(heads.values)
     for name, effects in ablated.values.items():
         # Kind, layer and head are in the table already.
         if name not in heads:
             values[name] = np.full(len(heads), np.nan)
             values[name][has_role] = effects
-    columns |= {name: ablated.columns[name] for name in ablated.numbers}
 
-    # Say how effects were measured: by the predictions if the model makes any, else by hidden states.
+    # Say how effects were measured: by the predictions if the model makes any (then there is a table `whole`), else by
+    # hidden states.
+    complete = all(ablation.corpus["complete"] for ablation in ablations)
+    notes = list(findings.run["notes"])
+    for ablation in ablations:
+        notes += ablation.run["notes"]
     ablation = ablations[0]
     quantity = "kl" if len(ablation.table("whole")) else "l2"
-    complete = all(each.corpus["complete"] for each in ablations)
     causal = {
         "quantity": quantity,
         "what": _EFFECTS[quantity],
@@ -385,9 +419,6 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
         "n_texts": ablation.corpus["n_texts"],
         "complete": complete,
     }
-    notes = [*findings.run["notes"]]
-    for each in ablations:
-        notes += each.run["notes"]
     return replace(
         findings,
         tables={**findings.tables, "heads": Table(columns, values)},

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from attnscope.errors import UsageError
+from attnscope.errors import UsageError, require_choice
 from attnscope.options import option, options
 
 if TYPE_CHECKING:
@@ -176,17 +176,23 @@ def refuse_file_names(*texts: str | None, hint: str = "") -> None:
 
 
 @options
-class OneText:
-    """Hold one text, or the file that it is in."""
+class _TextArgument:
+    """Hold the argument TEXT of a command."""
 
     PANEL: ClassVar[str] = "Text"
 
     text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
-    file: Path | None = option("Read the text from a file (UTF-8).", default=None)
 
     def require(self) -> None:
         """Refuse the name of a file, as `refuse_file_names`."""
         refuse_file_names(self.text)
+
+
+@options
+class OneText(_TextArgument):
+    """Hold one text, or the file that it is in."""
+
+    file: Path | None = option("Read the text from a file (UTF-8).", default=None)
 
     @property
     def is_given(self) -> bool:
@@ -227,12 +233,9 @@ class ReadingOptions:
 
 
 @options
-class TextsWanted:
+class TextsWanted(_TextArgument):
     """Hold a text, or files of texts, for a study to read."""
 
-    PANEL: ClassVar[str] = "Text"
-
-    text: str | None = option("A text; `-` reads stdin.", default=None, argument=True)
     files: tuple[str, ...] = option(
         "Files or patterns: txt, jsonl, csv, also gzipped; may be given several times.",
         "--file",
@@ -250,10 +253,6 @@ class TextsWanted:
         rare=True,
     )
 
-    def require(self) -> None:
-        """Refuse the name of a file, as `refuse_file_names`."""
-        refuse_file_names(self.text)
-
     @property
     def is_given(self) -> bool:
         """Return whether there is any text or file."""
@@ -263,10 +262,7 @@ class TextsWanted:
         """Refuse an unknown way to split a file into texts, by a UsageError."""
         from attnscope.corpus import Split
 
-        if self.split not in get_args(Split):
-            raise UsageError(
-                f"there is no split {self.split!r}", f"choose one of {', '.join(get_args(Split))}"
-            )
+        require_choice("split", self.split, get_args(Split))
 
     def corpus(self) -> Corpus | list[str]:
         """Return the texts; those of files are read when they are needed.
