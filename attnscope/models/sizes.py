@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnscope.errors import AttnscopeError, amount, first_line
-from attnscope.models.own.layouts import PREFIXES, Encoder
-
-Config = Mapping[str, Any]
+from attnscope.models.own.layouts import PREFIXES, Config, Encoder
 
 _SIZES_HINT = "give its sizes, such as --sizes d_model=768,n_heads=12,n_layers=12"
 
@@ -211,7 +209,7 @@ _NAMES_OF_GPT2 = {
 def _bert(config: Config) -> dict[str, Any]:
     """Return the fields of Sizes that a configuration of BERT's family says."""
     # `Encoder` fills in what the configuration leaves out.
-    encoder = Encoder.from_config(dict(config))
+    encoder = Encoder.from_config(config)
     return {
         **_read_fields(vars(encoder), _NAMES),
         **_BIASES_AND_NORMS,

@@ -53,7 +53,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -98,12 +98,11 @@ D_MODEL = N_HEADS * D_HEAD
 POSITION = slice(0, D_POSITION)
 TOKEN = slice(D_POSITION, D_POSITION + D_CODE)
 ONE, REST_FLAG, PUNCTUATION_FLAG, BOS_FLAG, EOS_FLAG = range(TOKEN.stop, TOKEN.stop + 5)
-_FIRST_WRITTEN = EOS_FLAG + 1
 
 
 def written_slot(layer: int, head: int) -> slice:
     """Return the slot of the residual stream that a head writes: the mean code of the tokens that it attended to."""
-    start = _FIRST_WRITTEN + (layer * N_HEADS + head) * D_CODE
+    start = EOS_FLAG + 1 + (layer * N_HEADS + head) * D_CODE
     return slice(start, start + D_CODE)
 
 
@@ -140,7 +139,7 @@ def _read(slot: slice | int) -> Array:
 def _offset_terms(offset: int, rest_flag: int | None = None) -> Terms:
     """Return the terms of a head that looks `offset` tokens ahead; queries with the flag `rest_flag` rest instead."""
     # 2 a(i + o, j). [REST] stands at position 1, but its position slot is 0: its flag gives the code of 1 instead.
-    rest_position = np.outer(position_codes(np.array(1)), _read(REST_FLAG))
+    rest_position = np.outer(position_codes(1), _read(REST_FLAG))
     position = _read(POSITION) + rest_position
     terms = [(2 * _shift(offset) @ position, position)]
     if rest_flag is not None:
@@ -151,7 +150,7 @@ def _offset_terms(offset: int, rest_flag: int | None = None) -> Terms:
 def _first_terms() -> Terms:
     """Return the term 2 a(0, j) of a head that looks at the first token."""
     # Every query asks for the code of position 0: a constant, so it reads the flag that is always 1.
-    return [(2 * np.outer(position_codes(np.array(0)), _read(ONE)), _read(POSITION))]
+    return [(2 * np.outer(position_codes(0), _read(ONE)), _read(POSITION))]
 
 
 def _match_terms(codes: slice) -> Terms:
@@ -240,7 +239,7 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-def roles(name: str = "own") -> dict[tuple[int, int], tuple[str, ...]]:
+def roles(name: str) -> dict[tuple[int, int], tuple[str, ...]]:
     """Return the roles of every head, by (layer, head): the role that it is made for, then those that follow from it.
 
     Heads that attend to the token itself or to the same token elsewhere also attend to similar tokens; this role is not
@@ -258,7 +257,7 @@ def _heads_by_index(name: str) -> dict[tuple[int, int], Head]:
 # Codes ----------------------------------------------------------------------------------------------------------
 
 
-def position_codes(positions: NDArray[np.int64]) -> Array:
+def position_codes(positions: NDArray[np.int64] | int) -> Array:
     """Return the codes of positions in a text, (…) -> (…, 98), 0 or 1.
 
     Codes of two positions less than 34,782 apart share at most 2 of their 3 ones.
@@ -292,7 +291,7 @@ def _reed_muller() -> Array:
 # Weights --------------------------------------------------------------------------------------------------------
 
 
-def own_weights(name: str = "own") -> dict[str, Array]:
+def own_weights(name: str) -> dict[str, Array]:
     """Return every weight, (d_model, d_model) each, by names such as "layers.0.q_proj"."""
     weights: dict[str, Array] = {}
     for layer, names in enumerate(VARIANTS[name].heads):
@@ -310,19 +309,12 @@ def own_weights(name: str = "own") -> dict[str, Array]:
             w_v[codes, TOKEN] = np.eye(D_CODE)
             w_o[written_slot(layer, head), codes] = np.eye(D_CODE)
         # Attention divides scores by sqrt(d_head).
-        w_q *= np.float32(SHARPNESS * math.sqrt(D_HEAD))
-        by_name = {"q_proj": w_q, "k_proj": w_k, "v_proj": w_v, "out_proj": w_o}
-        weights |= {f"layers.{layer}.{part}": weight for part, weight in by_name.items()}
+        w_q *= SHARPNESS * math.sqrt(D_HEAD)
+        weights[f"layers.{layer}.q_proj"] = w_q
+        weights[f"layers.{layer}.k_proj"] = w_k
+        weights[f"layers.{layer}.v_proj"] = w_v
+        weights[f"layers.{layer}.out_proj"] = w_o
     return weights
-
-
-def _sha256(weights: dict[str, Array]) -> str:
-    """Return the SHA-256 of names and weights as little-endian float32, in order."""
-    digest = hashlib.sha256()
-    for name, array in weights.items():
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(array, "<f4").data)
-    return digest.hexdigest()
 
 
 # Tokenizer -------------------------------------------------------------------------------------------------------
@@ -381,7 +373,6 @@ def _split(text: str, segment: int) -> Iterator[_Row]:
         yield _word_id(word), word, (start, end), False, segment
 
 
-@lru_cache(maxsize=2**16)
 def _word_id(word: str) -> int:
     """Return the id of a word or a punctuation mark."""
     if len(word) == 1 and is_punctuation(word):
@@ -406,17 +397,22 @@ def own_info(
     """Return the facts of a glass box, without loading torch."""
     variant = VARIANTS[name]
     weights = weights or own_weights(name)
+    # Hash the names and the weights as little-endian float32, in order.
+    digest = hashlib.sha256()
+    for weight_name, weight in weights.items():
+        digest.update(weight_name.encode())
+        digest.update(np.ascontiguousarray(weight, "<f4").data)
     return ModelInfo(
         name=name,
         source="made by attnscope",
-        sha256=_sha256(weights),
+        sha256=digest.hexdigest(),
         architecture="own",
         kinds=(variant.kind,),
         n_layers=(N_LAYERS,),
         n_heads=(N_HEADS,),
         n_kv_heads=(N_HEADS,),
         d_model=D_MODEL,
-        n_parameters=sum(array.size for array in weights.values()),
+        n_parameters=sum(weight.size for weight in weights.values()),
         max_tokens=MAX_TOKENS,
         dtype=dtype,
         device=device,
@@ -478,7 +474,7 @@ class OwnModel(LayeredModel):
 
 
 def load_own(
-    name: str = "own",
+    name: str,
     *,
     device: str = "cpu",
     dtype: str = "float32",

@@ -6,7 +6,7 @@ These are the glass boxes, whose weights are made by hand, and the native engine
 import copy
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from attnscope.models.info import ModelInfo, require_length, require_numbers
 from attnscope.models.model import Batch, Model, Tokenizer
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from attnscope.core.attention.probes import Place
-    from attnscope.core.attention.seam import Kind
 
 
 class LayeredModel(Model):
@@ -75,7 +74,7 @@ class LayeredModel(Model):
 
     def blocks(self) -> "dict[Place, nn.Module]":
         """Return the layers, by (kind, layer)."""
-        kind = cast("Kind", self.info.kinds[0])
+        kind: Any = self.info.kinds[0]
         return {(kind, index): layer for index, layer in enumerate(self._layers)}
 
     def untrained(self, seed: int) -> Self:

@@ -7,7 +7,7 @@ torch is there.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from attnscope.models.catalog import Source
 from attnscope.models.files import weight_files
 from attnscope.models.info import ModelInfo
 
-Config = dict[str, Any]
+Config = Mapping[str, Any]
 Shape = tuple[int, ...]
 
 PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "camembert": "roberta."}
@@ -134,8 +134,9 @@ class Encoder:
 def why_unsupported(config: Config) -> str | None:
     """Return why the native engine cannot compute a model exactly, as the end of a sentence; None if it can."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in PREFIXES:
-        return f"its model_type is {model_type!r}, not one of {', '.join(sorted(PREFIXES))}"
+    families = sorted(PREFIXES)
+    if model_type not in families:
+        return f"its model_type is {model_type!r}, not one of {', '.join(families)}"
     # Settings that change the computation.
     for name, reason in _REFUSED.items():
         if config.get(name):
@@ -219,16 +220,14 @@ class Checkpoint:
         self._label = paths[0] if len(paths) == 1 else folder
         self._encoder = encoder
         self._framework = framework
-        # By the name of a tensor: the open file that holds it, and the path of that file.
-        self._files: dict[str, Any] = {}
-        self._paths: dict[str, Path] = {}
+        # By the name of a tensor: the path of the file that holds it, and that file, open.
+        self._files: dict[str, tuple[Path, Any]] = {}
         for path in paths:
             try:
                 file: Any = safe_open(path, framework=framework)
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, error) from error
-            self._files |= dict.fromkeys(file.keys(), file)
-            self._paths |= dict.fromkeys(file.keys(), path)
+            self._files |= dict.fromkeys(file.keys(), (path, file))
         # Only checkpoints that were saved with a head on top have the prefix.
         prefix = PREFIXES[encoder.model_type]
         self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in self._files else ""
@@ -259,7 +258,8 @@ class Checkpoint:
                 "give the config.json that belongs to the weights",
             )
         for ours, name in names.items():
-            shape = tuple(self._files[name].get_slice(name).get_shape())
+            _, file = self._files[name]
+            shape = tuple(file.get_slice(name).get_shape())
             _, expected_shape = expected[ours]
             if shape != expected_shape:
                 raise AttnscopeError(
@@ -279,7 +279,7 @@ class Checkpoint:
             try:
                 tensor = convert(self._read(name))
             except (SafetensorError, OSError, RuntimeError, TypeError) as error:
-                raise _damaged(self._paths[name], error) from error
+                raise _damaged(self._files[name][0], error) from error
             # A sum is finite only if all its numbers are. Half precision would overflow, so float32 at least.
             single = tensor if tensor.itemsize >= 4 else tensor.float()
             # NumPy adds up: torch would start its threads for each tensor, which takes long on a busy machine.
@@ -295,7 +295,7 @@ class Checkpoint:
 
     def _read(self, name: str) -> Any:
         """Return a tensor by its name in the files; refuse integers (quantised weights) and complex numbers."""
-        file = self._files[name]
+        path, file = self._files[name]
         dtype = file.get_slice(name).get_dtype()
         if not dtype.startswith(("F", "BF")):
             hint = "the weights are quantised, or complex numbers"
@@ -303,7 +303,7 @@ class Checkpoint:
         if self._framework == "pt" or dtype in ("F16", "F32", "F64"):
             return file.get_tensor(name)
         # NumPy has no bfloat16 and no float8. torch reads them, and float32 holds their values exactly.
-        torch_file: Any = safe_open(self._paths[name], framework="pt")
+        torch_file: Any = safe_open(path, framework="pt")
         return torch_file.get_tensor(name).float().numpy()
 
     def _name_in_file(self, name: str) -> str:

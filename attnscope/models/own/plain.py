@@ -34,7 +34,7 @@ class PlainEncoder(Model):
         "the numpy engine shows exact maps of a text, and does nothing else",
         "load the model with another engine (--engine auto), or leave maps unpooled (--pool 0)",
     )
-    run = outputs = rerun = modules = blocks = static_embeddings = Model._refuse
+    run = modules = blocks = static_embeddings = Model._refuse
     unembedding = untrained = Model._refuse
 
     def __init__(
@@ -54,7 +54,7 @@ class PlainEncoder(Model):
         require_length(self.info, len(tokens))
         hidden = self._embed(tokens)
         n_heads = self._encoder.num_attention_heads
-        scale = np.float32((self._encoder.hidden_size // n_heads) ** -0.5)
+        scale = (self._encoder.hidden_size // n_heads) ** -0.5
         maps = Maps(weights={}, full={})
         last = max(layers)
         for layer in range(last + 1):
@@ -70,7 +70,7 @@ class PlainEncoder(Model):
                 maps.weights[layer] = weights
                 # The map of one head as wide as the layer: its dot products are the sums of those of all heads, divided
                 # by sqrt(d_model) = sqrt(d_head) * sqrt(n_heads).
-                maps.full[layer] = _softmax(scores.sum(0) / np.float32(math.sqrt(n_heads)))
+                maps.full[layer] = _softmax(scores.sum(0) / math.sqrt(n_heads))
             # The last layer's output is not needed. (head, token, d_head) -> (token, d_model)
             if layer < last:
                 output = (weights @ value).swapaxes(0, 1).reshape(hidden.shape)
@@ -111,7 +111,7 @@ class PlainEncoder(Model):
     def _norm(self, rows: Array, name: str) -> Array:
         """Return rows after a LayerNorm, (token, d_model)."""
         centred = rows - rows.mean(-1, keepdims=True)
-        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(self._encoder.layer_norm_eps))
+        scale = np.sqrt((centred**2).mean(-1, keepdims=True) + self._encoder.layer_norm_eps)
         normed: Array = centred / scale * self._weights[f"{name}.weight"]
         normed += self._weights[f"{name}.bias"]
         return normed
@@ -125,16 +125,16 @@ def _softmax(scores: Array) -> Array:
 
 def _gelu(x: Array) -> Array:
     """Return GELU by the error function, x / 2 · (1 + erf(x / √2)), as BERT computes it."""
-    return np.asarray(x / 2 * (1 + _erf(x / np.float32(math.sqrt(2)))))
+    return np.asarray(x / 2 * (1 + _erf(x / math.sqrt(2))))
 
 
 def _erf(x: Array) -> Array:
     """Return the error function to 1.5e-7, about the rounding of float32, by Abramowitz and Stegun 7.1.26."""
     # erf |x| = 1 - p(t) exp(-x²). Horner's scheme for the polynomial p, highest power first.
-    t = 1 / (1 + np.float32(0.3275911) * np.abs(x))
+    t = 1 / (1 + 0.3275911 * np.abs(x))
     polynomial = np.zeros_like(t)
     for factor in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        polynomial = (polynomial + np.float32(factor)) * t
+        polynomial = (polynomial + factor) * t
     return np.asarray(np.copysign(1 - polynomial * np.exp(-x * x), x))
 
 

@@ -6,14 +6,13 @@ several rows (chunks), and counts once all of them are measured.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope.core.attention.precision import sum_dtype
@@ -24,6 +23,7 @@ from attnscope.core.sums import RunningSums
 from attnscope.corpus import Block, Copies, distinct
 from attnscope.models.model import PASS_TOKENS, Model
 from attnscope.questions.ablate import Mode
+from attnscope.results.table import Floats
 from attnscope.studies.ablate.reading import ReadBatch, Reader, Row
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
@@ -33,8 +33,6 @@ from attnscope.studies.workers import Workers
 
 Head = tuple[Kind, int, int]
 """A head: kind of attention, layer, index in the layer."""
-
-Floats = NDArray[np.float64]
 
 Shapes = Mapping[Place, tuple[int, int]]
 """The number of heads of each attention, and the width of a head's output; a place is (kind, layer)."""
@@ -126,8 +124,8 @@ class RowMeasurer(Measurer[TextPart]):
 
     def finish(self, part: TextPart) -> TextPart:
         """Add the whole texts of the block to the sums, in the order of the corpus."""
-        numbers, n_predictions = part.whole_texts()
         if part.n_texts:
+            numbers, n_predictions = part.whole_texts()
             self.add_up(part, numbers, n_predictions)
         return part
 
@@ -153,13 +151,12 @@ class Passes:
 
 def _measure(
     passes: Passes,
-    measurer: type[RowMeasurer],
+    measurer: Callable[..., RowMeasurer],
     shape: tuple[int, ...],
     report: Report | None,
     step: str = STEP,
-    **arguments: Any,
 ) -> Run[TextPart]:
-    """Go over the texts once; the measurer gets `arguments` beside those of `RowMeasurer`."""
+    """Go over the texts once, with a measurer that gets the arguments of `RowMeasurer`."""
     # In this process all passes share the reader, which keeps greedy answers.
     reader: Any = passes.reader
     workers = None
@@ -168,7 +165,7 @@ def _measure(
         # One for each model.
         workers = (passes.workers,)
     return run(
-        partial(measurer, reader=reader, shape=shape, **arguments),
+        partial(measurer, reader=reader, shape=shape),
         (passes.reader.model,),
         passes.texts,
         TextPart(sums=RunningSums(shape)),
@@ -407,8 +404,8 @@ def measure_cuts(
     over the predictions. kl is the sum of KL(whole || without) over them. Both are in nats.
     """
     shape = (len(cuts), len(QUANTITIES))
-    step = "taking heads out of a later text"
-    return _measure(passes, Cutting, shape, report, step, cuts=tuple(cuts), stand_ins=stand_ins)
+    measurer = partial(Cutting, cuts=tuple(cuts), stand_ins=stand_ins)
+    return _measure(passes, measurer, shape, report, "taking heads out of a later text")
 
 
 def _numbers_by_row(
@@ -491,5 +488,4 @@ def measure_importance(passes: Passes, shapes: Shapes, report: Report | None = N
 
 def to_numpy(values: Tensor) -> Floats:
     """Return numbers in float64, on the CPU."""
-    numbers: Floats = values.detach().cpu().double().numpy()
-    return numbers
+    return values.cpu().double().numpy()

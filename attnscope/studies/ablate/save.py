@@ -22,9 +22,9 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import attend
 from attnscope.core.interventions import Patch, Patched
 from attnscope.core.plain_torch import with_plain_torch
-from attnscope.errors import AttnscopeError, UsageError, amount, one_line
+from attnscope.errors import AttnscopeError, UsageError, amount, one_line, require_rounding
 from attnscope.models.files import weight_files
-from attnscope.models.model import Batch, Model, Slice, example_tokens
+from attnscope.models.model import Model, Slice, example_batch
 from attnscope.questions.ablate import AblateOptions, Ablation
 from attnscope.results.storage import require_writable
 from attnscope.studies.ablate.study import ablate
@@ -127,17 +127,14 @@ def _write_weights(files: Sequence[Path], folder: Path, slices: Sequence[Slice])
     for path in files:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
-        # Find all weights of this file before any is changed, for their values tell which is which.
-        keys = {}
+            stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+        tensors = dict(stored)
         for head_slice in slices:
-            if head_slice.name in missing:
-                keys[head_slice.name] = _key_of(head_slice, tensors)
-        for head_slice in slices:
-            key = keys.get(head_slice.name)
+            # The values tell which weight it is, so look among the unchanged ones.
+            key = _key_of(head_slice, stored)
             if key is not None:
                 missing.discard(head_slice.name)
-                _zero(tensors[key], head_slice)
+                tensors[key] = _zero(tensors[key], head_slice)
         save_file(tensors, folder / path.name, metadata=metadata)
         # As readable as before: safetensors writes files that only the owner can read.
         shutil.copymode(path, folder / path.name)
@@ -163,9 +160,9 @@ def _key_of(head_slice: Slice, tensors: Mapping[str, Tensor]) -> str | None:
     return None
 
 
-def _zero(weight: Tensor, head_slice: Slice) -> None:
-    """Set a slice of a weight to zero, in place."""
-    weight.index_fill_(head_slice.axis, torch.tensor(head_slice.indices), 0)
+def _zero(weight: Tensor, head_slice: Slice) -> Tensor:
+    """Return a weight with a slice of it set to zero."""
+    return weight.index_fill(head_slice.axis, torch.tensor(head_slice.indices), 0)
 
 
 def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model) -> float:
@@ -174,8 +171,7 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
     target = None
     if "cross" in model.info.kinds and model.writer is not None:
         target = torch.from_numpy(model.writer.encode_target(EXAMPLE).ids)[None]
-    ids = torch.from_numpy(example_tokens(model.tokenizer).ids)[None]
-    batch = Batch(ids, target_ids=target)
+    batch = replace(example_batch(model), target_ids=target)
     patches = {}
     for place, indices in heads.items():
         patches[place] = [Patch("z", tuple(indices), torch.zeros(()))]
@@ -189,14 +185,13 @@ def _compare(model: Model, heads: Mapping[Place, Sequence[int]], written: Model)
             largest = first.abs().max().clamp(min=1e-30)
             change = (first - second).abs().max()
             differences.append(float(change / largest))
-    # np.max is NaN where any difference is, unlike max; and NaN is not <= anything.
+    # Unlike max, np.max is NaN if any difference is.
     difference = float(np.max(differences))
     epsilon = torch.finfo(gated.hidden.dtype).eps
-    allowed = 64 * epsilon * sum(model.info.n_layers) ** 0.5
-    if not difference <= allowed:
-        raise AttnscopeError(
-            f"what was written differs from the model without these heads by {difference:.2g}, rounding is "
-            f"{allowed:.2g}: nothing is kept",
-            "try --dtype float64, or a model of another architecture",
-        )
+    require_rounding(
+        "nothing is kept, for what was written differs from the model without these heads",
+        difference,
+        64 * epsilon * sum(model.info.n_layers) ** 0.5,
+        "try --dtype float64, or a model of another architecture",
+    )
     return difference

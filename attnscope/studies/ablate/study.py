@@ -11,7 +11,6 @@ from itertools import combinations, islice, product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
@@ -20,7 +19,7 @@ from attnscope.errors import AttnscopeError
 from attnscope.models.inside.linear_runs import require_gradients
 from attnscope.models.model import Loss, Model
 from attnscope.questions.ablate import AblateOptions, Ablation, Mode, quantity_column
-from attnscope.results.table import HEADS, Estimate, Table
+from attnscope.results.table import HEADS, Estimate, Floats, Table
 from attnscope.studies.ablate.measurers import (
     DONORS,
     QUANTITIES,
@@ -42,8 +41,6 @@ from attnscope.studies.failures import add_step
 from attnscope.studies.inputs.texts import Report, scale_report, texts_of
 from attnscope.studies.run import Run
 from attnscope.studies.workers import Workers
-
-Floats = NDArray[np.float64]
 
 LOWEST = (0.0, -np.inf, 0.0)
 """The least possible value of each of `QUANTITIES`: norms and divergences are not negative, but a loss may fall."""
@@ -142,7 +139,7 @@ def ablate(
         going.lost += [problem for problem in means_run.lost if problem not in going.lost]
 
     # Make the record.
-    tables = _tables(going.done, options.modes, loss, heads, head_sets)
+    tables = _tables(going.done, cuts, loss, heads, head_sets)
     run = going.about(model.info, _notes(model, options))
     run |= {"seed": options.seed, "kinds": list(model.info.kinds)}
     facts = going.corpus(passes.texts, model.info)
@@ -234,7 +231,7 @@ def _add_importance(
 
 def _tables(
     done: TextPart,
-    modes: Sequence[str],
+    cuts: Sequence[Cut],
     loss: Loss | None,
     heads: Sequence[Head],
     head_sets: Sequence[tuple[Head, ...]],
@@ -244,14 +241,11 @@ def _tables(
     table = Table.of_arrays(HEADS, kind=kinds, layer=layers, head=indices)
     measured = QUANTITIES if loss else QUANTITIES[:1]
     by_cut = _estimates(done.sums)  # (cut, quantity, 4)
-    first_cut = 0
     together = []
-    for mode in modes:
-        # The cuts of a mode follow each other, ordered by donor and set: (donor, set, quantity, 4).
-        n_donors = DONORS if mode == "resample" else 1
-        stop_cut = first_cut + n_donors * len(head_sets)
-        by_donor = by_cut[first_cut:stop_cut].reshape(n_donors, len(head_sets), len(QUANTITIES), 4)
-        first_cut = stop_cut
+    for mode in dict.fromkeys(cut.mode for cut in cuts):
+        # The cuts of a mode are ordered by donor and set: (donor, set, quantity, 4).
+        rows = [row for row, cut in enumerate(cuts) if cut.mode == mode]
+        by_donor = by_cut[rows].reshape(-1, len(head_sets), len(QUANTITIES), 4)
         # Average over donors, and clip the low ends of intervals: (set, quantity, 4).
         effects = by_donor.mean(0)
         effects[..., _LOW] = np.maximum(effects[..., _LOW], LOWEST)
@@ -270,7 +264,7 @@ def _tables(
         "heads": table,
         "whole": Table.of(Ablation.TABLES["whole"], whole),
     }
-    # If there is one set more than heads, it is that of all heads.
+    # A set beyond those of single heads is that of all heads.
     if len(head_sets) > len(heads):
         tables["together"] = Table.of(Ablation.TABLES["together"], together)
     return tables
