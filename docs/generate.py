@@ -233,10 +233,11 @@ def measures_page() -> str:
             besides.append(f"the measure is defined for {rule.least_defined:.0%} of the queries")
         if rule.needs_preference:
             besides.append("`relative_entropy` is at most the limit of `diffuse`")
-        if rule.any_length:
+        if rule.rescale:
             besides.append(
-                f"the threshold is that of a text of {roles.FULL_KEYS:,} keys; with n keys it is "
-                f"1 - {(1 - rule.threshold) * math.log(roles.FULL_KEYS):.2f} / ln n, from {roles.LEAST_KEYS} keys on"
+                f"the threshold is that of a text of {roles.REFERENCE_KEYS:,} keys; with n keys it is "
+                f"1 - {(1 - rule.threshold) * math.log(roles.REFERENCE_KEYS):.2f} / ln n, from "
+                f"{roles.LEAST_KEYS} keys on"
             )
         measures = " or ".join(f"`{measure}`" for measure in rule.measures)
         rows.append(

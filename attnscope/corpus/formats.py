@@ -341,7 +341,7 @@ def _plain_message(message: Any) -> dict[str, Any]:
         return message
     # A part is a text, or an object such as {"type": "text", "text": "Who?"}.
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts: list[Any] = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"the content of a message is no text: {shorten(repr(content))}")
     return {**message, "content": "".join(texts)}
