@@ -17,6 +17,9 @@ from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, ColumnKind, count, text
 
+WORKED_EXAMPLE = "worked example"
+"""The name of the model in the trace of the built-in example."""
+
 MOST_IN_JSON = 4096
 """The most numbers of an input that JSON holds; of a larger one it has the shape."""
 
@@ -44,7 +47,8 @@ JOINT_STEPS: Mapping[str, tuple[str, ...]] = {
     "joined": ("traced", "joined"),
     "output": ("traced", "outputs"),
 }
-"""The steps after all heads, and the axes of their values."""
+"""The steps after all heads, and the axes of their values. In the table `steps`, the axes are named anew, as a step has
+them by itself: "query" and "key", which have labels, "sink" and columns."""
 
 INPUTS: Mapping[str, tuple[str, ...]] = {
     "Q": ("queries", "columns of Q"),
@@ -59,7 +63,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "b_O": ("outputs",),
     "H": ("n_heads", "queries", "value_columns"),
 }
-"""The inputs that the lines of NumPy start from, by their variables, and the axes of their values."""
+"""The inputs that the lines of NumPy start from, by their variables, and the axes of their values. `may` says which
+query may attend to which key; `H` are the outputs of all heads."""
 
 _AXIS_NOUNS = {"query": ("query", "queries"), "key": ("key",), "sink": ("sink",)}
 """Nouns for the entries of an axis, as `amount` takes them; entries of other axes are columns."""
@@ -155,13 +160,14 @@ class Trace(Result):
 
     def _value(self, step: Mapping[str, Any]) -> NDArray[np.float64]:
         """Return the value of a step, of its head alone; if one query is traced, without the axis of queries."""
+        # The arrays of a result lie in `grids`.
         value: NDArray[np.float64] = self.grids[step["name"]]
         if step["head"] >= 0:
             value = value[self.table("heads")["head"].tolist().index(step["head"])]
         return value[0] if value.ndim > len(step["axes"]) else value
 
     def of(self, name: str, head: int | None = None) -> NDArray[np.float64]:
-        """Return the value of a step by its name, of a head; None = the first head that has it."""
+        """Return the value of a step by its name, for one head; None = the first head that has it."""
         for step in self.steps:
             if step["name"] == name and (head is None or step["head"] == head):
                 value: NDArray[np.float64] = step["value"]
@@ -184,10 +190,11 @@ class Trace(Result):
         # Without these the steps have no axes.
         if not isinstance(self.options.get("one_query"), bool) or not len(self.table("traced")):
             raise ValueError("it does not say which queries are traced")
-        # A step without a head, -1, is of all heads.
-        heads = [-1, *self.table("heads")["head"].tolist()]
+        # A step whose head is negative is of all heads.
+        heads = self.table("heads")["head"].tolist()
         for step in self.table("steps").as_dicts():
-            if step["name"] not in self.grids or max(-1, step["head"]) not in heads:
+            is_joint = step["head"] < 0
+            if step["name"] not in self.grids or not (is_joint or step["head"] in heads):
                 raise ValueError(f"it has no value of the step {step['name'][:40]!r}")
         # Only these two axes have labels.
         sizes = {"query": len(self.table("queries")), "key": len(self.table("keys"))}
@@ -221,7 +228,7 @@ class Trace(Result):
         return "\n".join((*head, *body)) + "\n"
 
     def report(self, **shown: Any) -> Report:
-        """Return the largest weights first, then every step."""
+        """Return the largest weights first, then every step. There is nothing that `shown` could choose."""
         answer = [f"attention step by step; {heading_of(self)}", _answer(self)]
         return report_on(self, answer, _blocks(self), [_check_line(self)])
 
@@ -232,9 +239,9 @@ class Trace(Result):
 def heading_of(trace: Trace) -> str:
     """Return the model, the layer, its heads and the traced query in a line."""
     about = trace.options
-    layer = "worked example"
-    if trace.run.get("model") != layer:
-        layer = f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
+    subject = WORKED_EXAMPLE
+    if trace.run.get("model") != WORKED_EXAMPLE:
+        subject = f"{model_of(trace.run)}, {printable(about['kind'])} layer {about['layer']}"
     # Grouped heads share keys and values.
     heads = amount(about["n_heads"], "head")
     if about["n_kv_heads"] != about["n_heads"]:
@@ -242,7 +249,7 @@ def heading_of(trace: Trace) -> str:
     query = "all queries"
     if trace.query is not None:
         query = f"query {trace.tokens['query'][trace.query]!r} (token {trace.query})"
-    return f"{layer}: {heads}; {query}"
+    return f"{subject}: {heads}; {query}"
 
 
 def _answer(trace: Trace) -> str:
@@ -301,7 +308,7 @@ class _Steps:
     trace: Trace
 
     def show(self, console: Any, *, every: bool) -> Sequence[RenderableType]:
-        """Return the lines of all steps, with a heading where another head begins."""
+        """Return the lines of all steps, with a heading where another head begins; all are shown in any case."""
         parts: list[RenderableType] = []
         tokens = self.trace.tokens
         head = None

@@ -20,11 +20,11 @@ from attnscope.senses.tokens import frame_tokens, patch_tokens
 if TYPE_CHECKING:
     from attnscope.models.hf.model import HuggingFaceModel
 
-_NAMED = {
+_PARAMETERS = {
     "CLS": ("cls_token", "class_embedding", "class_token"),
     "DIST": ("distillation_token", "dist_token"),
 }
-"""Label of a token before the patches -> names of the parameter that it is, by family."""
+"""Label of a token before the patches -> the names that families of models give to the parameter that holds it."""
 
 _REGISTERS = ("register_tokens", "register_token", "reg_token")
 """Names of the parameter that holds registers, (..., register, d)."""
@@ -34,7 +34,7 @@ _INTERPOLATE = "interpolate_pos_encoding"
 
 
 class Sense:
-    """A part of a model that is given photos or recordings, by a processor of transformers, which may be missing."""
+    """Hold what eyes and ears share: a model, and its processor of transformers; None if it came without one."""
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         self.model = model
@@ -65,10 +65,11 @@ class HuggingFaceEyes(Sense):
         with as_failure(f"the image processor of {self._name} fails on {photo.source}"):
             features = self._processor(images=photo.image, return_tensors="pt", **options)
         pixels = features.get("pixel_values")
-        shape = tuple(pixels.shape) if isinstance(pixels, Tensor) else "none"
-        if not isinstance(pixels, Tensor) or len(shape) != 4 or shape[:2] != (1, 3):
+        shape = getattr(pixels, "shape", ())
+        if len(shape) != 4 or shape[:2] != (1, 3):
+            found = tuple(shape) or "none"
             raise AttnscopeError(
-                f"the image processor of {self._name} gives no picture of three colours, but {shape}",
+                f"the image processor of {self._name} gives no picture of three colours, but {found}",
                 "models that see one picture as one grid of patches are supported, videos are not",
             )
         # The grid of patches; pixels beyond whole patches are cut off.
@@ -86,6 +87,7 @@ class HuggingFaceEyes(Sense):
             notes = (
                 "the patches do not reach the right and lower edge of what the model is given: that is cut off",
             )
+        # ViT-MAE sorts its patches by a noise: `patch_order` keeps them in order.
         inputs: dict[str, Any] = {
             **patch_order(self._base, pixels),
             "pixel_values": pixels.to(self._base.dtype),
@@ -94,17 +96,19 @@ class HuggingFaceEyes(Sense):
             inputs[_INTERPOLATE] = True
         # Tokens before the patches (CLS, registers), then the patches row by row.
         tokens = patch_tokens((rows, columns), tokens_before(self._base), photo.source)
+        # A run whose layers see another number of tokens is refused.
         self.model.expect(inputs, len(tokens))
         picture = Picture(covered, (rows, columns), photo.source, photo.image.size)
         return SensoryInput(inputs, tokens, picture, notes=notes)
 
     def _resize(self, size: int) -> dict[str, Any]:
         """Return the processor's options for a square of `size` pixels; it crops the same share as by default."""
-        # A processor scales a photo to a size, or its shorter edge to one and then crops the middle.
+        # A processor scales a photo to a size, or scales its shorter edge to a size and crops the middle.
         usual = getattr(self._processor, "size", None)
         shortest_edge = getattr(usual, "shortest_edge", None)
         can_scale = shortest_edge or getattr(usual, "height", None)
-        # Only models that interpolate their positions take other sizes, of whole patches.
+        # Only models that interpolate their positions take other sizes, of whole patches. DINOv2 always does, without an
+        # argument.
         is_dinov2 = self._base.config.model_type.startswith("dinov2")
         if not can_scale or not (is_dinov2 or accepts(self._base, _INTERPOLATE)):
             raise AttnscopeError(
@@ -226,12 +230,11 @@ class HuggingFaceEars(Sense):
 
 
 def hides_patches(base: PreTrainedModel) -> bool:
-    """Return whether a model is an autoencoder that hides patches by chance.
-
-    Hiera has the setting too, and its plain model, which says by `is_mae` what it is, hides none.
-    """
+    """Return whether a model is an autoencoder that hides patches by chance."""
+    # Hiera's plain model hides none, though it has the setting. Its modules carry `is_mae`.
     if any(hasattr(module, "is_mae") for module in base.modules()):
         return False
+    # Only forwards that hide patches take the noise that orders them.
     return bool(getattr(base.config, "mask_ratio", 0)) and accepts(base, "noise")
 
 
@@ -262,7 +265,7 @@ def merges_patches(base: PreTrainedModel) -> bool:
 def tokens_before(base: PreTrainedModel) -> tuple[str, ...]:
     """Return the labels of the tokens before the patches, which are parameters of the model."""
     parameters = {key.rpartition(".")[2]: parameter for key, parameter in base.named_parameters()}
-    labels = [label for label, names in _NAMED.items() if not parameters.keys().isdisjoint(names)]
+    labels = [label for label, names in _PARAMETERS.items() if not parameters.keys().isdisjoint(names)]
     for name in _REGISTERS:
         if name in parameters:
             labels += [f"REG{number}" for number in range(parameters[name].shape[-2])]
