@@ -1,18 +1,19 @@
 """Check that what the seam shows of a Hugging Face model is what the model computes.
 
+The seam is our function in place of transformers' attention function (`hf.seam`): it sees each call of a forward pass.
 A model runs on small random inputs, through the seam and by its own eager attention. Hidden states, the number of
 layers and weights must agree within rounding. Four judgements make that strict:
 
 1. Layers are told apart, encoder from decoder from cross-attention (`hf.survey`).
 2. Two texts of different length are padded together, and the second is shown as if it were alone.
-3. One text is longer than all windows, chunks and blocks that the configuration names. Where that is too dear at load,
-   it is tried when the first text comes that reaches past one.
+3. One text is longer than all *reaches*: the lengths of windows, chunks and blocks that the configuration names. Where
+   that is too dear at load, it is tried when the first text comes that is longer than one.
 4. A difference beyond the usual rounding counts as rounding only if seam and eager agree in float64, and then only up
    to the model's own error against float64.
 
 A model that does not pass all of its attention through the seam takes the eager path: it is shown by the weights that
 it gives out. One that neither path shows truly is refused. A wrong picture is worse than none. `hf.survey` remembers
-how a check ended.
+how a check ended. An `Outcome` has the results of a run by name: hidden states, and the weights of "decoder layer 3".
 """
 
 import copy
@@ -61,7 +62,7 @@ from attnscope.models.hf.seam import Seen, perform, rehearse
 from attnscope.models.hf.survey import Survey, Unclear, hides_later, read_survey
 
 PADDING_MATTERS = "Padding changes what this model computes: texts are best shown one by one."
-"""The note on convolutions, say, that run over the end of a text."""
+"""The note where padding changes what a text gets, as with convolutions that reach beyond its end."""
 
 
 def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
@@ -81,14 +82,15 @@ def survey_attention(model: PreTrainedModel, *, check: bool = True) -> Survey:
             # The seam path: read the layers off the calls, then compare them with eager.
             output, seen = _rehearse(model, padded, alone)
             survey = read_survey(model.config, alone, output, seen)
-            has_layers_without = survey.n_calls < sum(survey.n_layers.values())
-            if check or has_layers_without:
+            some_lack_attention = survey.n_calls < sum(survey.n_layers.values())
+            if check or some_lack_attention:
                 notes = _check_seam(model, survey, padded, alone, _outcome(survey, output, seen))
                 survey = replace(survey, notes=(*survey.notes, *notes))
             return replace(survey, checked=check)
         except AttnscopeError:
             raise
-        except Exception as error:  # a model may fail in any way when its attention is exchanged
+        # A model may fail in any way when its attention is exchanged. Unclear, too, leads to the eager path.
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             # The eager path: the weights that the model itself returns.
@@ -106,9 +108,9 @@ def _rehearse(model: PreTrainedModel, padded: Inputs, alone: Inputs) -> tuple[An
 def _with_hidden_states(
     padded: Inputs, alone: Inputs, run: Callable[[], tuple[Any, Any]]
 ) -> tuple[Any, Any]:
-    """Return what `run` returns, an output first; run again, asking for hidden states, where it has none.
+    """Call `run`, which returns a model's output and something else; see to it that the output has hidden states.
 
-    Both inputs ask for them from then on.
+    If it has none, both inputs ask for them from then on, and `run` is called again.
     """
     result = run()
     if hidden_states(result[0]) is None:
@@ -140,8 +142,9 @@ def _check_seam(
         except AttnscopeError:
             # Both may be right: convolutions see padding, and experts with limited room are shared with other texts.
             compare(model, survey, padded, both)
-            # AIMv2's text tower hides later tokens in a padded batch, and not from one text alone. The first text,
-            # which has no padding, tells: (1, head, query, key).
+            # AIMv2's text tower hides later tokens in a padded batch, and not from one text alone. So whether the text
+            # alone was found to be causal must hold for the first text of the batch, which has no padding:
+            # (1, head, query, key).
             weights = [attention.weights[:1] for attention in seen]
             is_causal = "decoder" in survey.layers
             if not model.config.is_encoder_decoder and is_causal != hides_later(weights):
@@ -151,7 +154,7 @@ def _check_seam(
                     "it is not known how it was trained, so neither is shown",
                 ) from None
             notes.append(PADDING_MATTERS)
-    # One text beyond all windows that time and memory allow. The others wait for the first text that reaches past one.
+    # One text beyond as many reaches as time and memory allow. The others wait for the first text beyond them.
     n_tokens = _length_at_load(model, survey)
     survey.reaches[:] = [reach for reach in reaches(model.config) if length_beyond(reach) > n_tokens]
     _check_long(model, survey, n_tokens, with_maps=True)
@@ -169,7 +172,6 @@ def _last_text(both: Outcome, single: Outcome) -> Outcome:
 
 
 # Beyond windows ---------------------------------------------------------------------------------------------------
-# A *reach* is the length of a window, chunk or block; a text must be longer to show what it does (`hf.examples`).
 
 _SHORTEST_LONG = 37
 """The fewest tokens of the longer text that is compared at load."""
@@ -185,7 +187,7 @@ _EAGER_BYTES = 2 * 2**30
 
 
 def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
-    """Return how long a text is compared at load: beyond as many windows as time and memory allow."""
+    """Return how long a text is compared at load, in tokens: beyond as many reaches as time and memory allow."""
     n_parameters = sum(parameter.numel() for parameter in model.parameters())
     n_heads = sum(survey.n_heads[kind] * len(layers) for kind, layers in survey.layers.items())
     # Two float32 maps per head take 8 bytes per weight.
@@ -198,10 +200,10 @@ def _length_at_load(model: PreTrainedModel, survey: Survey) -> int:
 
 
 def check_beyond(model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any]) -> None:
-    """Compare with eager once more where a text comes that reaches past a window that no comparison reached yet.
+    """Compare with eager once more where a text is longer than a reach that no comparison tried yet.
 
-    A window is compared once where the model passes; else each text beyond it is compared and refused. Windows whose
-    comparison does not fit in memory are passed over.
+    If the model passes, the reach is dropped from `survey.reaches`. If it fails, that raises, and the next text beyond
+    it is compared again. Reaches whose comparison does not fit in memory are dropped untried.
     """
     n_tokens = count_tokens(inputs)
     # The longest text whose scores of one layer, which eager attention holds, fit in memory.
@@ -221,7 +223,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
     # Nothing new is seen without a text, or on one no longer than the one that was compared alone.
     if not count_tokens(inputs) or n_tokens <= LENGTHS[1]:
         return
-    inputs |= survey.extras
+    inputs |= survey.extras  # that ask for hidden states, where the model gives none by itself
     try:
         theirs = _by_eager(model, survey, inputs, with_maps=with_maps)
     except Exception as error:
@@ -236,15 +238,16 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
 
 
 def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
-    """Return whether a model hands our light masks (`hf.seam.Light`) on as they are; else they are to be written out.
+    """Return whether a model hands on our light masks as they are; else masks are to be written out.
 
-    It is tried on two texts padded together: what it computes may differ by rounding alone.
+    A light mask says which keys are real, in place of all pairs (`hf.seam.Light`). It is tried on two texts padded
+    together: what the model computes may differ by rounding alone.
     """
     padded, _ = examples(model)
     padded |= survey.extras
     try:
         with torch.no_grad():
-            # From 1 key on: always.
+            # Light masks from 1 key on, that is, for all lengths.
             light = states_of(perform(model, padded, survey.plan, attend, light_from=1))
             written_out = states_of(perform(model, padded, survey.plan, attend))
         compare(model, survey, padded, light, written_out)
@@ -258,7 +261,8 @@ def compare_on(
 ) -> None:
     """Compare the result on an input, such as a picture, with what the unchanged model computes.
 
-    Weights are not compared, which would take much memory. Modules that the plan does not name may attend too.
+    Weights are not compared, which would take much memory. Modules that are not in the plan, which says what module
+    computes which layer, may attend too.
     """
     if survey.path != "seam" or not survey.checked:
         return
@@ -278,10 +282,10 @@ def _logits_or_states(output: Any) -> Outcome:
 # Comparing --------------------------------------------------------------------------------------------------------
 
 _ALLOWED_ERRORS = 16.0
-"""Allowed difference of two ways to compute the same, in units of the error of one: sharp heads have a long tail."""
+"""Seam and eager may differ by so many times eager's own error against float64: errors of sharp heads vary widely."""
 
-_NOTED = 0.05
-"""Error of a weight, or of hidden states relative to the largest, that a picture shows."""
+_VISIBLE_ERROR = 0.05
+"""Error of a weight, or of hidden states relative to the largest, that a picture shows: it is worth a note."""
 
 
 def compare(
@@ -293,11 +297,15 @@ def compare(
 ) -> list[str]:
     """Refuse what passed the seam where it differs beyond rounding from another run, by default by eager attention.
 
-    A sharp head with a score of a hundred turns rounding into another weight, and later layers turn that into other
-    scores; in 16 bits a score of ten is enough. Seam and eager must then agree in float64, where rounding is too small
-    for this. The bound is _ALLOWED_ERRORS times the error of eager attention against float64. Both need a copy of the
-    model, so only a comparison that fails pays for it. A bound near 1 allows any weights: then float64 alone shows that
-    the seam is right, and the note that is returned says that rounding decides.
+    1. If both agree within the usual rounding, all is well.
+    2. Else seam and eager must agree in float64. A sharp head with a score of a hundred (in 16 bits, of ten) turns
+       rounding into another weight, and later layers turn that into other scores; in float64 all that is too small to
+       count. It takes a copy of the model, which only this case pays for.
+    3. Then seam and eager may differ by _ALLOWED_ERRORS times the error of eager against float64.
+    4. Where that error is visible, the note that is returned says so: float64 alone shows that the seam is right.
+
+    Returns:
+        Notes.
 
     Raises:
         AttnscopeError: They differ.
@@ -311,7 +319,7 @@ def compare(
         require_equal(inputs, ours, theirs, allowed)
         return []
     except RoundingError:
-        # If seam and eager agree in float64, the model's own rounding may explain the difference.
+        # Empty where they differ in float64 too: the bound is 0, and the error is raised again.
         exact = _exact_outcome(model, survey, inputs, with_maps=with_maps)
         error = max(_differences(inputs, theirs, exact).values(), default=0.0)
         bound = _ALLOWED_ERRORS * error
@@ -319,7 +327,7 @@ def compare(
         if not bound > allowed:
             raise
     require_equal(inputs, ours, theirs, bound)
-    if error <= _NOTED:
+    if error <= _VISIBLE_ERROR:
         return []
     wider = "float64" if model.dtype == torch.float32 else "float32"
     moved = f"Rounding in {name_dtype(model.dtype)} moves attention weights by up to {min(error, 1):.2g}"
@@ -347,31 +355,32 @@ def _differences(inputs: Mapping[str, Any], ours: Outcome, theirs: Outcome) -> d
     for name in ours:
         if name not in theirs:
             continue
-        own = ours[name].float()
-        other = theirs[name].float()
-        if own.shape != other.shape:
+        our = ours[name].float()
+        their = theirs[name].float()
+        if our.shape != their.shape:
             raise AttnscopeError(
-                f"self-check: {name} is {tuple(own.shape)}, by eager {tuple(other.shape)}"
+                f"self-check: {name} is {tuple(our.shape)}, by eager {tuple(their.shape)}"
             )
         # Only rows of real tokens count: (batch, token, …) -> (row, …).
         real = real_tokens(inputs, name)
-        if real is not None and own.shape[:2] == real.shape:
-            own = own[real]
-            other = other[real]
-        difference = _largest(own - other)
+        if real is not None and our.shape[:2] == real.shape:
+            our = our[real]
+            their = their[real]
+        difference = _largest(our - their)
         if name in STATES:
-            if not bool((own.isfinite() & other.isfinite()).all()):
+            if not bool((our.isfinite() & their.isfinite()).all()):
                 raise AttnscopeError(
                     "self-check: hidden states are not finite, at the seam or with the model's own eager attention",
                     "the weights are damaged, or try another --dtype",
                 )
-            difference /= max(_largest(other), 1e-30)
+            difference /= max(_largest(their), 1e-30)
         else:
-            totals = own.sum(-1, keepdim=True)
+            # Weights may differ from eager's in two right ways; the smallest difference counts.
+            totals = our.sum(-1, keepdim=True)
             # A query that sees no key has no weights at the seam, whatever eager gives it.
-            where_seeing = _largest(own - other * (totals > 0))
-            # Some eager functions leave out the part that a sink takes.
-            with_sinks = _largest(own - other * totals)
+            where_seeing = _largest(our - their * (totals > 0))
+            # Some eager functions leave out the part that a sink takes: their rows sum to 1, ours to less.
+            with_sinks = _largest(our - their * totals)
             difference = min(difference, where_seeing, with_sinks)
         differences[name] = difference
     return differences
@@ -410,6 +419,7 @@ class _AllFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes in float64 what a model's code asks to have in fewer bits: its norms, rotary angles and softmax."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A dtype is asked for by keyword. Tensors are wide already, as every result is widened.
         kwargs = {name: _widen(value) for name, value in (kwargs or {}).items()}
         return tree_map(_widen, op(*args, **kwargs))
 
@@ -433,6 +443,7 @@ def _outcome(survey: Survey, output: Any, seen: Sequence[Seen]) -> Outcome:
         )
     outcome = states_of(output)
     for (kind, layer), attention in zip(survey.order, seen, strict=True):
+        # (batch, head, query, key) -> (batch, query, head, key): rows are tokens, as in hidden states.
         outcome[f"{kind} layer {layer}"] = attention.weights.transpose(1, 2)
     return outcome
 
@@ -487,7 +498,7 @@ def _read_eager(
             OWN_INPUTS,
         ) from error
     if hidden_states(own) is None:
-        raise _refusal(model, reason, "it returns no hidden states")
+        raise _refusal(model, reason, eager_reason="it returns no hidden states")
     try:
         output, seen = checked_weights(model, alone)
         survey = read_survey(model.config, alone, output, seen)
@@ -508,16 +519,15 @@ def _read_eager(
     return replace(survey, notes=(*notes, *survey.notes))
 
 
-def _refusal(model: PreTrainedModel, reason: str, more: str) -> AttnscopeError:
-    """Return the error that neither path shows a model truly, or that it has no attention at all.
-
-    `reason` is why the seam does not, `more` why eager attention does not.
-    """
+def _refusal(model: PreTrainedModel, seam_reason: str, eager_reason: str) -> AttnscopeError:
+    """Return the error that neither path shows a model truly, with both reasons, or that it has no attention at all."""
     kind = model.config.model_type
     # A model without attention needs another message than one whose attention cannot be shown.
     names = {type(module).__name__ for module in model.modules()} - _ATTENTION_IN_NAME_ONLY
     if any(re.search("attention|attn", name, re.IGNORECASE) for name in names):
-        why = reason if more == reason else f"{reason}; and by eager attention, {more}"
+        why = seam_reason
+        if eager_reason != seam_reason:
+            why = f"{seam_reason}; and by eager attention, {eager_reason}"
         return AttnscopeError(f"{kind} cannot be shown truly: {why}")
     return AttnscopeError(f"{kind} has no attention", "there is nothing to show of it")
 

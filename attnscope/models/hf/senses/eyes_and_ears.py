@@ -107,8 +107,7 @@ class HuggingFaceEyes(Sense):
         usual = getattr(self._processor, "size", None)
         shortest_edge = getattr(usual, "shortest_edge", None)
         can_scale = shortest_edge or getattr(usual, "height", None)
-        # Only models that interpolate their positions take other sizes, of whole patches. DINOv2 always does, without an
-        # argument.
+        # Only models that interpolate their positions take other sizes, of whole patches. DINOv2 does so by itself.
         is_dinov2 = self._base.config.model_type.startswith("dinov2")
         if not can_scale or not (is_dinov2 or accepts(self._base, _INTERPOLATE)):
             raise AttnscopeError(
