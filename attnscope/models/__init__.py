@@ -1,6 +1,7 @@
-"""Load models by name: with a tokenizer, and with attention that a probe can watch or change at the seam.
+"""Load models by name, with their tokenizers.
 
-Importing this loads neither torch nor an engine; loading a model does.
+A loaded model computes all attention in one function, the seam, where a probe can watch or change it. Importing this
+module loads neither torch nor transformers; loading a model does.
 """
 
 import os
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "Model",
-    "ModelInfo",
     "Source",
-    "Tokenizer",
     "describe",
     "load",
     "open_tokenizer",
@@ -72,8 +71,8 @@ def load(
         device: Where it is to run, as torch names it; "auto" = the first there is of cuda, mps and cpu; "all" = as
             `device_map="auto"`.
         dtype: Precision to compute with.
-        check: Whether a Hugging Face model is compared with eager attention first. True: always. False: never. None: a
-            model from files whose verdict is remembered is not compared again.
+        check: Whether a Hugging Face model is compared with its own eager attention first. True: always. False: never.
+            None: unless the model is from files that were compared before.
         allow_pickle: Whether weights may be pickles, which can run any code, where there are no safetensors.
         trust_remote_code: Whether Python code that comes with the model may run.
         device_map: "auto" to spread a model over all devices, and over memory and disk where it does not fit, by
@@ -90,7 +89,8 @@ def load(
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
-        if engine not in ("auto", "hf") or (device, dtype, adapter) != ("cpu", "float32", None):
+        has_options = device != "cpu" or dtype != "float32" or adapter is not None
+        if engine not in ("auto", "hf") or has_options:
             hint = "move, cast or adapt (peft) it yourself, and leave out the options"
             raise UsageError("a model in memory stays as it is", hint)
         return _load_from_memory(spec, tokenizer, inputs, labels, check is not False)
@@ -118,7 +118,7 @@ def load(
     source, engine = _choose_engine(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device all")
-    # Hash the weights while torch loads. Errors are raised where the engine asks for the hash.
+    # Hash the weights while torch loads.
     threading.Thread(target=_hash_quietly, args=(source,), daemon=True).start()
     if engine == "hf":
         from attnscope.models.hf.loading import load_huggingface
@@ -148,7 +148,7 @@ def load(
 def _load_from_memory(
     module: Any, tokenizer: Any, inputs: Any, labels: "Labels | None", check: bool
 ) -> Model:
-    """Return a module in memory as a Model: one of transformers, or with `inputs` any torch module."""
+    """Return a model in memory as a Model: a transformers model, or with `inputs` any torch module."""
     if inputs is None:
         if labels is not None:
             raise UsageError("labels name the positions of inputs", "give inputs=… too")
@@ -162,14 +162,14 @@ def _load_from_memory(
     return load_inputs(module, inputs, labels, check=check)
 
 
-def require_engine_and_dtype(engine: str, dtype: str = "float32") -> None:
+def require_engine_and_dtype(engine: str, dtype: str) -> None:
     """Refuse an engine or a precision that does not exist."""
     require_choice("engine", engine, ENGINES)
     require_choice("precision", dtype, DTYPES)
 
 
 def read_configuration(source: Source) -> dict[str, Any]:
-    """Return a model's configuration, as config.json holds it, or as transformers reads it from a GGUF file."""
+    """Return a model's configuration: config.json, or what transformers reads from a GGUF file in its place."""
     if source.is_gguf:
         from attnscope.models.hf.loading import read_gguf_config
 
@@ -178,10 +178,7 @@ def read_configuration(source: Source) -> dict[str, Any]:
 
 
 def open_tokenizer(source: Source) -> Tokenizer | None:
-    """Return the tokenizer of a model that the native engine runs, without loading torch.
-
-    None for other models, whose tokenizer comes with the loaded model.
-    """
+    """Return the tokenizer of a model that the native engine runs, without loading torch; None for any other model."""
     if source.folder is None or _why_not_native(source) is not None:
         return None
     from attnscope.models.tokenizer import FastTokenizer
@@ -201,9 +198,8 @@ def describe(
 ) -> tuple[ModelInfo, Tokenizer]:
     """Return the facts of a model, and its tokenizer.
 
-    The weights of a model for the native engine are not loaded: they are hashed, and their names, shapes and file
-    lengths are compared with its configuration. Any other model is loaded, and compared with eager attention as `check`
-    of `load` says.
+    A model for the native engine is not loaded: its weights are hashed, and their names, shapes and file lengths are
+    compared with its configuration. Any other model is loaded, with `check` as in `load`.
     """
     source, engine = _choose_engine(spec, engine, allow_pickle, trust_remote_code, adapter)
     if engine == "hf":
@@ -240,30 +236,25 @@ def _choose_engine(
     Raises:
         AttnscopeError: The model cannot be found, or the engine that is asked for does not run it.
     """
-    require_engine_and_dtype(engine)
     source = spec
     if isinstance(source, str):
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
     if source.folder is None:
-        if source.adapter is not None:
-            raise AttnscopeError(
-                f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter"
-            )
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, "native"
     if engine == "hf":
-        return source, engine
+        return source, "hf"
     reason = _why_not_native(source)
     if reason is None:
         return source, "numpy" if engine == "numpy" else "native"
-    if engine != "auto":
-        raise AttnscopeError(
-            f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto"
-        )
-    return source, "hf"
+    if engine == "auto":
+        return source, "hf"
+    raise AttnscopeError(
+        f"the {engine} engine does not run {source.name}: {reason}", "use --engine hf or auto"
+    )
 
 
 def _why_not_native(source: Source) -> str | None:
@@ -285,5 +276,6 @@ def _why_not_native(source: Source) -> str | None:
 
 
 def _hash_quietly(source: Source) -> None:
+    """Hash the files of a model ahead of time; an error comes again where the hash is asked for."""
     with suppress(AttnscopeError):
         verify(source)

@@ -1,7 +1,7 @@
-"""Which model a name means, where its files lie, and whether its weights are the right ones.
+"""Find the model that a name means, its files on this machine or on the Hub, and check the hashes of its weights.
 
-Knows no torch, no transformers and nothing of what is in the weights: it finds files and hashes them. Whoever asks
-for a model that is not here learns within seconds what to install or to set.
+This module loads neither torch nor transformers, and does not read weights. A model that is not here is refused within
+seconds, with a hint at what to install or to set.
 """
 
 import contextlib
@@ -33,26 +33,28 @@ from attnscope.results.table import MOST_HEADS
 
 @dataclass(frozen=True)
 class Source:
-    """A model's name, the folder of its files, and the hashes that they must have."""
+    """Hold where a model's files are, and the hashes that they must have.
 
-    # What the user asked for
+    Attributes:
+        spec: The name by which the user asked for it.
+        name: What to call it: a catalogue name, a Hub id, or a folder's name.
+        folder: The folder with config.json, weights and tokenizer; None for models made in memory.
+        repo_id: The id of its repository on the Hub; "" = it is not from there.
+        pinned_sha256: The hash that the weights must have; "" = any.
+        origin: Where the files came from, as results say it, such as "folder /models/bert".
+        file: The name of its GGUF file in the folder; "" = it is not in GGUF, or the folder holds several.
+        adapter: The folder of an adapter that is merged into the weights; None = there is none.
+        pinned_files: The hashes that files beside the weights must have, as (name, SHA-256).
+    """
+
     spec: str
-    # What to call the model: a catalogue name, a Hub id, a folder's name
     name: str
-    # The folder with config.json, weights and tokenizer; None for models made in memory
     folder: Path | None
-    # The id of its repository on the Hub; "" = it is not from there
     repo_id: str = ""
-    # The hash that the weights must have; "" = any
     pinned_sha256: str = ""
-    # Where the files came from, for people
     origin: str = ""
-    # The name of the GGUF file in the folder that holds the model; "" = it is not GGUF, or not
-    # named
     file: str = ""
-    # The folder of an adapter that is merged into the weights
     adapter: Path | None = None
-    # The hashes that files beside the weights must have, as (name, SHA-256)
     pinned_files: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -70,13 +72,20 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Known(Source):
-    """A model that attnscope knows by a short name; where its files lie on this machine is not known yet."""
+    """Hold a model of the catalogue: what is known of it before its files are found.
+
+    Attributes:
+        about: A description in one line.
+        package: The Python package that holds its files.
+        subfolder: Their folder in the package; "" = the package itself.
+        install: The command that installs the package.
+    """
 
     folder: Path | None = None
-    about: str  # one line for people
-    package: str  # the Python package that carries it
-    subfolder: str  # where in the package it lies
-    install: str  # the command that installs it
+    about: str
+    package: str
+    subfolder: str
+    install: str
 
 
 _MINILM = Known(
@@ -112,7 +121,7 @@ BUILT_IN: dict[str, str] = {
     "own": "an encoder with weights made by hand, so that every head's role is known; any text, 2 layers x 7 heads",
     "own-causal": "the same as a decoder: both layers look back only",
 }
-"""Models that attnscope makes in memory: name -> one line for people."""
+"""Models that attnscope makes in memory: name -> a description in one line."""
 
 ADAPTER = "adapter_config.json"
 """The file that marks the folder of a peft adapter."""
@@ -122,12 +131,19 @@ _TRY_NAMES = f"try {', '.join([*KNOWN, *BUILT_IN])}, a folder, or a Hub id such 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the list of models."""
+    """Hold one line of the list of models.
+
+    Attributes:
+        name: Its name.
+        about: A description in one line.
+        state: "installed" (by a package), "built in", "cached" (from the Hub), or "not here".
+        folder: The folder of its files; None = it has none, or none on this machine.
+    """
 
     name: str
-    about: str  # one line for people
-    state: str  # "installed" (by a package), "built in", "cached" (from the Hub), or "not here"
-    folder: Path | None  # the folder of its files; None = it has none, or none on this machine
+    about: str
+    state: str
+    folder: Path | None
 
 
 def list_models() -> list[Entry]:
@@ -147,10 +163,10 @@ def list_models() -> list[Entry]:
     for name, about in BUILT_IN.items():
         entries.append(Entry(name, about, "built in", None))
     # Other models that are complete in the Hub's cache.
-    ours = {record.repo_id for record in KNOWN.values()}
+    catalogue_ids = {record.repo_id for record in KNOWN.values()}
     for repo_id in cached_ids():
         folder = cached_folder(repo_id)
-        if folder is not None and repo_id not in ours:
+        if folder is not None and repo_id not in catalogue_ids:
             entries.append(Entry(repo_id, "from the Hugging Face Hub", "cached", folder))
     return entries
 
@@ -179,60 +195,58 @@ def resolve(
         return _resolve_known(KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
-    with _look_into(spec) as path:
-        if _is_adapter(path):
-            return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
-        if config_only and path.name == "config.json":
-            path = path.parent
-        if path.is_dir():
-            require_model(path, allow_pickle, config_only)
-            return _resolve_folder(spec, path.resolve())
-        is_file = path.exists()
-    if is_file:
-        # Links are not followed: in the Hub's cache the file has its name as a link alone.
-        path = path.absolute()
-        if path.suffix == ".gguf":
-            return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
-        hint = "give the folder that holds config.json and the weights"
-        raise AttnscopeError(f"{spec} is a file, not a model", hint)
+    if not spec.strip():
+        raise AttnscopeError("the model's name is empty", _TRY_NAMES)
+    try:
+        source = _resolve_path(spec, allow_pickle, trust_remote_code, config_only)
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
+        message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
+        raise AttnscopeError(message, "give another folder") from error
+    if source is not None:
+        return source
     repo_id, revision = _split_hub_id(spec)
-    snapshot = cached_folder(repo_id, allow_pickle, revision, config_only)
-    if snapshot is None:
-        # A name close to ours is a typo, for the Hub has no such ids: refuse it without asking the network.
+    folder = cached_folder(repo_id, allow_pickle, revision, config_only)
+    if folder is None:
+        # A name close to one of the catalogue is a typo, for the Hub has no such ids: refuse it without the network.
         close = difflib.get_close_matches(spec.lower(), [*KNOWN, *BUILT_IN], n=1, cutoff=0.7)
         if close:
             raise AttnscopeError(f"there is no model {spec}", f"did you mean {close[0]}?")
-        snapshot = _download(repo_id, revision, allow_pickle, trust_remote_code, config_only)
-    return Source(spec, spec, snapshot, repo_id, origin=_name_snapshot(repo_id, snapshot))
+        folder = _download(repo_id, revision, allow_pickle, trust_remote_code, config_only)
+    return Source(spec, spec, folder, repo_id, origin=f"{HUB}{repo_id}@{folder.name}")
 
 
-def _name_snapshot(repo_id: str, folder: Path) -> str:
-    """Return the origin of a model in the Hub's cache, whose folder is named by its commit."""
-    return f"{HUB}{repo_id}@{folder.name}"
+def _resolve_path(
+    spec: str, allow_pickle: bool, trust_remote_code: bool, config_only: bool
+) -> Source | None:
+    """Return the model in a folder or a GGUF file; None if `spec` is not the path of a file or a folder."""
+    path = Path(spec).expanduser()
+    if _is_adapter(path):
+        return _resolve_adapter(spec, path.resolve(), allow_pickle, trust_remote_code)
+    if config_only and path.name == "config.json":
+        path = path.parent
+    if path.is_dir():
+        require_model(path, allow_pickle, config_only)
+        return _resolve_folder(spec, path.resolve())
+    if not path.exists():
+        return None
+    # Links are not followed: a GGUF file in the Hub's cache is a link to a file that is named by its hash.
+    path = path.absolute()
+    if path.suffix == ".gguf":
+        return Source(spec, path.stem, path.parent, origin=f"file {path}", file=path.name)
+    hint = "give the folder that holds config.json and the weights"
+    raise AttnscopeError(f"{spec} is a file, not a model", hint)
 
 
 def _resolve_folder(spec: str, folder: Path) -> Source:
-    """Return the model in a folder, with an adapter that lies there."""
+    """Return the model in a folder, with the adapter if the folder holds one too."""
     source = Source(spec, folder.name or str(folder), folder, origin=f"folder {folder}")
     if (folder / ADAPTER).is_file():
         source = replace(source, adapter=folder)
-    # Of several GGUF files none is chosen.
+    # Which of several GGUF files is meant is not known here.
     gguf_names = [file.name for file in folder.glob("*.gguf")]
     if len(gguf_names) == 1 and holds_gguf(folder):
         source = replace(source, file=gguf_names[0])
     return source
-
-
-@contextlib.contextmanager
-def _look_into(spec: str) -> Iterator[Path]:
-    """Yield a name as a path; errors of the file system within the context become one line."""
-    if not spec.strip():
-        raise AttnscopeError("the model's name is empty", _TRY_NAMES)
-    try:
-        yield Path(spec).expanduser()
-    except (OSError, RuntimeError) as error:  # RuntimeError: ~nobody
-        message = f"cannot look into {spec[:80]}: {first_line(error)[:80]}"
-        raise AttnscopeError(message, "give another folder") from error
 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
@@ -244,7 +258,7 @@ def _split_hub_id(spec: str) -> tuple[str, str]:
     repo_id, separator, revision = spec.partition("@")
     if not separator:
         revision = MAIN
-    # The id becomes the name of a folder, with -- for /; both must stay inside of the cache.
+    # The cache has a folder named by the id, with -- for /, and files named by revisions: none may lie outside of it.
     is_id = _HUB_ID.fullmatch(repo_id) and _REVISION.fullmatch(revision)
     if not is_id or "--" in repo_id or ".." in spec:
         raise AttnscopeError(f"there is no folder {spec}", _TRY_NAMES)
@@ -257,20 +271,19 @@ def _resolve_known(record: Known) -> Source:
     if folder is not None:
         version = importlib.metadata.version(record.package)
         return replace(record, folder=folder, origin=f"package {record.package} {version}")
-    try:
-        if not record.repo_id:
-            raise AttnscopeError("its package is not installed")
-        folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
-    except AttnscopeError as error:
-        raise AttnscopeError(
-            f"{record.name} is not on this machine: {error.message}", record.install
-        ) from error
-    return replace(record, folder=folder, origin=_name_snapshot(record.repo_id, folder))
+    reason = "its package is not installed"
+    if record.repo_id:
+        try:
+            folder = cached_folder(record.repo_id) or _download(record.repo_id, MAIN)
+            return replace(record, folder=folder, origin=f"{HUB}{record.repo_id}@{folder.name}")
+        except AttnscopeError as error:
+            reason = error.message
+    raise AttnscopeError(f"{record.name} is not on this machine: {reason}", record.install)
 
 
 def _installed_folder(record: Known) -> Path | None:
     """Return the folder of a model's files in its package; None if the package is not installed."""
-    # The package is not imported: it may import large libraries, such as sentence_transformers.
+    # Find the package without importing it, for it may import large libraries such as sentence_transformers.
     package = importlib.util.find_spec(record.package.replace("-", "_"))
     if package is None:
         return None
@@ -286,12 +299,20 @@ def _installed_folder(record: Known) -> Path | None:
 
 
 def _is_adapter(path: Path) -> bool:
-    """Return whether a folder holds an adapter alone."""
+    """Return whether a folder holds an adapter without the model that it adapts."""
     return (path / ADAPTER).is_file() and not (path / "config.json").is_file()
 
 
 def with_adapter(source: Source, folder: Path) -> Source:
-    """Return a model with the adapter in a folder; refuse a folder without one, and a model with another one."""
+    """Return a model with the adapter in a folder.
+
+    Raises:
+        AttnscopeError: The folder holds no adapter, the model has another adapter, or it is made in memory.
+    """
+    if source.folder is None:
+        raise AttnscopeError(
+            f"{source.spec} takes no adapter: attnscope makes it", "leave out --adapter"
+        )
     if not (folder / ADAPTER).is_file():
         raise AttnscopeError(f"{folder} holds no {ADAPTER}, so it is no adapter", "name one of peft")
     folder = folder.resolve()
@@ -322,11 +343,11 @@ def _resolve_adapter(spec: str, folder: Path, allow_pickle: bool, trust_remote_c
 
 
 def read_config(source: Source) -> dict[str, Any]:
-    """Return the model's configuration, as config.json holds it; refuse one that asks for too many layers or heads."""
+    """Return the model's configuration, config.json; refuse one that asks for more than MOST_HEADS layers or heads."""
     path = source.files_folder / "config.json"
     try:
         config: dict[str, Any] = parse_json(path.read_text("utf-8"))
-        # A model of several parts has a configuration of each part inside.
+        # A model of several parts has the configuration of each part as a field.
         parts = [value for value in config.values() if isinstance(value, dict)]
         for part in [config, *parts]:
             for name, value in part.items():
@@ -360,7 +381,8 @@ def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None
     if actual == pinned:
         return
     remedy = "delete that folder to download it again"
-    if source.spec in KNOWN and not source.origin.startswith(HUB):
+    is_from_package = source.spec in KNOWN and not source.origin.startswith(HUB)
+    if is_from_package:
         remedy = f"get them again: pip install --force-reinstall {KNOWN[source.spec].package}"
     raise AttnscopeError(
         f"{name} of {source.name} in {source.folder}: sha256 is {actual[:12]}…, but must be {pinned[:12]}…",
@@ -371,7 +393,7 @@ def _require_sha256(source: Source, name: str, actual: str, pinned: str) -> None
 # The Hub ----------------------------------------------------------------------------------------------------------
 
 PATIENCE_S = 3.5
-"""How long the Hub may take to answer at all before we say that it cannot be reached."""
+"""The longest time in seconds that the Hub may take to list a model's files; then it counts as out of reach."""
 
 
 def _download(
@@ -386,17 +408,18 @@ def _download(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     with _online(repo_id):
-        # Choose the files: configuration and tokenizer, one format of weights, and code only if it may run.
         names = _list_files(repo_id, revision)
         if "config.json" not in names:
             message = f"{repo_id} on the Hub holds no config.json, so it is not a transformers model"
             raise AttnscopeError(message, "name another model")
-        files = {"config.json"}
-        if not config_only:
-            endings = [".json", ".txt", ".model", ".jinja", ".tiktoken"]
+        # Choose the files: configuration and tokenizer, one format of weights, and code only if it may run.
+        if config_only:
+            files = {"config.json"}
+        else:
+            suffixes = [".json", ".txt", ".model", ".jinja", ".tiktoken"]
             if trust_remote_code:
-                endings.append(".py")
-            files = {name for name in names if name.endswith(tuple(endings))}
+                suffixes.append(".py")
+            files = {name for name in names if name.endswith(tuple(suffixes))}
             files |= choose_weights(repo_id, names, allow_pickle)
         if not sys.stderr.isatty():
             disable_progress_bars()
@@ -408,8 +431,8 @@ def _download(
 def _list_files(repo_id: str, revision: str) -> set[str]:
     """Return the names of a model's files on the Hub, without those in folders.
 
-    The client is asked in a thread that is left behind when the time is up: on a dead network it retries for half a
-    minute, and its own limit does not hold for the look-up of the Hub's address.
+    The client runs in a thread that is abandoned after PATIENCE_S. On a dead network it would retry for half a minute,
+    and its own limit of time does not hold for the look-up of the Hub's address.
 
     Raises:
         TimeoutError: There is no answer within PATIENCE_S.
@@ -443,17 +466,14 @@ def _online(repo_id: str) -> Iterator[None]:
     elsewhere = (
         "give a folder, set HF_HOME to a cache that holds it, or go online with HF_HUB_OFFLINE unset"
     )
-    absent = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
+    not_here = f"{repo_id} is neither a folder nor in the Hub's cache here, and"
     if constants.HF_HUB_OFFLINE:
-        raise AttnscopeError(f"{absent} HF_HUB_OFFLINE forbids downloading it", elsewhere)
+        raise AttnscopeError(f"{not_here} HF_HUB_OFFLINE forbids downloading it", elsewhere)
     try:
         yield
     except AttnscopeError:
         raise
     except Exception as error:
-        # Any other error is one of the network or of the cache.
-        message = f"{absent} the Hub cannot be reached: {first_line(error)}"
-        hint = elsewhere
         if isinstance(error, GatedRepoError):
             message = f"{repo_id} is gated: its owner must let you in"
             hint = (
@@ -465,4 +485,8 @@ def _online(repo_id: str) -> Iterator[None]:
         elif isinstance(error, RevisionNotFoundError):
             message = f"{repo_id} has no such revision"
             hint = "name a branch, a tag, or a commit in full"
+        else:
+            # Any other error is one of the network or of the cache.
+            message = f"{not_here} the Hub cannot be reached: {first_line(error)}"
+            hint = elsewhere
         raise AttnscopeError(message, hint) from error

@@ -21,11 +21,11 @@ GPU's number, "cpu" or "disk"."""
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """Return the name of a precision, such as "float32"."""
+    """Return the name of a torch dtype, such as "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
-def choose_device(name: str, dtype: str = "float32") -> tuple[torch.device, torch.dtype]:
+def choose_device(name: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """Return the device and the precision of the given names.
 
     The device "auto" is CUDA if there is one, else Apple's GPU, else the processor.
@@ -36,10 +36,10 @@ def choose_device(name: str, dtype: str = "float32") -> tuple[torch.device, torc
     precision: torch.dtype = getattr(torch, dtype)
     if name == "auto":
         name = _best_device()
-    # Try the device: a name may be well formed, and its driver missing.
+    # Try the device: its name may be well formed, and its driver missing. "meta" holds no numbers, and fails at cpu().
     try:
         device = torch.zeros(1, device=name).device
-        torch.zeros(1, device=device).cpu()  # the device "meta" fails here: it holds no numbers
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         hint = "--device auto takes the best there is; cpu is always there"
         raise AttnscopeError(f"cannot compute on device {name!r}: {first_line(error)}", hint) from error
@@ -49,18 +49,19 @@ def choose_device(name: str, dtype: str = "float32") -> tuple[torch.device, torc
 
 
 def _best_device() -> str:
+    """Return the device that "auto" stands for."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Return where a module's first parameter lies; the processor for modules without parameters."""
+    """Return the device of a module's first parameter; the processor for modules without parameters."""
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Put torch's random generators back when the context ends, so that the caller's random numbers do not change."""
+    """Restore torch's random generators when the context ends, so that the caller's random numbers stay the same."""
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
@@ -78,7 +79,7 @@ def spreading_options(device_map: DeviceMap) -> dict[str, Any]:
             "spreading a model over devices needs accelerate",
             'install the extra: pip install "attnscope[accelerate]"',
         )
-    # Weights that do not fit into memory lie in a folder, which is removed when this process ends.
+    # Weights that do not fit into memory go to a folder, which is removed when this process ends.
     folder = tempfile.mkdtemp(prefix="attnscope-offload-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"device_map": device_map, "offload_folder": folder}
@@ -88,20 +89,22 @@ def describe_spread(device_map: Mapping[str, Any]) -> str:
     """Return how many parts of a model lie on each device, such as "Spread over cuda:0 (9 parts), disk (1 part)".
 
     Args:
-        device_map: The device of each part, a GPU's number or a name.
+        device_map: The device of each part of the model, a GPU's number or a name.
     """
-    devices = [f"cuda:{part}" if isinstance(part, int) else str(part) for part in device_map.values()]
+    devices = [
+        f"cuda:{place}" if isinstance(place, int) else str(place) for place in device_map.values()
+    ]
     parts = [f"{device} ({amount(n, 'part')})" for device, n in Counter(devices).items()]
     return f"Spread over {', '.join(parts)}."
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return whether accelerate moves the inputs of a model's parts to their devices."""
+    """Return whether accelerate has spread a model over devices, and moves the inputs of its parts there."""
     return _first_device(model) is not None
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Return where a model takes its inputs: its own device, or that of the first part of one that is spread."""
+    """Return the device of a model's inputs: the model's own, or that of its first part if it is spread."""
     first = _first_device(model)
     if first is None:
         return device_of(model)
@@ -111,7 +114,7 @@ def input_device(model: nn.Module) -> torch.device:
 def _first_device(model: nn.Module) -> Any:
     """Return the device of a spread model's first part, a GPU's number or a name; None if it is not spread."""
     for module in model.modules():
-        # accelerate puts a hook at each part, which carries its device.
+        # accelerate puts a hook at each part of a spread model, with the part's device.
         device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
         if device is not None:
             return device

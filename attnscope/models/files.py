@@ -1,6 +1,6 @@
 """Find the files that hold a model's weights, in a folder, on the Hub or in its cache, and hash them.
 
-Loading and downloading them is left to others.
+Loading and downloading is left to other modules.
 """
 
 import contextlib
@@ -16,16 +16,19 @@ MAIN = "main"
 """The branch of a Hub repository that is meant where no revision is named."""
 
 HUB = "Hugging Face Hub, "
-"""How records say that a model came from the Hub; its id and commit follow."""
+"""How the origin of a model from the Hub begins; its id and commit follow."""
 
 _hash_lock = threading.Lock()
 HASHES: dict[tuple[Path, int, int], str] = {}
-"""The SHA-256 of files that were hashed already, by path, size and time of change in nanoseconds. Worker processes
-start with a copy, and need not hash the same files again."""
+"""The SHA-256 of files that were hashed already, by path, size, and time of change in nanoseconds. Worker processes get
+a copy, so that they need not hash the files again."""
 
 
 def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """Return the files that hold the model's weights, sorted by name: safetensors, whole or in shards."""
+    """Return the files that hold the model's weights, sorted by name: one file, or its shards.
+
+    They are safetensors; with `allow_pickle` they may be pickles, where there are no safetensors.
+    """
     names = {path.name for path in folder.iterdir()}
     file, is_sharded = _find_weights(str(folder), names, allow_pickle)
     if is_sharded:
@@ -33,18 +36,18 @@ def weight_files(folder: Path, *, allow_pickle: bool = False) -> list[Path]:
     return [folder / file]
 
 
-def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
-    """Return the name of the file that holds the weights, and whether it is split into shards, which an index lists.
+def _find_weights(place: str, names: Collection[str], allow_pickle: bool) -> tuple[str, bool]:
+    """Return the name of the file that holds the weights, and whether shards hold them in its place.
 
     Args:
-        where: What a message calls the folder or the repository.
+        place: What a message calls the folder or the repository.
         names: The names of all its files.
         allow_pickle: Whether the weights may be a pickle.
 
     Raises:
         AttnscopeError: None of the files holds weights.
     """
-    # Safetensors win over a pickle, one file over shards.
+    # Safetensors come before a pickle, and one file before shards, which an index lists.
     accepted = ["model.safetensors"]
     if allow_pickle:
         accepted.append("pytorch_model.bin")
@@ -53,22 +56,22 @@ def _find_weights(where: str, names: Collection[str], allow_pickle: bool) -> tup
             return file, False
         if f"{file}.index.json" in names:
             return file, True
-    # Say what is there instead: pickles need a decision, other formats a conversion.
+    # The user may allow a pickle; other formats have to be converted.
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     if pickles:
         raise AttnscopeError(
-            f"{where} holds its weights only as a pickle, {min(pickles)}, and loading one can run any code",
+            f"{place} holds its weights only as a pickle, {min(pickles)}, and loading one can run any code",
             "--allow-pickle if you trust where it came from, or convert it to model.safetensors",
         )
     raise AttnscopeError(
-        f"{where} holds no model.safetensors", "give a folder or a Hub id with safetensors"
+        f"{place} holds no model.safetensors", "give a folder or a Hub id with safetensors"
     )
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return the hash of a model's weights: one file's SHA-256, or that of sorted "name:hash" lines for several files.
+    """Return the hash of a model's weights: the SHA-256 of their file, as the Hub shows it.
 
-    The hash of a single file is the one that the Hub shows for it.
+    Of several files it is the SHA-256 of a text with a line "name:hash" for each, sorted by name.
     """
     paths = weight_files(folder, allow_pickle=True)
     if len(paths) == 1:
@@ -81,7 +84,7 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
     """Return the shards that an index lists, sorted by name.
 
     Raises:
-        AttnscopeError: The index lists none, or one that is not among the `present` files of the folder.
+        AttnscopeError: The index cannot be read, or lists a shard that is not among the `present` files.
     """
     try:
         # The index maps the name of each tensor to its shard.
@@ -92,10 +95,9 @@ def _shards(folder: Path, index: str, present: Collection[str]) -> list[Path]:
             f"{folder / index} lists no weights: {first_line(error)}", "get the file again"
         ) from error
     missing = [name for name in names if name not in present]
-    if missing or not names:
-        lacking = missing[0] if missing else "weights"
+    if missing:
         raise AttnscopeError(
-            f"{folder} lacks {lacking}: {len(missing)} of {len(names)} shards are missing",
+            f"{folder} lacks {missing[0]}: {len(missing)} of {len(names)} shards are missing",
             "get the missing files, or delete the folder to download it again",
         )
     return [folder / name for name in names]
@@ -107,7 +109,7 @@ def holds_gguf(folder: Path) -> bool:
 
 
 def require_model(folder: Path, allow_pickle: bool, config_only: bool = False) -> None:
-    """Refuse a folder that lacks a configuration, or, unless `config_only`, weights, by an AttnscopeError."""
+    """Refuse a folder without config.json, or without weights unless `config_only`, by an AttnscopeError."""
     if holds_gguf(folder):
         return
     if not (folder / "config.json").is_file():
@@ -130,13 +132,13 @@ def choose_weights(repo_id: str, names: Collection[str], allow_pickle: bool) -> 
     file, is_sharded = _find_weights(f"{repo_id} on the Hub", names, allow_pickle)
     if not is_sharded:
         return {file}
-    # Shards have numbers, such as model-00001-of-00002.safetensors.
+    # The shards of model.safetensors are called model-00001-of-00002.safetensors and so on.
     return set(fnmatch.filter(names, file.replace(".", "-[0-9]*-of-[0-9]*.")))
 
 
 def _cache() -> Path:
     """Return the folder of the Hub's cache."""
-    # This module loads in milliseconds; the whole client takes 0.6 s.
+    # Constants load in milliseconds; the whole client of the Hub takes 0.6 s.
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -148,7 +150,7 @@ def cached_ids() -> list[str]:
         return sorted(
             path.name.removeprefix("models--").replace("--", "/") for path in _cache().glob("models--*")
         )
-    except OSError:  # the home folder of another user, as sudo leaves it
+    except OSError:  # such as the home folder of another user, after sudo
         return []
 
 
@@ -157,15 +159,17 @@ def cached_folder(
 ) -> Path | None:
     """Return the folder of a Hub model in the cache; None where it is not there, or not complete.
 
-    With `config_only` its configuration is enough. The cache's layout is documented, and read here without the Hub's
-    client, which takes 0.6 s to load.
+    With `config_only` its configuration is enough. The layout of the cache is documented, so that the Hub's client,
+    which takes 0.6 s to load, is not needed.
     """
-    home = _cache() / f"models--{repo_id.replace('/', '--')}"
+    repository = _cache() / f"models--{repo_id.replace('/', '--')}"
     with contextlib.suppress(OSError, ValueError, AttnscopeError):
-        # Branches and tags are files that hold a commit. Any other revision is a commit.
-        reference = home / "refs" / revision
-        commit = reference.read_text("ascii").strip() if reference.is_file() else revision
-        folder = home / "snapshots" / commit
+        # A branch or a tag is a file that holds its commit. Any other revision is a commit itself.
+        commit = revision
+        reference = repository / "refs" / revision
+        if reference.is_file():
+            commit = reference.read_text("ascii").strip()
+        folder = repository / "snapshots" / commit
         require_model(folder, allow_pickle, config_only)
         return folder
     return None
@@ -174,12 +178,11 @@ def cached_folder(
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex; a file is hashed once, until it changes.
 
-    A second thread that asks waits for the first. Hashing frees the interpreter lock, so a thread can hash while
+    One thread hashes at a time, and others wait. Hashing frees the interpreter lock, so that a thread can hash while
     another imports torch.
     """
     try:
         with _hash_lock, path.open("rb") as file:
-            # A file that changes has another size or time.
             state = path.stat()
             key = (path.resolve(), state.st_size, state.st_mtime_ns)
             if key not in HASHES:

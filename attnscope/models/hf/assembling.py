@@ -1,6 +1,7 @@
-"""Make Models of transformers models: which part of one is shown, with which tokenizer, and what is known of it.
+"""Make Models of transformers models: choose the part that is shown, its tokenizer, and check its attention.
 
-A model comes from memory (`wrap`) or from files (`hf.loading`).
+A transformers model comes from memory (`wrap`), or from files (`hf.loading`). Some have two *towers*, transformers side
+by side: one reads text, the other sees pictures.
 """
 
 from collections.abc import Callable
@@ -37,18 +38,21 @@ from attnscope.models.turns import share_lock
 def wrap(
     hf_model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", check: bool = True
 ) -> HuggingFaceModel:
-    """Make a Model of a transformers model that is in memory already, or of a PeftModel. It is left as it is.
+    """Make a Model of a transformers model that is in memory, or of a PeftModel; neither is changed.
 
     Args:
         hf_model: The model.
         tokenizer: Its tokenizer or processor; of a vision model its image processor. Without one, texts are given as
             token numbers.
         name: What to call it; "" = as its configuration does.
-        check: Whether to compare what is shown with the model's own eager attention.
+        check: Whether to compare its attention with the model's own eager attention.
+
+    Raises:
+        AttnscopeError: It is no transformers model, or its attention cannot be shown truly.
     """
     hf_model, adapter = unwrap(hf_model)
     if type(hf_model).__module__.startswith("sentence_transformers."):
-        # It is a list of modules: the first one holds the transformer, later ones pool and normalise its output.
+        # A list of modules: the first one holds the transformer, and later ones pool and normalise its output.
         tokenizer = tokenizer or getattr(hf_model, "tokenizer", None)
         hf_model = next(
             (part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model
@@ -59,42 +63,47 @@ def wrap(
     folder_name = str(hf_model.config.name_or_path).rstrip("/").rpartition("/")[2]
     name = name or folder_name or hf_model.config.model_type
     base = base_of(hf_model)
-    # A processor for two senses holds a tokenizer and an image processor or a feature extractor.
-    backend = getattr(tokenizer, "tokenizer", None)
-    if backend is None and hasattr(tokenizer, "get_vocab"):
-        backend = tokenizer
-    processor = None if backend is tokenizer else tokenizer
+    # What was given as `tokenizer` is one itself, or a processor that holds one.
+    text_tokenizer = getattr(tokenizer, "tokenizer", None)
+    if text_tokenizer is None and hasattr(tokenizer, "get_vocab"):
+        text_tokenizer = tokenizer
+    # A processor may also hold the image processor or the feature extractor that makes this model's input.
+    processor = None if text_tokenizer is tokenizer else tokenizer
     kind = processor_kind(base)
     if kind != "processor":
         processor = getattr(tokenizer, kind, processor)
     reader: HuggingFaceTokenizer | NumbersTokenizer = NumbersTokenizer()
     if not reads_or_writes_text(base):
         reader = wordless(name, base)
-    elif backend is not None:
-        reader = HuggingFaceTokenizer(backend)
+    elif text_tokenizer is not None:
+        reader = HuggingFaceTokenizer(text_tokenizer)
     notes = notes_on_quantisation(hf_model.config)
     raw = RawModel(hf_model, reader, name, notes=notes, processor=processor, adapter=adapter)
     return assemble(raw, check=check)
 
 
 def processor_kind(base: PreTrainedModel) -> str:
-    """Return what makes a model's input beside words: "image_processor", "feature_extractor", "processor" or "".
+    """Return what makes a model's input of pictures or sound, by the name that transformers gives it.
 
-    A processor makes pictures and words into one input. The others are the names of its parts.
+    It is an "image_processor" for pictures, a "feature_extractor" for sound, a "processor" for pictures and words
+    together, and "" for words alone.
     """
+    # A reader is what runs a model with cross-attention on a picture.
     reader = cross_reader(base)
     reads_no_words = reader is not None and not reader.reads_words
     if reads_no_words or sees_pictures_only(base) or picture_tower(base) is not None:
         return "image_processor"
     if takes_recordings(base):
         return "feature_extractor"
-    return "processor" if reader is not None or reads_pictures_in_text(base) else ""
+    if reader is not None or reads_pictures_in_text(base):
+        return "processor"
+    return ""
 
 
 def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
-    """Return a Model of a transformers model, once its attention has been surveyed.
+    """Find the attention of a transformers model, and return its Model; of two towers that of the one that reads text.
 
-    Of two towers it is the one that reads text. Where another part sees pictures, the Model can open that one too.
+    The Model can open another one for pictures: of the tower that sees them, or of pictures and words together.
     """
     base = base_of(raw.model)
     name = raw.name
@@ -103,8 +112,8 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
             f"{name} hides {base.config.mask_ratio:.0%} of the patches, others each time",
             "with model.config.mask_ratio = 0.0 it sees them all",
         )
-    words = text_tower(base)
-    eyes = picture_tower(base)
+    reading_tower = text_tower(base)
+    seeing_tower = picture_tower(base)
     with silence(), in_one_line(f"{name} ({base.config.model_type})", "cannot be read"):
         # Pictures and words together.
         reader = cross_reader(base)
@@ -113,21 +122,22 @@ def assemble(raw: RawModel, *, check: bool) -> HuggingFaceModel:
             open_viewer = partial(_build, raw, check, survey=reader.survey(base))
             if not stands_alone(base):
                 return open_viewer()
-        if eyes is None:
+        if seeing_tower is None:
             return _build(raw, check, open_viewer=open_viewer)
-        # A vision tower: before a decoder (TrOCR), or beside a text tower (CLIP).
-        seeing = replace(raw, model=eyes, tokenizer=wordless(name, eyes))
-        if words is None:
+        seeing = replace(raw, model=seeing_tower, tokenizer=wordless(name, seeing_tower))
+        # A vision tower before a decoder (TrOCR).
+        if reading_tower is None:
             how = "its decoder is not shown"
             if reader is not None:
                 how = "with a text beside --image its decoder is shown"
             note = f"This is its encoder, which sees pictures; {how}."
             return _build(replace(seeing, notes=(*raw.notes, note)), check, open_viewer=open_viewer)
+        # A vision tower beside a text tower (CLIP).
         apart = "It has a part for text and one for pictures, and neither attends to the other: this is the one for"
         seeing = replace(seeing, notes=(*raw.notes, f"{apart} pictures."))
         note = f"{apart} text. With --image the other is shown."
-        reading = replace(raw, model=words, notes=(*raw.notes, note))
-        return _build(reading, check, lambda: assemble(seeing, check=check))
+        reading = replace(raw, model=reading_tower, notes=(*raw.notes, note))
+        return _build(reading, check, open_eyes=lambda: assemble(seeing, check=check))
 
 
 def _build(
@@ -137,9 +147,14 @@ def _build(
     open_viewer: Callable[[], HuggingFaceModel] | None = None,
     survey: Survey | None = None,
 ) -> HuggingFaceModel:
-    """Return a Model; without a survey its attention is surveyed, or the remembered verdict stands for that.
+    """Return a Model of a transformers model.
 
-    `open_eyes` and `open_viewer` make Models of what else sees pictures; see `HuggingFaceModel`.
+    Args:
+        raw: The transformers model.
+        check: Whether to compare its attention with the model's own eager attention.
+        open_eyes: Makes a Model of the tower that sees pictures; None = there is none beside this one.
+        open_viewer: Makes a Model of pictures and words together; None = this is one, or there is none.
+        survey: What is known of its attention; None = find out, unless the result is remembered from an earlier load.
     """
     base = base_of(raw.model)
     share_lock([raw.model])

@@ -1,6 +1,7 @@
 """Run a Hugging Face model by its own eager attention, and read the weights that it gives out.
 
-The check compares with them what passes the seam. Models whose attention does not pass it are shown by them.
+The self-check compares the weights at the seam, the one function through which attention is computed, with these. A
+model whose attention does not go through the seam is shown by its eager weights alone.
 """
 
 import itertools
@@ -21,13 +22,13 @@ from attnscope.models.hf.seam import Seen, use_attention
 from attnscope.models.hf.survey import KINDS, Survey, Unclear, listed_layers
 
 Maps = dict[Kind, list[Tensor]]
-"""Attention weights, (batch, head, query, key), of each kind in the order of computation."""
+"""Attention weights by kind: a tensor (batch, head, query, key) for each layer, in the order of computation."""
 
 Outcome = dict[str, Tensor]
-"""Results of one forward pass, by name.
+"""Results of one forward pass, by name. All have a row for each text and token: (batch, token, ...).
 
-"hidden" and, of an encoder-decoder, "encoded" are last hidden states, (batch, token, d_model). The weights of
-"decoder layer 3" are (batch, query, head, key), so that both have their rows along the first two axes.
+"hidden" is the last hidden state, and "encoded" that of the encoder of an encoder-decoder, (batch, token, d_model). A
+name such as "decoder layer 3" is for the weights of that layer, (batch, query, head, key).
 """
 
 STATES = ("hidden", "encoded")
@@ -52,19 +53,21 @@ def run_eager(
     Args:
         model: The model.
         inputs: The arguments of its forward.
-        kinds: Of a model that is no encoder-decoder, the kind of its attention first; an encoder's by default.
-        weights: Whether weights are asked for; else there are none.
+        kinds: The kinds of its attention; for a model that is no encoder-decoder the first one alone is used.
+        weights: Whether to return weights.
     """
     with use_attention(model, "eager"):
         if getattr(model.config, "attention_type", "") == "block_sparse":
-            # BigBird exchanges its layers on a short text, which must be done when transformers begins to watch them.
+            # On the first short text BigBird replaces its attention layers, and transformers would record the old ones.
             model(**inputs)
         if not weights:
             return model(**inputs), {}
         output = model(**inputs, output_attentions=True)
-    names = {next(iter(kinds)): "attentions"}
+    # The field of the output that holds the weights of each kind.
     if model.config.is_encoder_decoder:
         names = {kind: f"{kind}_attentions" for kind in KINDS}
+    else:
+        names = {next(iter(kinds)): "attentions"}
     maps: Maps = {}
     for kind, name in names.items():
         maps[kind] = [layer for layer in getattr(output, name, None) or () if layer is not None]
@@ -74,30 +77,29 @@ def run_eager(
 
 
 def _whole_rows(band: Tensor, window: int | list[int]) -> Tensor:
-    """Scatter a band around the diagonal (Longformer), (batch, head, query, window + 1), into rows over all keys.
+    """Turn a band around the diagonal (Longformer), (batch, head, query, window + 1), into weights on all keys.
 
-    The window is that of all layers, or of each. A band with more columns, for keys that every query sees, is left as
-    it is, and refused later as no map.
+    `window` is that of all layers, or a list with that of each. A band with more columns has some for keys that every
+    query sees: it is returned as it is, and refused later for its shape.
     """
     n_queries, width = band.shape[2:]
     if width - 1 not in as_list(window):
         return band
-    # Column j of query i is key i + j - width // 2; what lies beyond the text is 0, and cut off.
+    # Column j of query i is key i + j - width // 2. Scatter it to column i + j, then cut off width // 2 columns on the
+    # left and those after the last key: they stand for no token, and are 0.
     keys = torch.arange(n_queries, device=band.device)[:, None] + torch.arange(width, device=band.device)
     rows = band.new_zeros(*band.shape[:3], n_queries + width - 1)
     return rows.scatter(3, keys.expand_as(band), band)[..., width // 2 :][..., :n_queries]
 
 
 def tolerance(model: PreTrainedModel, n_calls: int) -> float:
-    """Return by how much two ways to compute the same may differ, in weights and relative to the largest hidden state.
+    """Return how much weights may differ between two ways to compute them, and hidden states relative to the largest.
 
-    `n_calls` is how many attentions the model computes.
-
-    Rounding adds up over layers like a random walk. In units of eps * sqrt(1 + n_calls), real models in 16 bits differ
-    by less than 1 (their softmax is computed in 32), in 32 bits by up to 5. A random model with sharp heads can exceed
-    it: then its own rounding is measured.
+    `n_calls` is how often the model computes attention: rounding adds up over layers like a random walk. In units of
+    eps * sqrt(1 + n_calls), real models in 16 bits differ by less than 1 (their softmax is in 32 bits), in 32 bits by
+    up to 5. A random model with sharp heads can differ by more: then its own rounding is measured.
     """
-    # Many a model's own eager softmax is in 32 bits, also where all else is in 64.
+    # The eager softmax of many models is in 32 bits even where all else is in 64.
     eps = max(torch.finfo(model.dtype).eps, torch.finfo(torch.float32).eps)
     is_in_16_bits = eps > 1e-5
     n_units = 4 if is_in_16_bits else 128
@@ -105,7 +107,7 @@ def tolerance(model: PreTrainedModel, n_calls: int) -> float:
 
 
 def states_of(output: Any) -> Outcome:
-    """Return the hidden states in the output of a forward."""
+    """Return the hidden states in the output of a forward pass, by their names in an outcome."""
     states = {
         "hidden": hidden_states(output),
         "encoded": getattr(output, "encoder_last_hidden_state", None),
@@ -116,50 +118,50 @@ def states_of(output: Any) -> Outcome:
 def eager_outcome(
     model: PreTrainedModel, survey: Survey, inputs: Mapping[str, Any], *, with_maps: bool
 ) -> Outcome:
-    """Return the outcome of a model's own eager attention: hidden states, and the maps that it gives out, if any.
+    """Return the outcome of a model's own eager attention: hidden states, and with `with_maps` weights if it has them.
 
     Raises:
-        Unclear: There are other layers than those of the survey.
+        Unclear: The weights are of other layers than those of the survey.
     """
     output, maps = run_eager(model, inputs, survey.layers, weights=with_maps)
     outcome = states_of(output)
-    for kind, of_kind in maps.items():
+    for kind, weights_of_layers in maps.items():
         layers = survey.layers[kind]
         n_layers = survey.n_layers[kind]
-        if not of_kind and n_layers == len(layers):
-            continue  # none are given out: that hidden states and the number of layers are equal must do
-        if len(of_kind) == n_layers and layers == listed_layers(model.config, n_layers):
-            of_kind = [
-                of_kind[layer] for layer in layers
-            ]  # MiniMax gives out those of linear layers too
-        if len(of_kind) != len(layers):
+        # A model that returns no weights is compared by its hidden states, if all of its layers are in the survey.
+        if not weights_of_layers and n_layers == len(layers):
+            continue
+        # MiniMax returns a tensor for each layer, also for those of linear attention.
+        if len(weights_of_layers) == n_layers and layers == listed_layers(model.config, n_layers):
+            weights_of_layers = [weights_of_layers[layer] for layer in layers]
+        if len(weights_of_layers) != len(layers):
             raise Unclear(
-                f"only {len(layers)} of {len(of_kind)} {kind} layers pass transformers' attention interface"
+                f"only {len(layers)} of {len(weights_of_layers)} {kind} layers pass transformers' attention interface"
             )
-        for layer, weights in zip(layers, of_kind, strict=True):
+        for layer, weights in zip(layers, weights_of_layers, strict=True):
             outcome[f"{kind} layer {layer}"] = weights.transpose(1, 2)
     return outcome
 
 
-# Models that are shown by what they give out ----------------------------------------------------------------------
+# Models that are shown by their eager weights ---------------------------------------------------------------------
 
 
 def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
-    """Return the output and the weights of a model's own eager attention; their shapes show their kinds.
+    """Return the output and the weights of a model's own eager attention, once the weights have been checked.
 
     Raises:
-        Unclear: These are not the softmax weights of all of its attention.
+        Unclear: A kind has no weights, or some are no softmax weights of these inputs.
     """
     output, maps = run_eager(model, inputs)
     n_texts = len(next(iter(inputs.values())))
-    for kind, of_kind in maps.items():
-        if not of_kind:
+    for kind, weights_of_layers in maps.items():
+        if not weights_of_layers:
             raise Unclear(f"it gives out no {kind} attention of its own")
-        # Which queries and keys are real, (batch, token): the shape must be (batch, head, query, key).
-        # The keys of cross-attention are the encoder's.
+        # Which queries and keys are tokens and no padding, (batch, token); None = unknown. Cross-attention has the
+        # encoder's keys.
         queries = real_tokens(inputs, kind)
         keys = real_tokens(inputs, "encoder" if kind == "cross" else kind)
-        for layer, weights in enumerate(of_kind):
+        for layer, weights in enumerate(weights_of_layers):
             shape = tuple(weights.shape) if isinstance(weights, Tensor) else ()
             is_map = len(shape) == 4 and shape[0] == n_texts
             if is_map and queries is not None and keys is not None:
@@ -168,13 +170,13 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
                 raise Unclear(
                     f"its own {kind} layer {layer} has the shape {shape}, not (batch, head, query, key)"
                 )
-            # Each real query's weights on real keys must be a softmax: (batch, query, head, key).
+            # The weights of real queries on real keys must sum to 1. (batch, query, head, key)
             rows = weights.float().transpose(1, 2)
             if keys is not None:
                 rows = rows * keys[:, None, None, :]
             if queries is not None:
                 rows = rows[queries]
-            if not bool(_are_softmax(rows, tolerance(model, 1)).all()):
+            if not _are_softmax(rows, tolerance(model, n_calls=1)).all():
                 raise Unclear(f"its own {kind} layer {layer} holds numbers that are no softmax weights")
     return output, [Seen(weights) for weights in itertools.chain(*maps.values())]
 
@@ -182,10 +184,10 @@ def checked_weights(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[
 def run_for_weights(
     model: PreTrainedModel, inputs: Mapping[str, Any], survey: Survey, name: str, probe: Probe
 ) -> Any:
-    """Run a model by its own eager attention; the probe, which must be a `Weights`, keeps the weights.
+    """Run a model by its own eager attention, let the probe keep the weights, and return the output.
 
     Raises:
-        AttnscopeError: It is another probe, or the weights are softmax weights on the self-check's texts alone.
+        AttnscopeError: The probe is no `Weights`, or the weights on these inputs are no softmax weights.
     """
     if not isinstance(probe, Weights):
         raise AttnscopeError(
@@ -193,12 +195,12 @@ def run_for_weights(
             "with attnscope heatmap",
         )
     output, maps = run_eager(model, inputs, survey.layers)
-    # Number the maps by the survey's layers, which may skip those without attention.
+    # The survey numbers the layers: those without attention have numbers too.
     for kind, layers in survey.layers.items():
         for layer, weights in zip(layers, maps[kind], strict=True):
-            # A query that sees no key has no weights.
+            # A query that sees no key has weights of 0.
             is_softmax = _are_softmax(weights, tolerance(model, survey.n_calls)) | (weights == 0).all(-1)
-            if not bool(is_softmax.all()):
+            if not is_softmax.all():
                 raise AttnscopeError(
                     f"on this text of {weights.shape[-1]} tokens the model's own {kind} layer {layer} gives out "
                     "numbers that are no softmax weights",
@@ -209,6 +211,6 @@ def run_for_weights(
 
 
 def _are_softmax(rows: Tensor, allowed: float) -> Tensor:
-    """Return which rows, (..., key), hold weights from 0 that sum to 1."""
+    """Return which rows, (..., key), are at least 0 and sum to 1, up to the allowed difference."""
     totals = rows.float().sum(-1)
     return (rows >= 0).all(-1) & ((totals - 1).abs() <= allowed)
