@@ -210,7 +210,7 @@ def planted(model: Model, texts: Corpus, queries: int, seeds: int) -> dict[str, 
             sinks=replace(group.sinks, attention=np.repeat(group.sinks.attention[:1], len(rules), 0)),
         )
         fit = fit_group(made, sample, DescribeOptions(queries=queries))
-        part = fit.group.part(range(len(sample)))
+        part = fit.group.ordinary_rows(range(len(sample)))
         for head, (kind, of_head) in enumerate(rules):
             terms = fit.active[head].terms[: len(of_head)]
             truths = [rule[part.entries] for rule in of_head]

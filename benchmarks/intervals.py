@@ -109,7 +109,7 @@ def lines_of(model: Any, texts: Sequence[str], queries: int) -> dict[str, NDArra
     scored = [number for number, unit in enumerate(sample) if not unit.fits]
     numbers: dict[str, list[Any]] = {"loss": [], "nats": [], "mass": [], "heads": []}
     for fit in fits:
-        part = fit.group.part(scored)
+        part = fit.group.ordinary_rows(scored)
         order = np.searchsorted(scored, part.texts)
         n_rows = np.maximum(np.bincount(order, minlength=len(scored)), 1)
         for head, address in enumerate(fit.group.heads):

@@ -29,9 +29,9 @@ SIZE_OPTIONS = ("d_model", "n_heads", "n_layers", "n_kv_heads", "d_head", "d_ff"
 
 
 class Quantity(NamedTuple):
-    """Declare a quantity: its name, what it is, and its formula, whose names are facts and earlier quantities.
+    """Declare a quantity: its name, what it is for people, and its formula. A quantity that is 0 is not listed.
 
-    `_facts_of` has the facts. A quantity that is 0 is not listed.
+    A formula may name the numbers that `_facts_of` returns, and quantities that are declared before it.
     """
 
     name: str
@@ -72,7 +72,11 @@ OTHER_PARAMETERS = (
     Quantity("pooler", "pooler", "pooler · (d_model² + d_model)"),
     Quantity("unembedding", "unembedding", "is_own · vocab_size · d_model"),
 )
-"""Parameters outside attention: they are computed where they were not counted in a model."""
+"""Parameters outside attention. They are computed only if the parameters of a model were not counted."""
+
+ATTENTION_SHARE = Quantity(
+    "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
+)
 
 PER_TOKEN = (
     Quantity(
@@ -97,7 +101,7 @@ _NAME = re.compile("[A-Za-z_]+")
 
 
 def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
-    """Return the sizes of a preset, of a model by its configuration, or those that are given one by one.
+    """Return the sizes of a preset, of a model by its configuration, or those given by hand.
 
     Args:
         spec: A preset, a known name, a folder, a config.json, or a Hub id; None = all sizes are in `changes`.
@@ -115,19 +119,18 @@ def find_sizes(spec: str | None = None, **changes: int | None) -> Sizes:
                 "no model is given, nor all of --sizes d_model, n_heads and n_layers",
                 f"presets: {', '.join(PRESETS)}; or a folder, or a Hub id",
             )
-        # mypy does not know that three of them are no None.
-        by_hand: dict[str, Any] = changes
-        return sizes_by_hand(**by_hand)
+        return sizes_by_hand(**changes)  # type: ignore[arg-type]  # these three are not None
     if spec in PRESETS:
         return change_sizes(PRESETS[spec], **changes)
     try:
         source = resolve(spec, config_only=True)
     except AttnscopeError as error:
+        # Suggest a preset that is spelled alike, or else name all presets behind the error's hint, if it has one.
         close = difflib.get_close_matches(spec.lower(), PRESETS, n=1, cutoff=0.75)
-        # The error's own hint may be empty.
-        hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")
         if close:
             hint = f"did you mean the preset {close[0]}?"
+        else:
+            hint = f"{error.hint}; presets: {', '.join(PRESETS)}".removeprefix("; ")
         raise AttnscopeError(error.message, hint) from None
     return change_sizes(sizes_of(read_configuration(source), source.name, source.origin), **changes)
 
@@ -147,8 +150,8 @@ def cost(
         changes: Sizes that replace the model's, such as n_kv_heads=8.
 
     Raises:
-        AttnscopeError: There is no such model, or sizes that make no sense.
-        UsageError: An unknown precision, or no tokens.
+        AttnscopeError: There is no such model, or its sizes make no sense.
+        UsageError: The precision is unknown, or the text has no tokens.
     """
     require_choice("precision", dtype, tuple(BYTES))
     if n_tokens is not None and n_tokens < 1:
@@ -161,12 +164,12 @@ def cost(
     n = n_tokens or sizes.max_tokens or DEFAULT_TOKENS
     sheet = _Sheet(_facts_of(sizes, n, dtype))
 
-    # Parameters: the group and its unit have the same name.
-    sheet.add("parameters", "parameters", ATTENTION_PARAMETERS)
+    # Parameters: of attention, and of the model as it was counted or as the sum of its parts.
+    sheet.add(ATTENTION_PARAMETERS, "parameters", unit="parameters")
     what = "all parameters"
     if sizes.counted is None:
-        sheet.add("parameters", "parameters", OTHER_PARAMETERS)
-        # One layer's projections are in those of all layers.
+        sheet.add(OTHER_PARAMETERS, "parameters", unit="parameters")
+        # The projections of one layer are listed, and part of those of all layers.
         total = sheet.sum("parameters") - sheet.facts["projections_per_layer"]
         how = "the sum"
         if not sizes.vocab_size:
@@ -174,19 +177,17 @@ def cost(
     else:
         total = sizes.counted
         how = "counted in the model, built without weights"
-    sheet.put("parameters", "parameters", Quantity("parameters", what, how), "", total)
-    share = Quantity(
-        "attention_share", "attention's share of them", "(projections + projection_biases) / parameters"
-    )
-    sheet.add("parameters", "share", [share])
+    sheet.put(Quantity("parameters", what, how), total, "parameters", unit="parameters")
+    sheet.add([ATTENTION_SHARE], "parameters", unit="share")
 
     # MACs, and memory.
-    sheet.add("per_token", "MACs", PER_TOKEN)
+    sheet.add(PER_TOKEN, "per_token", unit="MACs")
     what = "all MACs, per token"
     if sizes.kind == "encoder-decoder":
         what = "all MACs, one token of the source and one of the target"
-    sheet.put("per_token", "MACs", Quantity("per_token", what, "the sum"), "", sheet.sum("per_token"))
-    sheet.add("memory", "bytes", MEMORY)
+    macs = Quantity("per_token", what, "the sum")
+    sheet.put(macs, sheet.sum("per_token"), "per_token", unit="MACs")
+    sheet.add(MEMORY, "memory", unit="bytes")
 
     tables = {"quantities": Table.of(Cost.TABLES["quantities"], sheet.rows)}
     options = {"sizes": plain(asdict(sizes)), "n_tokens": n, "dtype": dtype, "notes": _notes(sizes, n)}
@@ -201,35 +202,36 @@ class _Sheet:
         rows: The rows of the table of quantities.
     """
 
-    def __init__(self, facts: dict[str, int]) -> None:
-        self.facts: dict[str, Any] = facts
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
         self.rows: list[dict[str, Any]] = []
 
-    def add(self, group: str, unit: str, quantities: Sequence[Quantity]) -> None:
-        """Compute quantities by their formulas."""
+    def add(self, quantities: Sequence[Quantity], group: str, *, unit: str) -> None:
+        """Compute quantities by their formulas, and list them."""
         for quantity in quantities:
-            # Numbers in place of the names, as the table shows it, then as an expression of Python.
+            # Put numbers in the place of names, as the table shows it. Then make it an expression of Python.
             numbers = _NAME.sub(lambda match: f"{self.facts[match[0]]:,}", quantity.formula)
             expression = numbers.replace(",", "").replace("·", "*").replace("²", "**2")
             value = eval(expression, {"__builtins__": {}})
-            self.put(group, unit, quantity, numbers, value)
+            self.put(quantity, value, group, numbers, unit=unit)
 
-    def put(self, group: str, unit: str, quantity: Quantity, numbers: str, value: float) -> None:
-        """Note the value of a quantity, and list it with its formula in numbers (empty = not shown), unless it is 0."""
+    def put(self, quantity: Quantity, value: float, group: str, numbers: str = "", *, unit: str) -> None:
+        """List a quantity with its value and its formula in numbers ("" = it has none), unless the value is 0."""
         self.facts[quantity.name] = value
         if value:
             row = {"group": group, "numbers": numbers, "value": value, "unit": unit}
             self.rows.append(row | quantity._asdict())
 
     def sum(self, group: str) -> int:
-        """Return the sum of a group so far."""
+        """Return the sum of the values of a group so far."""
         return sum(int(row["value"]) for row in self.rows if row["group"] == group)
 
 
-def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, int]:
-    """Return the numbers that formulas name: all sizes, and what follows from them; a truth value is 0 or 1."""
+def _facts_of(sizes: Sizes, n: int, dtype: str) -> dict[str, Any]:
+    """Return the numbers that formulas name: all sizes, and what follows from them. False and True are 0 and 1."""
     facts = {name: int(value) for name, value in asdict(sizes).items() if isinstance(value, int)}
     has_vocabulary = bool(sizes.vocab_size)
+    # The norms outside of layers: in an encoder, that of the embeddings.
     width_outside = sizes.d_embedding if sizes.kind == "encoder" else sizes.d_model
     return facts | {
         "N": n,

@@ -20,7 +20,7 @@ from attnscope.models.model import Model
 from attnscope.results.tokens import Tokens
 from attnscope.studies.describe.features import RESTING, blocks_of
 from attnscope.studies.describe.rows import Group, frequent_words, join_rows, text_facts
-from attnscope.studies.describe.study import Fitted, active_left, fit_group
+from attnscope.studies.describe.study import Fitted, active_losses, fit_group
 from attnscope.studies.heads.options import DescribeOptions
 from attnscope.studies.inputs.texts import Texts, special_ids
 from benchmarks.sampling import read_sample
@@ -131,7 +131,7 @@ class Expectations:
             facts = text_facts(self.model, tokens, self.counts, self.frequent)
             blocks = blocks_of(group.features, facts, np.arange(len(tokens)))
             resting = blocks[[feature.name for feature in group.features].index(RESTING), 0] > 0
-            by_group[which] = _Text(blocks, group.types.places(tokens.ids), resting, tokens.special)
+            by_group[which] = _Text(blocks, group.types.indices(tokens.ids), resting, tokens.special)
         return by_group[which]
 
     @staticmethod
@@ -144,7 +144,7 @@ class Expectations:
 
     def _follows(self, which: int, number: int) -> bool:
         if (which, number) not in self._follow:
-            self._follow[which, number] = active_left(self.fits[which], number)[1]
+            self._follow[which, number] = active_losses(self.fits[which], number)[1]
         return self._follow[which, number]
 
 

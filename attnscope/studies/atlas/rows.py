@@ -365,7 +365,7 @@ class _SeenLayer:
             tiles_of_keys.append(outside_sinks.argmax(-1))
         products = torch.cat(tiles_of_products, 1).numpy()
         keys = torch.cat(tiles_of_keys, 1).numpy()
-        queries = np.where(self.text.asks, products, -1.0).argmax(1)
+        queries = np.where(self.text.is_counted, products, -1.0).argmax(1)
         return np.stack([queries, keys[np.arange(len(queries)), queries]])
 
 
@@ -375,7 +375,7 @@ def _add_to_tables(tables: KindTables, text: ReadText, layers: Sequence[_SeenLay
     # Heads are compared on a few queries at even steps.
     n_queries = min(len(text), DISTANCE_QUERIES)
     places = np.unique(np.linspace(0, len(text) - 1, n_queries).astype(np.int64))
-    queries = torch.from_numpy(places[text.asks[places]])
+    queries = torch.from_numpy(places[text.is_counted[places]])
     if len(queries):
         tables.compare(torch.cat([layer.rows(queries)[0] for layer in layers]))
 

@@ -1,13 +1,12 @@
 """Collect every head of a model with the texts that show its behaviour: `attnscope atlas` and `attnscope.atlas`.
 
-`scores` is the first pass over the corpus, `rows` the second. Pages are left to `pages`.
+`scores` defines the first pass over the corpus, `rows` the second. `pages` makes web pages of the result.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,13 @@ from attnscope.models.model import Model
 from attnscope.questions.atlas import N_OFFSETS, OUTSIDE_SINKS, Atlas
 from attnscope.questions.heads import Heads
 from attnscope.results.result import settle_corpus
-from attnscope.results.table import HEADS, Table, number
+from attnscope.results.table import Table, number
 from attnscope.studies.atlas.options import CONTENT, AtlasOptions
 from attnscope.studies.atlas.rows import Example, SecondPass, read_rows, units_of
 from attnscope.studies.atlas.scores import CONTENT_MEANING, AtlasMeasurer, ScoredSums, Scores
 from attnscope.studies.failures import failure
 from attnscope.studies.heads.study import study_heads
-from attnscope.studies.inputs.texts import AnyTexts, Report, scale_report, texts_of
+from attnscope.studies.inputs.texts import AnyTexts, Report, texts_of
 from attnscope.studies.workers import Workers
 
 
@@ -69,22 +68,25 @@ def atlas(
         options.heads,
         report,
         workers,
-        partial(AtlasMeasurer, options=options),
-        ScoredSums(),
+        measurer=partial(AtlasMeasurer, options=options),
+        nothing=ScoredSums(),
     )
     assert isinstance(done, ScoredSums)
     if done.scores is None:
         return _assemble(findings, options, Scores(), SecondPass())
-    # Second pass: read the attention of the kept texts.
+    # Second pass: read the attention of the kept texts. `second_pass` holds what was read, even after an interruption.
     second_pass = SecondPass()
     table = findings.table("heads")
-    heads = list(zip(*(table[column.name].tolist() for column in HEADS), strict=True))
-    n_tokens = findings.corpus["n_tokens"]
-    cut = {"chunk": options.heads.chunk, "stride": options.heads.stride}
-    step = scale_report(report, 0, 1 + options.heads.causal)
+    heads = [(kind, *head) for kind, head in zip(table["kind"].tolist(), table.places, strict=True)]
     try:
-        units = units_of(model, done.scores, n_tokens, **cut)
-        read_rows(second_pass, model, heads, units, step)
+        units = units_of(
+            model,
+            done.scores,
+            findings.corpus["n_tokens"],
+            chunk=options.heads.chunk,
+            stride=options.heads.stride,
+        )
+        read_rows(second_pass, model, heads, units, report)
     except KeyboardInterrupt:
         second_pass.complete = False
     except Exception as error:
@@ -103,30 +105,31 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
     distances = np.full((n_heads, n_heads), np.nan, np.float32)
     places = np.full((n_heads, 2), np.nan)
     token_rows: list[dict[str, Any]] = []
-    for kind, tables_of_kind in second_pass.tables.items() if second_pass.n_sampled else ():
-        of_kind = np.flatnonzero(table["kind"] == kind)
-        profiles[:, of_kind] = tables_of_kind.profiles()
-        between = tables_of_kind.distances()
-        distances[np.ix_(of_kind, of_kind)] = between
-        places[of_kind] = classical_mds(between.astype(np.float64))[0]
-        token_rows += tables_of_kind.rows(of_kind.tolist())
+    if second_pass.n_sampled:
+        for kind, sums in second_pass.tables.items():
+            heads = np.flatnonzero(table["kind"] == kind)
+            profiles[:, heads] = sums.profiles()
+            head_distances = sums.distances()
+            distances[np.ix_(heads, heads)] = head_distances
+            places[heads], _ = classical_mds(head_distances.astype(np.float64))
+            token_rows += sums.rows(heads.tolist())
     token_rows.sort(key=lambda row: row["head"])
 
-    # The heads with their scores, and their places on the map of distances.
+    # Columns of heads: their scores, and their places on the map of distances.
     deciles = np.full((n_heads, 11), np.nan)
     if scores.texts:
         deciles, _ = scores.deciles()
     rank = options.rank
-    near = "heads that attend alike stand near each other"
+    map_meaning = "heads that attend alike stand near each other"
     for column, values in (
         (number("score_median", label=f"{rank} (median text)"), deciles[:, 5]),
         (number("score_p90", label=f"{rank} (90th percentile)"), deciles[:, 9]),
-        (number("map_x", near), places[:, 0]),
-        (number("map_y", near), places[:, 1]),
+        (number("map_x", map_meaning), places[:, 0]),
+        (number("map_y", map_meaning), places[:, 1]),
     ):
         table = table.with_column(column, values)
 
-    # The other tables, and what the numbers mean.
+    # The other tables and arrays, and the options with the meaning of scores and lifts.
     tables, grids = example_tables(second_pass.examples)
     tables |= {
         "heads": table,
@@ -139,7 +142,7 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
         "distance": distances,
         "deciles": deciles,
     }
-    described = {
+    described_options = {
         **findings.options,
         "examples": options.examples,
         "sample": options.sample,
@@ -150,13 +153,13 @@ def _assemble(findings: Heads, options: AtlasOptions, scores: Scores, second_pas
     }
     corpus = settle_corpus(findings.corpus, interrupted=not second_pass.complete)
     corpus["n_sampled"] = second_pass.n_sampled
-    return Atlas(findings.run, corpus, described, tables, grids)
+    return Atlas(findings.run, corpus, described_options, tables, grids)
 
 
 def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[str, NDArray[Any]]]:
-    """Return the tables and arrays of examples: by head, the best texts before those of deciles, by rank."""
-    examples = sorted(examples, key=_order_of)
-    # Excerpts stand one after the other: a row says where its own begins.
+    """Return the tables and arrays of examples: head by head, the best texts before those of deciles, by rank."""
+    examples = sorted(examples, key=_sort_key)
+    # The columns are fields of `Example` and `Wanted`. Excerpts are one string: a row says where its own begins.
     rows = []
     n_characters = 0
     for example in examples:
@@ -167,11 +170,11 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         rows.append(row)
 
     def join(name: str, *width: int) -> NDArray[Any]:
-        """Return the arrays of all examples as one; of no example it is empty."""
-        arrays = map(attrgetter(name), examples)
+        """Concatenate an array, (n, *width), of all examples; without examples it is (0, *width)."""
+        arrays = [getattr(example, name) for example in examples]
         return np.concatenate([np.zeros((0, *width), np.int64), *arrays])
 
-    # The shown tokens of all examples, (token,). Labels are numbered as they come.
+    # The shown tokens of all examples, (token,). Their labels are numbered in the order in which they occur.
     labels = list(chain.from_iterable(example.labels for example in examples))
     vocabulary = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     offsets = join("offsets", 2)
@@ -193,7 +196,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
         "shown": shown,
         "vocabulary": Table.of_arrays(Atlas.TABLES["vocabulary"], label=list(vocabulary)),
     }
-    # The kept keys and the characters of all examples, one after the other.
+    # The kept keys and the excerpts of all examples; characters are UTF-32 code points.
     excerpts = "".join(example.excerpt for example in examples).encode("utf-32-le", "surrogatepass")
     grids = {
         "kept_key": join("keys").astype(np.uint8),
@@ -203,6 +206,7 @@ def example_tables(examples: Sequence[Example]) -> tuple[dict[str, Table], dict[
     return tables, grids
 
 
-def _order_of(example: Example) -> tuple[int, bool, int]:
+def _sort_key(example: Example) -> tuple[int, bool, int]:
+    """Return by what examples are sorted; a head's `why` is "top" for its best texts, "decile" for the others."""
     wanted = example.wanted
     return wanted.head, wanted.why != "top", wanted.rank

@@ -1,4 +1,7 @@
-"""Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads; `rows` reads it."""
+"""Add up attention on sampled texts by offset, by token and by pair of tokens, and compare heads.
+
+`rows` runs the model and hands over the attention, tile by tile.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,203 +14,212 @@ from torch import Tensor
 
 from attnscope.core.distance import divergence_sums
 from attnscope.core.lifts import ItemSums, Lifts, even_weights, offset_masses
+from attnscope.core.sampled_rows import Floats, Integers
 from attnscope.questions.atlas import FURTHEST, N_OFFSETS
 from attnscope.results.table import Estimate
 from attnscope.results.tokens import Tokens
 
-Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 Tiles = Iterable[tuple[slice, Tensor, Tensor]]
 """Tiles of queries, each with the weights, (head, query, key), and the keys that may be attended to, (query, key)."""
 
 LEAST_TEXTS = 3
-"""In how many sampled texts an item must be to have a row; in all of them where there are fewer."""
+"""In how many sampled texts an item must occur to be listed; with fewer sampled texts, in all of them."""
 
-BY_LIFT, BY_MASS = 10, 5
-"""Rows of a table: those with the largest lower ends of their lifts, and those with the largest masses beside."""
+BY_LIFT = 10
+"""How many items a head's table lists for their lift: those with the largest lower ends."""
+
+BY_MASS = 5
+"""How many items it lists for their mass, the largest ones."""
 
 _MOST_TYPES = 1024
-"""How many types of token are items as queries, and how many as keys."""
-
-_ANY = -1
-"""In an item, the type of a query or key that may be any token."""
-
-_CODES = 2**31
-"""More than the number of any token + 1."""
+"""How many types of query are items, at most, and how many types of key."""
 
 _MOST_BYTES = 56 * 2**20
 """Memory for the sums of pairs."""
 
 _BYTES_A_SUM = 48
-"""What a pair takes of it for each head: six numbers of `ItemSums`."""
+"""Memory for the sums of one pair and one head: six numbers in `ItemSums`."""
+
+_FEWEST_PAIRS = 64
+"""How many pairs are items whatever memory they take, if as many are frequent."""
+
+_ANY = -1
+"""In an item, the type of a query or key that may be any token."""
+
+_CODES = 2**31
+"""More than any token id + 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadText:
-    """Hold the tokens that the heads of one kind read in a text.
+    """Hold the tokens of a text that are queries and keys in one kind of attention.
 
     Attributes:
-        tokens: Its tokens: what asks, and what gets.
-        asks: (token,): which queries count; those that were in the chunk before do not.
+        tokens: The tokens.
+        is_counted: (token,): whether it counts as a query; tokens that the chunk before had do not count again.
     """
 
     tokens: Tokens
-    asks: NDArray[np.bool_]
+    is_counted: Flags
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     @property
-    def outside_sinks(self) -> NDArray[np.bool_]:
-        """Return a mask of the keys that are neither special tokens nor the first one, (token,)."""
-        outside: NDArray[np.bool_] = ~self.tokens.special & (np.arange(len(self)) > 0)
-        return outside
+    def outside_sinks(self) -> Flags:
+        """Return which keys are no sinks, neither special tokens nor the first one, (token,)."""
+        return ~self.tokens.special & (np.arange(len(self)) > 0)
 
     @property
-    def queries(self) -> Numbers:
-        """Return the type of each query, the number of its token; -1 = it does not count, (token,)."""
-        return np.where(self.asks, self.tokens.ids, -1)
+    def queries(self) -> Integers:
+        """Return the type of each query, its token id, (token,); -1 = it does not count."""
+        return np.where(self.is_counted, self.tokens.ids, -1)
 
     @property
-    def keys(self) -> Numbers:
-        """Return the type of each key outside sinks; -1 = it is a sink, (token,)."""
+    def keys(self) -> Integers:
+        """Return the type of each key, its token id, (token,); -1 = it is a sink."""
         return np.where(self.outside_sinks, self.tokens.ids, -1)
 
 
-def _code_items(queries: Numbers, keys: Numbers) -> Numbers:
-    """Return a number for each pair of a query's and a key's type, (query · key,); `_ANY` stands for any token."""
-    codes: Numbers = np.add.outer((queries + 1) * _CODES, keys + 1).ravel()
-    return codes
+def _code_items(queries: Integers, keys: Integers) -> Integers:
+    """Return a code for each pair of a type of query and a type of key, which may be `_ANY`, (query * key,)."""
+    codes = (queries[:, None] + 1) * _CODES + keys + 1
+    return codes.ravel()
 
 
 class KindTables:
-    """Hold what is added up of the heads of one kind of attention, text by text.
+    """Hold the sums over texts of the heads of one kind of attention.
 
-    An item is a type of query and a type of key: of a token that asks, the key is any token, and of one that gets, the
-    query is. There are items for frequent types and pairs of them.
+    Sums are by item. An item is a type of query and a type of key. On the side "asks", the type of query is fixed and
+    the key may be any token. On the side "gets", it is the other way round. Pairs fix both. Only frequent items count.
 
     Args:
-        n_heads: How many heads each layer has.
+        n_heads: Layer -> how many heads it has.
         texts: All texts that will be added.
     """
 
     def __init__(self, n_heads: Mapping[int, int], texts: Sequence[ReadText]) -> None:
         self.n_heads = n_heads
         total = sum(n_heads.values())
-        # An id's label is that of the first text that has it.
+        # The label of each id, from the first text that has it: earlier texts replace later ones.
         self._labels = {_ANY: ""}
         for text in reversed(texts):
             self._labels |= zip(text.tokens.ids.tolist(), text.tokens.labels, strict=True)
-        # List the types and pairs that enough texts have, the most frequent up to a limit.
+        # Choose the types of query, the types of key, and the pairs of these that are frequent.
         self._least_texts = max(1, min(LEAST_TEXTS, len(texts)))
-        self._asks = self._list_frequent([text.queries for text in texts], _MOST_TYPES)
-        self._gets = self._list_frequent([text.keys for text in texts], _MOST_TYPES)
-        most_pairs = max(64, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
-        pairs = self._list_frequent([_code_items(*self._types_of(text)) for text in texts], most_pairs)
+        self._query_types = self._choose_frequent([text.queries for text in texts], _MOST_TYPES)
+        self._key_types = self._choose_frequent([text.keys for text in texts], _MOST_TYPES)
+        most_pairs = max(_FEWEST_PAIRS, _MOST_BYTES // (_BYTES_A_SUM * max(1, total)))
+        pairs_of_texts = [_code_items(*self._types_of(text)) for text in texts]
+        pairs = self._choose_frequent(pairs_of_texts, most_pairs)
         any_token = np.array([_ANY])
-        asks = _code_items(self._asks, any_token)
-        gets = _code_items(any_token, self._gets)
+        asks = _code_items(self._query_types, any_token)
+        gets = _code_items(any_token, self._key_types)
+        # The codes of all items, ascending, (item,).
         self._items = np.sort(np.concatenate([asks, gets, pairs]))
         self._sums = ItemSums(len(self._items), total)
-        # Attention by offset, of heads and of their keys evenly, (2, head, offset); and of how many queries.
+        # Attention by offset, (2, head, offset): that of each head, and uniform attention. And its queries, (head, 1).
         self._profiles = np.zeros((2, total, N_OFFSETS))
         self._n_queries = np.zeros((total, 1))
-        # Of each two heads, (head, head).
+        # The divergences of all pairs of heads, and the queries that they are summed over, (head, head) each.
         self._divergences = np.zeros((total, total))
         self._compared = np.zeros((total, total))
 
-    def _list_frequent(self, numbers_of_texts: Sequence[Numbers], most: int) -> Numbers:
-        """Return the numbers that enough texts have, ascending: those of most texts up to a limit."""
-        by_text = [np.unique(numbers[numbers >= 0]) for numbers in numbers_of_texts]
-        every = np.concatenate([np.zeros(0, np.int64), *by_text])
-        numbers, n_texts = np.unique(every, return_counts=True)
-        # By falling number of texts: those that enough texts have come first.
+    def _choose_frequent(self, codes_of_texts: Sequence[Integers], most: int) -> Integers:
+        """Return the codes that enough texts have, ascending; of more than `most`, those that most texts have."""
+        by_text = [np.unique(codes[codes >= 0]) for codes in codes_of_texts]
+        codes, n_texts = np.unique(np.concatenate([np.zeros(0, np.int64), *by_text]), return_counts=True)
+        # Sort by falling number of texts: the frequent codes come first.
+        order = np.lexsort((codes, -n_texts))
         n_frequent = (n_texts >= self._least_texts).sum()
-        chosen = np.lexsort((numbers, -n_texts))[:n_frequent][:most]
-        listed: Numbers = np.sort(numbers[chosen])
-        return listed
+        return np.sort(codes[order[: min(n_frequent, most)]])
 
-    def _types_of(self, text: ReadText) -> tuple[Numbers, Numbers]:
-        """Return the listed types of the queries and of the keys of a text."""
-        asks = np.isin(self._asks, text.queries)
-        gets = np.isin(self._gets, text.keys)
-        return self._asks[asks], self._gets[gets]
+    def _types_of(self, text: ReadText) -> tuple[Integers, Integers]:
+        """Return the frequent types among the queries of a text, and those among its keys."""
+        is_query = np.isin(self._query_types, text.queries)
+        is_key = np.isin(self._key_types, text.keys)
+        return self._query_types[is_query], self._key_types[is_key]
 
     def add(self, text: ReadText, tiles_of_layers: Sequence[Tiles]) -> None:
-        """Add a text, by the tiles of each layer."""
-        asks, gets = self._types_of(text)
-        codes = _code_items(np.append(asks, _ANY), np.append(gets, _ANY))
-        is_listed = np.isin(codes, self._items)
-        items = np.searchsorted(self._items, codes[is_listed])
-        # Of which type each query and key is, (query, type + 1) and (key, type). The last one is of all queries.
-        every = np.ones((len(text), 1), np.bool_)
-        is_query = np.append(text.queries[:, None] == asks, every, 1)
-        is_key = text.keys[:, None] == gets
-        # Layer by layer; heads are counted over all layers.
+        """Add a text, given by the tiles of each layer."""
+        # All combinations of its types, and which of them are items.
+        query_types, key_types = self._types_of(text)
+        codes = _code_items(np.append(query_types, _ANY), np.append(key_types, _ANY))
+        is_item = np.isin(codes, self._items)
+        items = np.searchsorted(self._items, codes[is_item])
+        # Mark the type of each query, (query, query type + 1), and of each key, (key, key type). The last query type is
+        # _ANY; `_sum_layer` adds that of keys.
+        any_query = np.ones((len(text), 1), np.bool_)
+        is_query = np.append(text.queries[:, None] == query_types, any_query, 1)
+        is_key = text.keys[:, None] == key_types
+        # Add layer by layer; heads are numbered over all layers.
         first = 0
         for n_heads, tiles in zip(self.n_heads.values(), tiles_of_layers, strict=True):
             heads = slice(first, first + n_heads)
             first += n_heads
-            sums = self._sum_layer(
-                heads,
-                text,
-                is_query,
-                is_key,
-                tiles,
-            )
-            # (row, type of query + 1, type of key + 1) -> (row, item)
-            by_item = sums.double().flatten(1).numpy()[:, is_listed]
-            masses, even, (counts, shares) = np.split(by_item, [n_heads, 2 * n_heads])
-            # The largest lift: every query that could see an item gives it all.
-            most = np.divide(
-                counts,
-                shares,
-                out=np.zeros_like(counts),
-                where=shares > 0,
-            )
-            self._sums.add(heads, items, masses, even, counts, most)
+            sums = self._sum_layer(heads, text, is_query, is_key, tiles)
+            # (row, query type + 1, key type + 1) -> (row, item)
+            by_item = sums.double().flatten(1).numpy()[:, is_item]
+            masses, even, (counts, least_shares) = np.split(by_item, [n_heads, 2 * n_heads])
+            # The lift is largest if every query that sees an item gives it all its attention.
+            largest_lifts = np.zeros_like(counts)
+            np.divide(counts, least_shares, out=largest_lifts, where=least_shares > 0)
+            self._sums.add(heads, items, masses, even, counts, largest_lifts)
 
     def _sum_layer(
         self,
         heads: slice,
         text: ReadText,
-        is_query: NDArray[np.bool_],
-        is_key: NDArray[np.bool_],
+        is_query: Flags,
+        is_key: Flags,
         tiles: Tiles,
     ) -> Tensor:
-        """Add attention by offset, and return sums of a layer by the types of queries and keys.
+        """Add attention by offset to the profiles, and return the sums of a layer by the types of queries and keys.
 
-        The last type of query stands for all queries, the last of key for all keys outside sinks. Rows of sums: the
-        weight of each head; the even share of each head; how many queries could see the item; the even share in the
-        largest lift. (2 head + 2, type of query + 1, type of key + 1).
+        Args:
+            heads: The numbers of the layer's heads.
+            text: The text.
+            is_query: The type of each query, (query, query type + 1); the last stands for any token.
+            is_key: The type of each key, (key, key type).
+            tiles: The attention of the layer.
+
+        Returns:
+            Sums over queries, (2 head + 2, query type + 1, key type + 1). The last type of key stands for all keys
+            outside sinks. The rows are: the weight that each head gives; for each head, the even share that lifts are
+            relative to; how many queries see such keys; and the even share in the largest lift that is possible.
         """
         query_types = torch.from_numpy(is_query).float()
         key_types = torch.from_numpy(is_key).float()
         outside = torch.from_numpy(text.outside_sinks)
-        sums = torch.zeros(1)  # it grows to its shape as it is added to
-        # Uniform attention outside the sinks is least for a query that sees all sinks and one other token.
+        # Adding to it gives it its shape.
+        sums = torch.zeros(1)
+        # A query gives keys outside sinks the smallest even share if it sees all sinks and one other token.
         least_even = 1 / (1 + (~outside).sum())
         for queries, weights, allowed in tiles:
-            # Rows of all heads, then of uniform attention; queries that do not count are 0. (head + 1, query, key)
-            counted = torch.from_numpy(text.asks[queries]) & allowed.any(-1)
-            rows = torch.cat([weights, even_weights(allowed)[None]]) * counted[:, None]
+            # The rows of all heads, then uniform attention, (head + 1, query, key); 0 for queries that do not count.
+            is_counted = torch.from_numpy(text.is_counted[queries]) & allowed.any(-1)
+            rows = torch.cat([weights, even_weights(allowed)[None]]) * is_counted[:, None]
             # Attention by offset.
             masses = offset_masses(rows, FURTHEST, queries.start).numpy()
             self._profiles[0, heads] += masses[:-1]
             self._profiles[1, heads] += masses[-1]
-            self._n_queries[heads] += int(counted.sum())
-            # Attention outside the sinks, beside uniform attention, (2 head + 2, query).
+            self._n_queries[heads] += int(is_counted.sum())
+            # All keys outside sinks, (2 head + 2, query): their even share is that of uniform attention.
             outside_masses = rows @ outside.float()
-            of_heads = outside_masses[:-1]
+            head_masses = outside_masses[:-1]
             even = outside_masses[-1:]
             sees = (even > 0).float()
-            on_all = torch.cat([of_heads, even.expand_as(of_heads), sees, least_even * sees])
-            # What each type would get of the attention outside the sinks, were that spread evenly over these keys.
-            shares = even_weights(allowed & outside) * counted[:, None] @ key_types
-            even_shares = of_heads[..., None] * shares
-            seen = (shares > 0).float()
-            on_types = torch.cat([rows[:-1] @ key_types, even_shares, seen[None], shares[None]])
-            # By pair: the queries of each type times what they give each type of key.
-            sums = sums + query_types[queries].T @ torch.cat([on_types, on_all[..., None]], -1)
+            on_all_keys = torch.cat([head_masses, even.expand_as(head_masses), sees, least_even * sees])
+            # Each type of key, (2 head + 2, query, key type): a head's even share is its mass outside sinks, spread
+            # evenly over the keys there.
+            shares = even_weights(allowed & outside) * is_counted[:, None] @ key_types
+            even_shares = head_masses[..., None] * shares
+            sees_type = (shares > 0).float()
+            on_types = torch.cat([rows[:-1] @ key_types, even_shares, sees_type[None], shares[None]])
+            # Add up the queries of each type.
+            on_keys = torch.cat([on_types, on_all_keys[..., None]], -1)
+            sums = sums + query_types[queries].T @ on_keys
         return sums
 
     def compare(self, rows: Tensor) -> None:
@@ -228,11 +240,13 @@ class KindTables:
         return profiles.astype(np.float32)
 
     def rows(self, heads: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows of the table `tokens`; `heads` are the numbers of the heads there."""
+        """Return rows of the table `tokens`; `heads` are the rows of these heads in the table of heads."""
+        # Decode the items, see `_code_items`.
         queries = self._items // _CODES - 1
         keys = self._items % _CODES - 1
-        lifts = np.stack(self._sums.lifts())  # (part, item, head)
-        # By side, and for each head the items that it stands out by.
+        # (field of `Lifts`, item, head)
+        lifts = np.stack(self._sums.lifts())
+        # List the items of each side and each head.
         rows = []
         for side, is_side in (
             ("asks", keys == _ANY),
@@ -263,15 +277,17 @@ class KindTables:
 
 
 def choose_items(lifts: Lifts, *, above_even: bool, least_texts: int) -> list[int]:
-    """Return the items that are listed for a head: those whose lift is surely largest, and those with the largest mass.
+    """Choose the items that are listed for a head: `BY_LIFT` by the lower end of their lift, and `BY_MASS` by mass.
 
-    By the lower end of the lift, common items don't crowd out rare ones, nor do items that were seen too seldom to tell
-    crowd out common ones.
+    The lower end is fair to common and rare items: it is small for an item that was seen too seldom to tell.
 
     Args:
-        lifts: Of all items, (item,) each.
-        above_even: Whether only items whose lift is known to be above 1 are listed.
-        least_texts: In how many texts a query must be able to see an item.
+        lifts: The lifts of a head on all items, (item,) each.
+        above_even: Whether an item needs a lower end above 1 to be listed.
+        least_texts: In how many texts some query must see an item.
+
+    Returns:
+        The numbers of the items, by falling lower end.
     """
     low = np.nan_to_num(lifts.low)
     is_clear = np.isfinite(lifts.lift) & (lifts.n_texts >= least_texts)
@@ -285,8 +301,7 @@ def choose_items(lifts: Lifts, *, above_even: bool, least_texts: int) -> list[in
     return sorted(listed, key=lambda item: -low[item])
 
 
-def _round(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round to five digits, and to 1e-9: how a text is cut must not choose among what differs by rounding."""
+def _round(values: Floats) -> Floats:
+    """Round to five digits, and to 1e-9, so that how texts are batched does not decide between equal items."""
     unit = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-5))) - 4)
-    rounded: NDArray[np.float64] = np.rint(values / unit) * unit
-    return rounded
+    return np.rint(values / unit) * unit

@@ -45,7 +45,7 @@ class BatchOptions:
     style: Style = field(default_factory=Style)
 
     def require(self) -> None:
-        """Refuse options that contradict each other: MapOptions does so as it is made."""
+        """Refuse options that contradict each other: `MapOptions` refuses them when it is made."""
         _ = self.maps
 
     @property

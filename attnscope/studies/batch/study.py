@@ -1,7 +1,8 @@
-"""Draw many texts into one folder as `heatmap` draws each, by several processes, and nothing twice.
+"""Draw many texts into one folder, as `heatmap` draws each, by several processes. Texts that are drawn are skipped.
 
 Each text has a folder of its own, whose files appear together. One of them, `entry.json`, lists the others with a
-fingerprint of all that they depend on. So a run can be killed at any moment, and the next run draws what is missing.
+fingerprint: a hash of all that they depend on. So a run can be killed at any moment, and the next run draws the texts
+whose folder is missing, damaged or out of date.
 """
 
 import contextlib
@@ -57,16 +58,18 @@ ENTRY = "entry.json"
 SHARES = "shares.csv"
 """What heads give from one part of a text to another: a file in the folder of each text, and one of all texts."""
 
-_BEGINNINGS = {
+_SIGNATURES = {
     MANIFEST: b'"index": ',
     INDEX: b": what each head attends to</title>",
     SHARES: b"index,source,line",
 }
-"""The files that list all texts, and bytes near the beginning of each: a file without them is not ours to replace."""
+"""The files that list all texts, and bytes near the beginning of each. A file without them is the user's, and stays."""
 
 _PROCESS_BYTES = 700e6
-_TIMES_WEIGHTS = 2
-"""The memory of a process besides its model, and that of the model as a multiple of its files."""
+"""The memory of a worker process without its model."""
+
+_BYTES_PER_FILE_BYTE = 2
+"""The memory of a loaded model, as a multiple of the size of its files."""
 
 
 @with_plain_torch
@@ -77,20 +80,21 @@ def batch(
     options: BatchOptions | None = None,
     report: Report | None = None,
 ) -> Batch:
-    """Draw every text into a folder of its own, with a manifest and an index.html of all.
+    """Draw every text into a folder of its own, and list all of them in a manifest and an index.html.
 
     A second call skips texts that are drawn already with the same model, options and versions. So it completes a run
     that was interrupted or killed. The same texts give the same files, byte for byte, whatever the number of workers.
 
     Args:
         spec: The model by its name, as `attnscope.load` takes it: each worker loads it.
-        texts: The texts; those of stdin are drawn as they come.
+        texts: The texts; a text from stdin is drawn as soon as it arrives.
         out: The folder. No other run may write into it at the same time.
         options: How they are drawn; None = the defaults.
         report: Called after each text that was drawn.
 
     Returns:
-        The texts that are drawn, and those that failed: these do not end the run. After Ctrl-C `complete` is False.
+        The texts that are drawn, and those that failed. A failed text does not end the run. After Ctrl-C `complete` is
+        False.
 
     Raises:
         AttnscopeError: Nothing can be drawn: no such model, layer or head, no text, a folder that cannot be written.
@@ -102,50 +106,56 @@ def batch(
     # Check the folder, and remove half-written files before anything is drawn.
     listed_texts = texts_of(texts)
     require_writable(out)
-    for name, beginning in _BEGINNINGS.items():
-        require_replaceable(out / name, mark=beginning)
-    _sweep(out)
+    for name, signature in _SIGNATURES.items():
+        require_replaceable(out / name, mark=signature)
+    _remove_unfinished_files(out)
     source = options.loading.resolve(spec)
-    executor = _workers(options.running, source, options).executor_on(options.loading.device)
+    workers = _choose_workers(options.running, source, options)
+    executor = workers.executor_on(options.loading.device)
+    # Ray's workers run in another folder.
     if source.folder is not None:
-        source = replace(source, folder=source.folder.absolute())  # Ray's workers stand elsewhere
-    common = _hash_all_but_the_text(source, options)
+        source = replace(source, folder=source.folder.absolute())
+    common_hash = _hash_all_but_the_text(source, options)
 
-    # Read texts as workers need them, and pass over those that are done. By index; None = not drawn yet.
+    # The result of each text by its index, in the order of the corpus; None = it is not drawn yet.
     results: dict[int, DrawnText | FailedText | None] = {}
 
     def tasks() -> Iterator[_Task]:
+        """Read texts as workers need them, and yield those that are not drawn yet."""
         for text in listed_texts:
             folder = out.absolute() / folder_name(text.index, text.written)
-            task = _Task(text, folder, hashlib.sha256(common + text.digested()).hexdigest())
+            task = _Task(text, folder, hashlib.sha256(common_hash + text.digested()).hexdigest())
             results[text.index] = task.find_done()
             if results[text.index] is None:
                 yield task
 
-    # Draw the others.
-    n_new = n_tokens = 0
+    # Draw them.
+    n_new = 0
+    n_tokens = 0
     complete = True
     error: Exception | None = None
     drawer = _Drawer(source, options, dict(HASHES))
     try:
         with contextlib.closing(executor.map_blocks(drawer, tasks())) as outcomes:
-            for number, outcome in enumerate(outcomes, 1):
+            for n_done, outcome in enumerate(outcomes, 1):
                 text = outcome.block.text
-                result = outcome.result or _fail(text, outcome.lost)
+                # There is no result if the worker died: `lost` says why.
+                result = outcome.result or _failed_text(text, outcome.lost)
                 results[text.index] = result
                 if isinstance(result, DrawnText):
                     n_new += 1
                     n_tokens += len(result.tokens)
                 if report is not None:
-                    report(Progress(number, n_tokens, share_read(listed_texts, text.index)))
+                    report(Progress(n_done, n_tokens, share_read(listed_texts, text.index)))
     except KeyboardInterrupt:
         complete = False
-    except Exception as raised:  # it is raised when the texts that are drawn have their index
+    except Exception as raised:
+        # It is raised again once the texts that are drawn are listed.
         error = raised
         complete = False
 
-    # Remove the half text of a worker that was stopped, and list all others.
-    _sweep(out)
+    # Remove the files of a text whose worker was stopped, and list all other texts.
+    _remove_unfinished_files(out)
     drawn = [result for result in results.values() if isinstance(result, DrawnText)]
     failed = [result for result in results.values() if isinstance(result, FailedText)]
     if isinstance(texts, Corpus):
@@ -160,7 +170,7 @@ def batch(
 
 
 def folder_name(index: int, text: str) -> str:
-    """Return the name of a text's folder, such as `00007-the-first-words`: letters, digits and hyphens alone."""
+    """Return the name of a text's folder, such as `00007-the-first-words`, of letters, digits and hyphens."""
     return f"{index:05d}-{slug(text)}"
 
 
@@ -174,67 +184,71 @@ def _write_lists(out: Path, finished: Batch) -> None:
 
 
 def _write_shares(out: Path, drawn: Sequence[DrawnText], path: Path) -> None:
-    """Write the shares of all texts into one file, if any text has shares."""
+    """Write one file with the shares of all texts, if any text has shares."""
     rows: list[tuple[str, ...]] = []
     for text in drawn:
         if SHARES in text.files:
             with (out / text.folder / SHARES).open(encoding="utf-8", newline="") as file:
                 header, *shares = csv.reader(file)
-            # All files have the same header: it is written once.
-            rows = rows or [("index", "source", "line", *header)]
+            # All files have the same header: write that of the first.
+            if not rows:
+                rows.append(("index", "source", "line", *header))
             rows += [(str(text.index), text.source, str(text.line), *share) for share in shares]
     if rows:
         write_whole(path, _encode(csv_text(rows)))
 
 
 def _encode(content: str) -> bytes:
-    """Return a text in UTF-8. Lone surrogates, from file names that are no UTF-8, are escaped as in JSON."""
+    """Encode a text in UTF-8. Lone surrogates, from file names that are not UTF-8, are escaped as in JSON."""
     return content.encode("utf-8", "backslashreplace")
 
 
-def _fail(text: CorpusText, reason: str) -> FailedText:
+def _failed_text(text: CorpusText, reason: str) -> FailedText:
     return FailedText(text.source, text.line, reason, text.index, text.text or "")
 
 
-def _workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
-    """Return the workers; by default one per core of this machine, as far as memory holds a model for each."""
+def _choose_workers(running: SharedWork, source: models.Source, options: BatchOptions) -> Workers:
+    """Return the workers that are asked for; by default one per core, or as many as have room for a model in memory."""
     if running.workers is None and running.executor == "local":
         n_cores = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         )
-        # Bytes of the model's files; a built-in model is small.
-        weights = sum(path.stat().st_size for path in source.folder.glob("*.*")) if source.folder else 0
+        # The size of the model's files; a built-in model has none.
+        file_bytes = 0
+        if source.folder is not None:
+            file_bytes = sum(path.stat().st_size for path in source.folder.glob("*.*"))
         memory = physical_bytes() or float("inf")
-        n_fitting = memory / (_PROCESS_BYTES + _TIMES_WEIGHTS * weights)
+        n_fitting = memory / (_PROCESS_BYTES + _BYTES_PER_FILE_BYTE * file_bytes)
         running = replace(running, workers=max(1, int(min(n_cores, n_fitting))))
     workers = running.share(source.spec, options.loading)
-    assert workers is not None  # there is a number of workers, or they are Ray's
+    # `share` returns None only for local work without a number of workers.
+    assert workers is not None
     return workers
 
 
 def _hash_all_but_the_text(source: models.Source, options: BatchOptions) -> bytes:
-    """Hash all that files depend on besides the text: the model's files, the options and the versions."""
-    # A built-in model has no files: it depends on our version alone.
+    """Hash what the files of all texts depend on: the model's files, the options and the versions of libraries."""
+    # A built-in model has no files: it depends on attnscope's version alone.
     digests = {}
     if source.folder is not None:
         digests["weights"] = verify(source)
-        small = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
-        beside = [path for path in sorted(source.folder.iterdir()) if path.suffix in small]
+        suffixes = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken")
+        paths = [path for path in sorted(source.folder.iterdir()) if path.suffix in suffixes]
         if source.adapter is not None:
-            beside += sorted(source.adapter.iterdir())
-        digests |= {str(path): file_sha256(path) for path in beside if path.is_file()}
-    # Figures do not depend on the number and place of workers.
-    how = asdict(replace(options, running=SharedWork()))
+            paths += sorted(source.adapter.iterdir())
+        digests |= {str(path): file_sha256(path) for path in paths if path.is_file()}
+    # Files do not depend on the workers that draw them.
+    drawing = asdict(replace(options, running=SharedWork()))
     libraries = versions() | {name: version(name) for name in ("matplotlib", "pillow")}
-    parts = json.dumps([source.name, digests, how, libraries], default=str)
-    return hashlib.sha256(_encode(parts)).digest()
+    dependencies = json.dumps([source.name, digests, drawing, libraries], default=str)
+    return hashlib.sha256(_encode(dependencies)).digest()
 
 
 # The folder
 
 
-def _sweep(out: Path) -> None:
-    """Remove the half-written files that killed runs have left."""
+def _remove_unfinished_files(out: Path) -> None:
+    """Remove the half-written files of killed runs, in the folder and in those of the texts."""
     remove_unfinished(out)
     for folder in out.glob("[0-9]*-*"):
         if not folder.is_symlink():
@@ -242,13 +256,13 @@ def _sweep(out: Path) -> None:
 
 
 def _list_files(folder: Path) -> list[str]:
-    """Return the names of the files of a text, from the entry in its folder; empty without an entry."""
+    """Return the names of a text's files, as the entry in its folder lists them; empty without a sound entry."""
     files = _read_entry(folder).get("files")
-    return [*map(str, files), ENTRY] if isinstance(files, dict) else []
+    return [*files, ENTRY] if isinstance(files, dict) else []
 
 
 def _read_entry(folder: Path) -> dict[str, Any]:
-    """Return what the entry in a text's folder holds; empty without an entry, or if it is damaged."""
+    """Return the entry in a text's folder; empty if there is none, or it is damaged."""
     if folder.is_symlink():
         return {}
     try:
@@ -270,16 +284,17 @@ class _Task:
     fingerprint: str
 
     def drawn(self, entry: dict[str, Any]) -> DrawnText:
-        """Return the text as drawn: its place in the corpus, and its entry."""
+        """Return the text as drawn. The entry in its folder has all other fields of `DrawnText`."""
         text = self.text
         return DrawnText(text.index, text.source, text.line, self.folder.name, **entry)
 
     def find_done(self) -> DrawnText | None:
-        """Return the text if it is drawn already with this fingerprint, and all its files are there; else None."""
+        """Return the text if it is drawn already with this fingerprint and all its files are whole; else None."""
         entry = _read_entry(self.folder)
         if entry.get("fingerprint") != self.fingerprint:
             return None
-        # A file of another size was cut or replaced. A damaged entry fails in one of these ways.
+        # A file of another size was cut off or replaced. The errors are those that a missing file or a damaged entry
+        # raises.
         try:
             done = self.drawn(entry)
             is_whole = all(
@@ -292,10 +307,10 @@ class _Task:
 
 @dataclass
 class _Drawer:
-    """Draw one text after the other in a worker, which gets a pickled copy and loads the model once.
+    """Draw texts in a worker. Each worker gets a pickled copy, calls `load` once, then calls the copy for each text.
 
     Attributes:
-        source: The model.
+        source: The model's source.
         options: How texts are drawn.
         hashes: Known hashes of the model's files; see `models.files.HASHES`.
         model: The loaded model; None before `load`.
@@ -307,12 +322,12 @@ class _Drawer:
     model: Model | None = None
 
     def load(self) -> None:
-        """Load the model, unless that is done, and check that it has the chosen heads."""
+        """Load the model, unless it is loaded, and refuse heads that it does not have."""
         if self.model is not None:
             return
         import torch
 
-        # Without this, matplotlib warns of fonts at each text.
+        # Otherwise matplotlib warns about fonts at each text.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         torch.set_num_threads(self.options.running.threads or 1)
         HASHES.update(self.hashes)
@@ -320,7 +335,7 @@ class _Drawer:
         self.options.choice.within(self.model.info)
 
     def __call__(self, task: _Task) -> DrawnText | FailedText:
-        """Draw a text, or return it as failed: then the files of an earlier run stay."""
+        """Draw a text, or return why that failed; the files of an earlier run then stay."""
         try:
             if task.folder.is_symlink():
                 raise AttnscopeError(
@@ -329,42 +344,39 @@ class _Drawer:
             with replace_together(task.folder, earlier=_list_files(task.folder), last=ENTRY) as staged:
                 return self._draw(task, staged)
         except Exception as error:
-            # Whatever failed becomes one line and a hint.
-            described = failure("", error)
-            reason = AttnscopeError(described["error"], described["hint"])
-            return _fail(task.text, str(reason))
+            # Say any failure in one line, with a hint.
+            entry = failure("", error)
+            reason = AttnscopeError(entry["error"], entry["hint"])
+            return _failed_text(task.text, str(reason))
 
     def _draw(self, task: _Task, folder: Path) -> DrawnText:
         """Write the files of a text into a folder."""
         model = self.model
         assert model is not None
         options = self.options
-        maps = options.maps
         # Run the model, and change its maps as asked.
         text = task.text
-        reading = read(
-            model, Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate)
-        )
-        record = run_model(
-            model, outline(model.info, reading, options.choice.within(model.info)), reading
-        )
-        record = apply_changes(record, maps)
+        prompt = Prompt(text.text or "", text.pair, chat=options.chat, generate=options.generate)
+        reading = read(model, prompt)
+        maps = outline(model.info, reading, options.choice.within(model.info))
+        record = apply_changes(run_model(model, maps, reading), options.maps)
+        # A text that lacks a part or the query is drawn without it, with a note.
         notes = list(record.run["notes"])
         shares: list[Path] = []
-        if maps.between:
+        if options.between:
             try:
-                shares = [find_shares(record, *maps.between.parts).save(folder / SHARES)]
-            except AttnscopeError as error:  # of many texts, some lack a part
+                shares.append(find_shares(record, *options.between.parts).save(folder / SHARES))
+            except AttnscopeError as error:
                 notes.append(f"{error} here")
-        query = maps.query
+        query = options.tokens.query
         if query is not None and not any(attention.queries.find(query) for attention in record.maps):
-            notes.append(f"no token is {query!r} here")  # of many texts, some lack it
+            notes.append(f"no token is {query!r} here")
             query = None
-        # Write figures and data. Threads that compress would take the cores of other workers.
+        # Write figures and data, without threads for compression: other workers need the cores.
         figures = [name for name in options.formats if name in FIGURE_FORMATS]
         others = [name for name in options.formats if name not in figures]
         files = write_pages(pages(record, options.style, query), folder, figures, threads=0)
-        files = [*files, *write(record, folder, others), *shares]
+        files += [*write(record, folder, others), *shares]
         # Write the entry last: it lists the other files, by which the next run knows that the text is done.
         entry: dict[str, Any] = {
             "text": text.text or "",

@@ -37,13 +37,13 @@ class CompareOptions:
 
     @property
     def distance(self) -> str:
-        """Return what the distance is called in results."""
+        """Return the name of the distance in results: with a suffix if special tokens are hidden."""
         return f"{self.measure}{WITHOUT_SPECIAL}" if self.hide_special else self.measure
 
 
 @options
 class CompareOrder(CompareOptions):
-    """Hold the options for comparing heads, and what they are compared with."""
+    """Hold the options for comparing heads with each other, between two texts or two models, or after an ablation."""
 
     other_text: str | None = option(
         "The second text of a minimal pair: which heads change most?", "--with", default=None
@@ -67,13 +67,17 @@ class CompareOrder(CompareOptions):
     )
 
     def require_for(self, texts: TextsWanted) -> None:
-        """Refuse comparisons that do not go together, or not with the texts."""
+        """Refuse options that do not go together, and comparisons that do not fit the texts."""
         choice = self.choice
         refuse_file_names(self.other_text, hint="give the text itself")
-        # At most one comparison is asked for.
-        asked: dict[str, object] = {"--pick": choice.pick, "--with": self.other_text}
-        asked |= {"--with-model": self.other_model, "--ablated": self.ablated}
-        comparisons = [name for name, value in asked.items() if value is not None]
+        # At most one comparison can be asked for.
+        values: dict[str, object] = {
+            "--pick": choice.pick,
+            "--with": self.other_text,
+            "--with-model": self.other_model,
+            "--ablated": self.ablated,
+        }
+        comparisons = [name for name, value in values.items() if value is not None]
         if len(comparisons) > 1:
             raise UsageError(
                 f"{' and '.join(comparisons)} are different comparisons", "give one of them"
@@ -82,7 +86,7 @@ class CompareOrder(CompareOptions):
             raise UsageError(
                 "--query ranks the heads of a minimal pair", 'give a second text: --with "…"'
             )
-        # The rest is about --pick and --with, which take one text.
+        # --pick and --with take one text. Both choose heads in a way of their own.
         if choice.pick is None and self.other_text is None:
             return
         if texts.text is None or texts.files:

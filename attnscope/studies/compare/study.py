@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product, repeat
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,14 @@ from torch import Tensor
 from attnscope.choice import Choice, Chosen
 from attnscope.core.attention.row_samples import read_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
-from attnscope.core.distance import LARGEST, best_matching, classical_mds, cluster_heads, divergence_sums
+from attnscope.core.distance import (
+    LARGEST,
+    Floats,
+    best_matching,
+    classical_mds,
+    cluster_heads,
+    divergence_sums,
+)
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
 from attnscope.corpus import BLOCK, TOKEN_BUDGET, Block, Chunk, CorpusText, block_batches
@@ -36,19 +43,17 @@ from attnscope.studies.run import Measurer, Part, run
 from attnscope.studies.seen import count_heads, see
 from attnscope.studies.workers import Workers
 
-Floats = NDArray[np.float64]
+Head = tuple[int, int]
+"""A head: (layer, number)."""
 
-HeadPlace = tuple[int, int]
-"""Layer and head."""
-
-Compared = tuple[tuple[HeadPlace, ...], ...]
-"""The heads of the model, or of each of two."""
+Compared = tuple[tuple[Head, ...], ...]
+"""The heads of the one model, or those of the first and of the second model."""
 
 WEIGHTS_AT_ONCE = 2**20
-"""How many weights of all layers and models together distances are computed on at once."""
+"""How many attention weights, of all heads of both models, are held in memory at once."""
 
 _BYTES_AT_ONCE = 2**28
-"""How large the sums of single texts may become before they are added up."""
+"""The memory for the sums of a batch: each of its texts has sums of its own, for all pairs of heads."""
 
 _BYTES_A_PAIR = 300
 """The memory that a pair of heads takes: sums, moments, and what is computed from them."""
@@ -74,12 +79,12 @@ def compare(
 
     Memory does not grow with the number of texts, but with the square of the number of heads. It does not grow with the
     square of a text's length either, unless the model only has dense weights. After an interruption, the record covers
-    whole blocks of texts, or the texts done of the first one, and says that it is incomplete.
+    whole blocks of texts, or the finished texts of the first block, and says that it is incomplete.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         corpus: What to run it on: a text, several, or a Corpus.
-        options: How.
+        options: The distance, and which heads are compared; None = the defaults.
         report: Called after each batch; with workers after each block of texts.
         workers: Who runs the model, block by block, to the same result; None = this process. They load it by its name,
             and after an interruption whole blocks count.
@@ -87,15 +92,9 @@ def compare(
     Raises:
         AttnscopeError: There is no text, the model cannot be compared, or no worker can begin.
     """
-    result = _measure(
-        (model,),
-        corpus,
-        options or CompareOptions(),
-        report,
-        (workers,) if workers else None,
-    )
+    result = _measure((model,), corpus, options, report, (workers,) if workers else None)
     distances = result.distance()
-    # Clusters of heads, the order of heads by clusters, and a place in the plane for each head.
+    # Cluster heads, sort them by clusters, and give each head a place in the plane.
     merges, order = cluster_heads(distances)
     places, *_ = classical_mds(distances)
     name = result.distance_name
@@ -122,30 +121,24 @@ def compare_models(
         model: A loaded model, see `attnscope.load`.
         other: The model to compare it with.
         corpus: What to run both on.
-        options: How.
+        options: As in `compare`.
         report: As in `compare`.
         workers: As in `compare`, for the first model and for the second.
 
     Raises:
         AttnscopeError: The models cut a text into different tokens; else as `compare`.
     """
-    result = _measure(
-        (model, other),
-        corpus,
-        options or CompareOptions(),
-        report,
-        workers,
-    )
-    # Which head of the other model each head is matched with; -1 = none, (head,).
-    rows, columns = best_matching(result.distance()).T
+    result = _measure((model, other), corpus, options, report, workers)
+    # The head of the other model that each head is matched with, (head,); -1 = none.
+    heads, other_heads = best_matching(result.distance()).T
     match = np.full(len(result.table("heads")), -1)
-    match[rows] = columns
+    match[heads] = other_heads
     return replace(result, grids={**result.grids, f"match:{result.distance_name}": match})
 
 
 @with_plain_torch
-def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
-    """Return the same model with the output of some heads set to 0: to be compared with it.
+def without_heads(model: Model, heads: Sequence[Head]) -> Model:
+    """Return a copy of a model in which some heads output 0, to compare the model with it.
 
     Raises:
         AttnscopeError: There is no such head, or the model's attention does not pass the seam.
@@ -156,11 +149,12 @@ def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
         raise AttnscopeError(
             f"{model.info.name} does not pass its attention through the seam: no head can be taken out"
         )
-    # The same network, whose attention gives nothing at these heads.
+    # Both share the network. The copy runs it with a probe around the probe that it is given.
     other = copy(model)
 
     def run_without(batch: Batch, probe: Probe) -> Tensor:
         def attend_without(call: AttentionCall) -> Tensor:
+            # (text, head, query, d_head)
             output = probe(call).clone()
             output[:, [head for layer, head in heads if layer == call.layer]] = 0
             return output
@@ -176,17 +170,18 @@ def without_heads(model: Model, heads: Sequence[HeadPlace]) -> Model:
 def _measure(
     models: tuple[Model, ...],
     corpus: AnyTexts,
-    options: CompareOptions,
+    options: CompareOptions | None,
     report: Report | None,
     workers: tuple[Workers, ...] | None,
 ) -> Comparison:
     """Run one model or two on the texts, and return the distances of all pairs of their heads."""
-    # Refuse what cannot be compared before anything runs.
+    options = options or CompareOptions()
+    # Refuse models and heads that cannot be compared before anything runs.
     for model in models:
         require_one_kind(model)
         options.choice.within(model.info)
     texts = texts_of(corpus)
-    going = run(
+    outcome = run(
         partial(PairMeasurer, options=options),
         models,
         texts,
@@ -196,31 +191,33 @@ def _measure(
         report=report,
         step="the comparison on a later text",
     )
-    done = going.done
-    if not done.n_texts and not going.complete:
+    sums = outcome.done
+    if not sums.n_texts and not outcome.complete:
         raise KeyboardInterrupt
-    done.left_out.require_some_left(done.n_texts, models[0].info)
-    if not done.n_tokens:
+    sums.left_out.require_some_left(sums.n_texts, models[0].info)
+    if not sums.n_tokens:
         raise AttnscopeError("no text is left: none has any token", "give texts with words in them")
 
-    # Say what was compared.
-    ((heads, divergences),) = done.divergences.items()
-    facts: dict[str, Any] = {"compared": "heads", "distances": [options.distance]}
+    # Make the record. All parts are sums over the same heads.
+    ((heads, divergences),) = sums.divergences.items()
+    record_options: dict[str, Any] = {"compared": "heads", "distances": [options.distance]}
     tables = {"heads": heads_table(models[0], heads[0])}
     if len(models) > 1:
-        facts |= {"compared": "models", "other_run": run_of(models[1].info)}
+        record_options |= {"compared": "models", "other_run": run_of(models[1].info)}
         tables["other_heads"] = heads_table(models[1], heads[1])
-    corpus_facts = going.corpus(texts, models[0].info)
-    corpus_facts["text"] = corpus if isinstance(corpus, str) else None
+    record_corpus = outcome.corpus(texts, models[0].info)
+    record_corpus["text"] = corpus if isinstance(corpus, str) else None
     arrays = distance_arrays(divergences, options)
-    return Comparison(going.about(models[0].info), corpus_facts, facts, tables, arrays)
+    return Comparison(outcome.about(models[0].info), record_corpus, record_options, tables, arrays)
 
 
 def distance_arrays(divergences: RunningSums, options: CompareOptions) -> dict[str, Floats]:
-    """Return the distances of pairs of heads, with their intervals over texts and the queries behind each.
+    """Return the distances of all pairs of heads, their intervals over texts, and how many queries each rests on.
+
+    A distance is the root of the mean divergence.
 
     Returns:
-        Arrays (head, head) by name. A distance is the root of the mean divergence; ends are NaN for fewer than 2 texts.
+        Arrays (head, head) by name; the ends of intervals are NaN for fewer than 2 texts.
     """
     ends = np.clip(divergences.interval(), 0.0, LARGEST[options.measure])  # type: ignore[index]
     low, high = np.sqrt(ends)
@@ -241,11 +238,12 @@ class PairPart(Part):
     """Hold sums over texts.
 
     Attributes:
-        divergences: Heads that are compared -> the divergences of all pairs, (head, head), whose counts are queries.
-            It has one entry at most; none before any text.
+        divergences: The heads that are compared -> the divergences of all pairs, (head, head), and their queries as
+            counts. All texts have the same heads, so there is one entry, or none before any text.
     """
 
     divergences: dict[Compared, RunningSums] = field(default_factory=dict)
+    # Texts that lack chunks, by their index: the sums of the chunks so far
     _sums: dict[int, Any] = field(default_factory=dict)
 
 
@@ -257,7 +255,7 @@ class PairMeasurer(Measurer[PairPart]):
         self._models = models
         self._options = options
         self._chosen = [options.choice.within(model.info) for model in models]
-        # Refuse pairs whose sums could not be held, before the models run for minutes.
+        # Refuse sums that do not fit into memory before the models run for minutes. One model is compared with itself.
         n_first = self._chosen[0].n_heads
         n_second = self._chosen[-1].n_heads
         self._n_pairs = n_first * n_second
@@ -272,43 +270,49 @@ class PairMeasurer(Measurer[PairPart]):
         return PairPart()
 
     def batches(self, block: Block) -> list[Sequence[Chunk]]:
-        """Cut a block into batches, the longest texts first; every model must cut the texts into the same tokens."""
+        """Cut a block into batches, the longest texts first; refuse texts that two models cut into different tokens."""
         first = self._models[0]
         special = special_ids(first)
         if len(self._models) > 1:
             for text in block.texts:
                 _require_same_tokens(self._models, text, special)
-        # A text is cut where the model that takes fewest tokens needs it.
-        limits = [model.info.max_tokens for model in self._models]
+        # Cut texts that are too long for the model that takes fewer tokens.
+        limits = [model.info.max_tokens for model in self._models if model.info.max_tokens]
         batches = block_batches(
             block,
             first.tokenizer.encode,
-            limit=min(filter(None, limits), default=None),
+            limit=min(limits, default=None),
             special_ids=special,
             budget=TOKEN_BUDGET,
         )
-        # Each text has its own sums and counts of all pairs, 8 bytes each, until they are added up.
+        # Split batches by memory: each text has a sum and a count, 8 bytes each, for every pair.
         most_texts = max(1, _BYTES_AT_ONCE // (2 * 8 * self._n_pairs))
-        parts: list[Sequence[Chunk]] = []
+        small_batches: list[Sequence[Chunk]] = []
         for batch in batches[::-1]:
-            parts += [batch[i : i + most_texts] for i in range(0, len(batch), most_texts)]
-        return parts
+            small_batches += [batch[i : i + most_texts] for i in range(0, len(batch), most_texts)]
+        return small_batches
 
     def measure(self, batch: Sequence[Chunk]) -> tuple[Compared, list[Floats | Place]]:
-        """Return the heads of each model, and the sums of each chunk of a batch, or where it is broken."""
+        """Return the heads of each model; and for each chunk its sums, as `_sum` returns them.
+
+        A broken chunk, for which a weight is NaN or infinite, has the kind and layer of that weight instead of sums.
+        """
         inputs = batch_of([chunk.tokens for chunk in batch])
-        seen = [*map(_Seen, self._models, repeat(inputs), self._chosen)]
-        heads = tuple(each.heads for each in seen)
-        return heads, [self._sum(seen, row, chunk) for row, chunk in enumerate(batch)]
+        attentions = [
+            _Attention(model, inputs, chosen)
+            for model, chosen in zip(self._models, self._chosen, strict=True)
+        ]
+        heads = tuple(attention.heads for attention in attentions)
+        return heads, [self._sum(attentions, row, chunk) for row, chunk in enumerate(batch)]
 
     def add(
         self, part: PairPart, batch: Sequence[Chunk], result: tuple[Compared, list[Floats | Place]]
     ) -> None:
-        """Add the chunks of a batch, without texts on which a model computes NaN or infinity."""
+        """Add the chunks of a batch; leave out texts on which a model computes NaN or infinity."""
         heads, results = result
         finished = []
         for chunk, sums in zip(batch, results, strict=True):
-            # A place in the model says where the chunk is broken.
+            # A tuple is the (kind, layer) at which the chunk is broken.
             if isinstance(sums, tuple):
                 part.broken.setdefault(chunk.text_index, sums)
             if chunk.text_index in part.broken:
@@ -327,34 +331,35 @@ class PairMeasurer(Measurer[PairPart]):
                 part.divergences[heads] = RunningSums(divergences.shape[1:])
             part.divergences[heads].add(divergences, counts)
 
-    def _sum(self, seen: Sequence[_Seen], row: int, chunk: Chunk) -> Floats | Place:
-        """Return the sums and counts of a chunk, (2, head, head); or where a weight is NaN or infinite.
+    def _sum(self, attentions: Sequence[_Attention], row: int, chunk: Chunk) -> Floats | Place:
+        """Return the divergences of a chunk summed over queries, and the number of queries, (2, head, head).
 
-        `row` is the place of the chunk in the batch.
+        If a weight is NaN or infinite, return its kind and layer. `row` is the row of the chunk in the batch.
         """
-        # Take so many queries at a time that the weights of all heads are WEIGHTS_AT_ONCE at most.
+        # Take some queries at a time: their weights in all heads are WEIGHTS_AT_ONCE at most, or 16 queries.
         n_tokens = len(chunk)
-        n_heads = sum(len(each.heads) for each in seen)
-        step = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
-        ordinary = ~chunk.tokens.sinks(seen[0].kind)
-        total = np.zeros((2, len(seen[0].heads), len(seen[-1].heads)))
-        for queries in torch.arange(n_tokens).split(step):  # type: ignore[no-untyped-call]
-            weights = [each.rows(row, queries, n_tokens) for each in seen]
-            for each, rows in zip(seen, weights, strict=True):
+        n_heads = sum(len(attention.heads) for attention in attentions)
+        n_queries = max(16, WEIGHTS_AT_ONCE // max(1, n_tokens * n_heads))
+        is_shown = ~chunk.tokens.sinks(attentions[0].kind)
+        # One model is compared with itself.
+        total = np.zeros((2, len(attentions[0].heads), len(attentions[-1].heads)))
+        for queries in torch.arange(n_tokens).split(n_queries):  # type: ignore[no-untyped-call]
+            weights = [attention.rows(row, queries, n_tokens) for attention in attentions]
+            for attention, rows in zip(attentions, weights, strict=True):
                 # Name the layer of the first head with a NaN or an infinity.
                 is_finite = np.isfinite(rows).all((1, 2))
                 if not is_finite.all():
-                    layer, _ = each.heads[is_finite.argmin()]
-                    return each.kind, layer
-            # Leave special tokens out as queries and as keys, and scale what is left of each row to 1.
+                    layer, _ = attention.heads[is_finite.argmin()]
+                    return attention.kind, layer
+            # Leave out special tokens as queries and as keys, and renormalise the rows.
             if self._options.hide_special:
-                is_kept = ordinary[queries]
-                weights = [renormalise(rows[:, is_kept][:, :, ordinary]) for rows in weights]
+                rows_shown = is_shown[queries]
+                weights = [renormalise(rows[:, rows_shown][:, :, is_shown]) for rows in weights]
             total += np.stack(divergence_sums(self._options.measure, *weights))  # type: ignore[arg-type]  # one of MEASURES
         return total
 
 
-class _Seen:
+class _Attention:
     """Hold a model's attention on a batch.
 
     Attributes:
@@ -365,40 +370,35 @@ class _Seen:
     def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
         self.kind = model.info.kinds[0]
         self._layers = sorted(see(model, batch, chosen.layers).get(self.kind, {}).items())
-        # All heads of these layers, and the numbers of those that are compared.
-        every: list[HeadPlace] = []
+        # All heads of these layers, and the indices of those that are compared.
+        all_heads: list[Head] = []
         for layer, attention in self._layers:
-            every += product([layer], range(count_heads(attention)))
+            all_heads += product([layer], range(count_heads(attention)))
         wanted = chosen.picked or [*product(chosen.layers, chosen.heads)]
-        self._numbers = [number for number, place in enumerate(every) if place in wanted]
-        self.heads = tuple(every[number] for number in self._numbers)
+        self._indices = [index for index, head in enumerate(all_heads) if head in wanted]
+        self.heads = tuple(all_heads[index] for index in self._indices)
         if not self.heads:
             raise AttnscopeError(
                 "none of the chosen layers and heads has attention", "choose others with -L and -H"
             )
 
-    def rows(self, text: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
-        """Return the weights of some queries of a text, given by its place in the batch, (head, query, key)."""
+    def rows(self, row: int, queries: Tensor, n_keys: int) -> NDArray[Any]:
+        """Return the weights of some queries of a text, given by its row in the batch, (head, query, key)."""
         by_layer = []
         for _, attention in self._layers:
-            weights, _ = read_rows(attention, self.kind, text, queries, n_keys)
+            weights, _ = read_rows(attention, self.kind, row, queries, n_keys)
             by_layer.append(weights)
-        return torch.cat(by_layer).numpy()[self._numbers]
+        return torch.cat(by_layer).numpy()[self._indices]
 
 
-def heads_table(model: Model, heads: Sequence[HeadPlace]) -> Table:
-    """Return a table of heads, by layer and number."""
-    layers, numbers = zip(*heads, strict=True)
-    return Table.of_arrays(
-        HEADS,
-        kind=[model.info.kinds[0]] * len(heads),
-        layer=layers,
-        head=numbers,
-    )
+def heads_table(model: Model, heads: Sequence[Head]) -> Table:
+    """Return the table that names some heads of a model with one kind of attention."""
+    kind = model.info.kinds[0]
+    return Table.of_rows(HEADS, [(kind, *head) for head in heads])
 
 
 def require_one_kind(model: Model) -> None:
-    """Refuse encoder-decoders."""
+    """Refuse a model with several kinds of attention, such as an encoder-decoder."""
     if len(model.info.kinds) > 1:
         raise AttnscopeError(
             f"{model.info.name} has an encoder and a decoder; heads are compared in models that have one of them",
@@ -411,7 +411,7 @@ def _require_same_tokens(models: Sequence[Model], text: CorpusText, special: fro
     labels = [tokens_of(text, model.tokenizer.encode, special).labels for model in models]
     if labels[0] != labels[1]:
         names = " and ".join(model.info.name for model in models)
-        beginnings = " and ".join(f"{' '.join(of_model[:8])} …" for of_model in labels)
+        beginnings = " and ".join(f"{' '.join(model_labels[:8])} …" for model_labels in labels)
         raise AttnscopeError(
             f"{names} split the same text into different tokens: {beginnings}",
             "compare models that share a tokenizer, such as two checkpoints of one",

@@ -1,7 +1,7 @@
-"""Sort English words into classes, which are features of keys, and names for the tokens of a head's own features.
+"""Sort English words into classes. Classes are features of keys, and they name the queries and keys of a head.
 
-Closed classes are lists. Open ones are lists of frequent words and endings, as no tagger is at hand: each word has one
-class in every sentence, and a word on no list is a noun.
+Closed classes are lists of all their words. Open classes are lists of frequent words and endings. No tagger looks at
+the sentence: a word has the same class everywhere, and a word on no list is a noun.
 """
 
 from functools import cache
@@ -78,7 +78,9 @@ OPEN_CLASSES = ("nouns", "verbs", "adjectives", "adverbs", "numbers", "interject
 
 @cache
 def class_of(word: str) -> str:
-    """Return the class of a word, closed or open; of several the first; "" for what has characters that are no letters.
+    """Return the class of a word, closed or open: the first in the order of these lists.
+
+    What has a character that is no letter, and is on no list, has no class: "".
 
     Args:
         word: As it is written, in lower case.
@@ -89,7 +91,7 @@ def class_of(word: str) -> str:
             return name
     if not word.isalpha():
         return ""
-    # Endings tell little of short words, and nothing of nouns that happen to have one.
+    # Endings tell little about short words, and nothing about nouns that happen to have one.
     if word not in _NOUNS_WITH_ENDINGS.split() and len(word) > 4:
         for name, endings in _ENDINGS.items():
             if word.endswith(endings):

@@ -1,7 +1,8 @@
-"""Work out the features of which descriptions are made: properties of a key that a query may see. NumPy alone.
+"""Compute the features that descriptions are made of: properties of a key, some of them relative to a query.
 
-`catalogue` declares them, `TextFacts` reads a text once, and `blocks_of` turns both into levels. `core.descriptions`
-fits features, and knows none by name.
+A feature has a level for each pair of query and key: 0 or 1 for a property that a key has or does not have, 0 to
+`levels` - 1 for a degree. `catalogue` declares the features, `TextFacts` reads a text once, and `blocks_of` computes
+the levels, with NumPy alone. `core.descriptions` fits features without knowing their names.
 
 Source:
     Heads were described by delimiters, offsets and the first token in Clark et al. 2019, section 3; by offsets and rare
@@ -25,31 +26,33 @@ from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, cla
 
 Flags = NDArray[np.bool_]
 Levels = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
+Integers = NDArray[np.int64]
+Arrays = dict[str, NDArray[Any]]
+"""Arrays by name."""
 
 GRADES = 16
-"""Levels of a feature that is a number."""
+"""How many levels a degree such as rarity has."""
 
-FARTHEST = 32
-"""Levels of a feature that is a distance; all tokens beyond have the lowest level."""
+DISTANCES = 32
+"""How many levels a distance has: the nearest key has the highest level, and all distant keys have level 0."""
 
-FARTHEST_OFFSET = 9
-"""How far away the farthest token is that has a feature of its own."""
+MOST_OFFSET = 9
+"""The largest offset with a feature of its own, such as "the token 9 before"."""
 
 WITHIN = 4
-"""The features `within` are about tokens at most this many tokens away."""
+"""The features `within` mark tokens at most this many tokens away."""
 
 RESTING = "resting"
 """The feature of all tokens on which heads rest: special ones and the first."""
 
 _SPECIAL = "special:"
-"""What stands before the label of a special token in the name of its feature."""
+"""The prefix of the features of single special tokens, such as "special:[CLS]"."""
 
 _LOG_STEPS = 3.0
-"""How many levels a distance has for each doubling."""
+"""By how many levels the features `near` fall when the distance + 1 doubles."""
 
 _SIDES = {"": (0, ""), "_left": (-1, " to the left"), "_right": (1, " to the right")}
-"""The ending of a feature's name, with the sign of the distances of that side (0 = both), and its words."""
+"""Suffix of a feature's name -> the sign of the offsets on that side (0 = both sides), and the suffix of its words."""
 
 _SENTENCE_ENDS = frozenset(".!?…。！？")
 _BRACKETS = {")": "(", "]": "[", "}": "{"}
@@ -72,24 +75,23 @@ _WRITTEN_KINDS = (
     *CLOSED_CLASSES,
     *OPEN_CLASSES,
 )
-"""The kinds of tokens that are told by how a token is written: see `_kinds_of`."""
+"""The kinds of tokens that follow from how a token is written: see `_kinds_of`."""
 
 # The catalogue
 
 
 @dataclass(frozen=True)
 class Feature:
-    """Hold a property of a key that a query may see, which has one level for each pair of query and key.
+    """Declare a property of a key, which has a level for each pair of query and key.
 
     Attributes:
         name: Its name in files.
         words: Its name in a description, such as "the previous token".
-        about: What it is a property of: a sink on which heads rest, the kind of the key whatever the query is, the
-            distance of the key, or another relation of query and key. A description has a part for each.
-        rank: How simple it is; of features that explain alike, the one with the smallest rank is taken.
+        about: What it tells: that the key is a sink on which heads rest, the kind of the key whatever the query is, its
+            distance from the query, or another relation of both.
+        rank: Its complexity: of features that explain equally much, the one with the smallest rank is taken.
         levels: How many levels it has.
-        shown_by: Where it has several levels: the name of the feature of two levels that marks the tokens with high
-            ones.
+        shown_by: For a feature of more than two levels: the name of one with two, which marks the keys of high level.
     """
 
     name: str
@@ -117,13 +119,13 @@ _KINDS = {
     "infrequent": "rarer words",
     **{name: f"English {name}" for name in (*CLOSED_CLASSES, *OPEN_CLASSES)},
 }
-"""Kinds of tokens, and their names in descriptions."""
+"""The kinds of tokens -> their names in descriptions."""
 
-_SIMPLE = ("sentence_end", "comma", "dash", "quote", "bracket", "newline", "digit")
-_RANKS = {"punctuation": 2, **dict.fromkeys(_SIMPLE, 3)}
-"""Ranks of kinds; those of all others are 4."""
+_SIMPLE_KINDS = ("sentence_end", "comma", "dash", "quote", "bracket", "newline", "digit")
+_RANKS = {"punctuation": 2, **dict.fromkeys(_SIMPLE_KINDS, 3)}
+"""The ranks of kinds; all other kinds have rank 4."""
 
-_OTHERS = (
+_OTHER_FEATURES = (
     Feature("rarity", "rare tokens", "kind", 5, GRADES, "infrequent"),
     Feature("same", "the same token", "relation", 2),
     Feature("same_elsewhere", "the same token elsewhere", "relation", 2),
@@ -140,83 +142,82 @@ _OTHERS = (
 
 
 def catalogue(special_labels: Sequence[str]) -> list[Feature]:
-    """Return all features; there is one for each special token that occurs, given by its label."""
-    # Single offsets, up to the farthest with a feature of its own.
+    """Return all features, one of them for each label of a special token."""
+    # Single offsets.
     features = [Feature("self", "the token itself", "distance", 0)]
-    for n in range(1, FARTHEST_OFFSET + 1):
+    for n in range(1, MOST_OFFSET + 1):
         for sign, side, nearest in (("-", "before", "previous"), ("+", "after", "next")):
             words = f"the {nearest} token" if n == 1 else f"the token {n} {side}"
-            features.append(Feature(f"offset{sign}{n}", words, "distance", n - 1))
-    # Sides, and distances as numbers on either side.
-    features += [Feature(side, f"to the {side}", "distance", 5) for side in ("left", "right")]
-    for name, words in (("near", "near tokens"), ("window", "nearby tokens")):
-        for side, (_, where) in _SIDES.items():
-            features.append(
-                Feature(name + side, words + where, "distance", 5, FARTHEST, f"within{side}")
-            )
-    for side, (_, where) in _SIDES.items():
-        features.append(Feature(f"within{side}", f"tokens at most {WITHIN} away{where}", "distance", 4))
+            features.append(Feature(f"offset{sign}{n}", words, "distance", rank=n - 1))
+    # Distances, on both sides together and on either side.
+    features += [Feature(side, f"to the {side}", "distance", rank=5) for side in ("left", "right")]
+    for suffix, (_, where) in _SIDES.items():
+        within = f"within{suffix}"
+        features += [
+            Feature(f"near{suffix}", f"near tokens{where}", "distance", 5, DISTANCES, within),
+            Feature(f"window{suffix}", f"nearby tokens{where}", "distance", 5, DISTANCES, within),
+            Feature(within, f"tokens at most {WITHIN} away{where}", "distance", rank=4),
+        ]
     # Sinks, kinds of keys, and other relations.
-    features += [Feature(_SPECIAL + label, label, "sink", 1) for label in special_labels]
-    features.append(Feature("first", "the first token", "sink", 2))
-    features.append(Feature(RESTING, "special and first tokens", "sink", 3))
+    features += [Feature(_SPECIAL + label, label, "sink", rank=1) for label in special_labels]
+    features.append(Feature("first", "the first token", "sink", rank=2))
+    features.append(Feature(RESTING, "special and first tokens", "sink", rank=3))
     features += [Feature(name, words, "kind", _RANKS.get(name, 4)) for name, words in _KINDS.items()]
-    return [*features, *_OTHERS]
+    return [*features, *_OTHER_FEATURES]
 
 
-def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Numbers) -> Levels:
-    """Return a block of levels, (query, key), for each feature and some queries: (feature, query, key), uint8."""
+def blocks_of(features: Sequence[Feature], facts: TextFacts, queries: Integers) -> Levels:
+    """Compute the levels of features for some queries, (feature, query, key), uint8."""
     tokens = facts.tokens
     labels = np.array(tokens.labels, object)
+    # Levels by the name of the feature: (query, key); or (key,), if they are the same for all queries.
     levels = facts.of_keys | _levels_of_distances(facts, queries) | _levels_of_relations(facts, queries)
     blocks = np.empty((len(features), len(queries), facts.n), np.uint8)
-    for number, feature in enumerate(features):
-        # Levels of the key alone, (key,), are those for all queries.
+    for block, feature in zip(blocks, features, strict=True):
         if feature.name.startswith(_SPECIAL):
-            blocks[number] = tokens.special & (labels == feature.name.removeprefix(_SPECIAL))
+            block[:] = tokens.special & (labels == feature.words)
         else:
-            blocks[number] = levels[feature.name]
+            block[:] = levels[feature.name]
     return blocks
 
 
-def _levels_of_distances(facts: TextFacts, queries: Numbers) -> dict[str, NDArray[Any]]:
-    """Return the levels of distances by name, (query, key)."""
-    distance = np.arange(facts.n) - queries[:, None]
-    away = np.abs(distance)
-    levels: dict[str, NDArray[Any]] = {"self": away == 0, "left": distance < 0, "right": distance > 0}
-    for n in range(1, FARTHEST_OFFSET + 1):
-        levels[f"offset-{n}"] = distance == -n
-        levels[f"offset+{n}"] = distance == n
-    # The higher, the nearer: the highest level less the distance or its logarithm; 0 on the other side of the query.
-    log_steps = np.rint(_LOG_STEPS * np.log2(1 + away)).astype(np.int64)
-    for side, (sign, _) in _SIDES.items():
-        is_on_side = distance * sign >= 0
-        levels[f"within{side}"] = is_on_side & (away <= WITHIN)
-        levels[f"near{side}"] = is_on_side * np.maximum(FARTHEST - 1 - log_steps, 0)
-        levels[f"window{side}"] = is_on_side * np.maximum(FARTHEST - 1 - away, 0)
+def _levels_of_distances(facts: TextFacts, queries: Integers) -> Arrays:
+    """Return the levels of distances by the name of the feature, (query, key)."""
+    offset = np.arange(facts.n) - queries[:, None]
+    distance = np.abs(offset)
+    levels: Arrays = {"self": offset == 0, "left": offset < 0, "right": offset > 0}
+    for n in range(1, MOST_OFFSET + 1):
+        levels[f"offset-{n}"] = offset == -n
+        levels[f"offset+{n}"] = offset == n
+    # Nearer keys have higher levels. On the wrong side of the query the level is 0.
+    log_steps = np.rint(_LOG_STEPS * np.log2(1 + distance)).astype(np.int64)
+    for suffix, (sign, _) in _SIDES.items():
+        is_on_side = offset * sign >= 0
+        levels[f"within{suffix}"] = is_on_side & (distance <= WITHIN)
+        levels[f"near{suffix}"] = is_on_side * np.maximum(DISTANCES - 1 - log_steps, 0)
+        levels[f"window{suffix}"] = is_on_side * np.maximum(DISTANCES - 1 - distance, 0)
     return levels
 
 
-def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArray[Any]]:
-    """Return the levels of other relations of a query and a key by name, (query, key)."""
+def _levels_of_relations(facts: TextFacts, queries: Integers) -> Arrays:
+    """Return the levels of other relations of a query and a key by the name of the feature, (query, key)."""
     keys = np.arange(facts.n)
     query = queries[:, None]
     ids = facts.tokens.ids
-    # The token before each key.
-    before = np.append(-1, ids[:-1])
     is_same = ids[query] == ids
-    levels: dict[str, NDArray[Any]] = {"same": is_same, "same_elsewhere": is_same & (keys != query)}
-    # Keys up to the query that follow its token, elsewhere.
-    levels["induction"] = (keys < query) & (ids[query] == before)
-    # Groups of tokens that the query is in, and the first token of each.
-    for name, numbers in (("sentence", facts.sentence), ("line", facts.line)):
-        levels[name] = numbers[query] == numbers
-        levels[f"{name}_start"] = levels[name] & _begins(numbers)
-    # The last mark before each query, and the innermost bracket that is open there; where there is none, -1, no key.
+    levels: Arrays = {"same": is_same, "same_elsewhere": is_same & (keys != query)}
+    # Keys before the query that follow an earlier occurrence of its token.
+    previous_ids = np.append(-1, ids[:-1])
+    levels["induction"] = (keys < query) & (ids[query] == previous_ids)
+    # The query's own sentence or line, and its first token.
+    for name, group_ids in (("sentence", facts.sentence), ("line", facts.line)):
+        levels[name] = group_ids[query] == group_ids
+        levels[f"{name}_start"] = levels[name] & _begins(group_ids)
+    # The last mark before each query, and the bracket that the query stands in. -1 = there is none: it equals no key.
     marks = np.append(-1, np.flatnonzero(facts.of_keys["punctuation"]))
     levels["last_punctuation"] = marks[np.searchsorted(marks, query) - 1] == keys
     levels["opener"] = facts.opener[query] == keys
-    # Cosines of 0 to 1, without keys of the query's own token.
+    # Cosines, clipped to 0 to 1; 0 for keys with the query's own token.
     cosine = np.zeros(is_same.shape)
     if facts.embeddings is not None:
         cosine = np.clip(facts.embeddings[queries] @ facts.embeddings.T, 0, 1)
@@ -225,9 +226,9 @@ def _levels_of_relations(facts: TextFacts, queries: Numbers) -> dict[str, NDArra
     return levels
 
 
-def _begins(numbers: NDArray[np.integer]) -> Flags:
-    """Return which tokens have another number than the one before, (token,)."""
-    return np.append(True, numbers[1:] != numbers[:-1])
+def _begins(group_ids: NDArray[np.integer]) -> Flags:
+    """Return which tokens begin a group, (token,): the token before has another id; the first token begins one."""
+    return np.append(True, group_ids[1:] != group_ids[:-1])
 
 
 # A text
@@ -235,12 +236,12 @@ def _begins(numbers: NDArray[np.integer]) -> Flags:
 
 @dataclass(frozen=True, eq=False)
 class TextFacts:
-    """Hold the facts of one text that features need; each is worked out once.
+    """Hold the facts of one text that features need; each is computed once.
 
     Attributes:
         tokens: The text.
         log_frequency: The natural logarithm of each token's relative frequency, (token,).
-        frequent: Whether it is among the most frequent words, which together are half of all words, (token,).
+        frequent: Whether the token is among the frequent words, which are half of all words in a text, (token,).
         embeddings: Static embeddings of length 1, (token, d); None if they are not known.
     """
 
@@ -256,24 +257,25 @@ class TextFacts:
 
     @cached_property
     def written(self) -> str:
-        """Return the text; both texts of a pair, each on lines of its own."""
+        """Return the text; of a pair both texts, with a line break between them."""
         return f"{self.tokens.text}\n{self.tokens.pair or ''}"
 
     @cached_property
-    def spans(self) -> Numbers:
-        """Return each token's first and last + 1 character in `written`, (token, 2); -1 = it stands for no text."""
+    def spans(self) -> Integers:
+        """Return where each token's characters begin and end in `written`, (token, 2); -1 = it stands for no text."""
         tokens = self.tokens
+        # Offsets are within a text: those of the second text of a pair (segment 1) are shifted behind the first.
         shifts = tokens.segments[:, None].astype(np.int64) * (len(tokens.text) + 1)
         return np.where(tokens.offsets < 0, -1, tokens.offsets + shifts)
 
     @cached_property
     def surfaces(self) -> list[str]:
         """Return each token as it is written in the text, with its line breaks; special tokens are empty."""
-        # The text itself, because the tokenizer's label may have lost case or line breaks; without offsets the label.
+        # Labels may lack case or line breaks: they stand in only where a token has no span in the text.
         surfaces = [self.written[start:stop] for start, stop in self.spans.tolist()]
-        for place, label in enumerate(self.tokens.labels):
-            if not surfaces[place] and not self.tokens.special[place]:
-                surfaces[place] = label.removeprefix("##").replace("·", " ")
+        for position, label in enumerate(self.tokens.labels):
+            if not surfaces[position] and not self.tokens.special[position]:
+                surfaces[position] = label.removeprefix("##").replace("·", " ")
         return surfaces
 
     @cached_property
@@ -282,23 +284,22 @@ class TextFacts:
         return [surface.strip() for surface in self.surfaces]
 
     @cached_property
-    def of_keys(self) -> dict[str, NDArray[Any]]:
-        """Return the levels of features of the key alone by name, each (token,): kinds, sinks, and how rare it is."""
+    def of_keys(self) -> Arrays:
+        """Return the levels of features of the key alone by name, (token,) each: its kinds, sinks and rarity."""
         tokens = self.tokens
         is_ordinary = ~tokens.special
         flags = {name: np.zeros(self.n, np.bool_) for name in _WRITTEN_KINDS}
-        for place in np.flatnonzero(is_ordinary).tolist():
-            for name in _kinds_of(self.stripped[place]):
-                flags[name][place] = True
-        # Tokens that go on with a word that has begun, in the same segment.
+        for position in np.flatnonzero(is_ordinary).tolist():
+            for name in _kinds_of(self.stripped[position]):
+                flags[name][position] = True
+        # Pieces continue a word of the same segment; `words` numbers the words of a segment, -1 = none.
         is_piece = np.zeros(self.n, np.bool_)
         if tokens.words is not None:
-            is_piece = (
-                (tokens.words >= 0) & ~_begins(tokens.words) & ~_begins(tokens.segments) & is_ordinary
-            )
+            continues = ~_begins(tokens.words) & ~_begins(tokens.segments)
+            is_piece = (tokens.words >= 0) & continues & is_ordinary
         for name in ("capital", *OPEN_CLASSES):
             flags[name] &= ~is_piece
-        # A name is capitalised, and neither begins a sentence nor follows an opening mark that begins one.
+        # Capitals at the start of a sentence make no name, nor do those behind an opening mark at its start.
         is_start = _begins(self.sentence)
         is_start[1:] |= (is_start & flags["opening"])[:-1]
         is_first = np.arange(self.n) == 0
@@ -318,63 +319,63 @@ class TextFacts:
         }
 
     @cached_property
-    def sentence(self) -> Numbers:
-        """Return the number of each token's sentence, (token,); special tokens have negative numbers of their own.
+    def sentence(self) -> Integers:
+        """Return the id of each token's sentence, (token,). Special and blank tokens have negative ids of their own.
 
-        A sentence ends with a mark and the quotes and brackets that close it.
+        A sentence ends with an end mark, and with the quotes and brackets that close behind it.
         """
-        numbers = -1 - np.arange(self.n)
-        number = 0
+        sentence_ids = -1 - np.arange(self.n)
+        sentence_id = 0
         has_ended = False
-        for place, surface in enumerate(self.stripped):
-            if self.tokens.special[place] or not surface:
+        for position, surface in enumerate(self.stripped):
+            if self.tokens.special[position] or not surface:
                 continue
             is_end = surface[0] in _SENTENCE_ENDS
-            # A closing mark belongs to the sentence before it, unless a space stands between them: as the character
-            # before the token, or as the token's own first one.
-            start = max(0, int(self.spans[place, 0]))
-            around_start = self.written[max(0, start - 1) : start] + self.surfaces[place][:1]
+            # A closing mark belongs to the sentence before it, unless a space stands between them: the character before
+            # the token, or the token's own first one.
+            start = max(0, int(self.spans[position, 0]))
+            around_start = self.written[max(0, start - 1) : start] + self.surfaces[position][:1]
             closes = is_end or (surface[0] in _CLOSING and not any(map(str.isspace, around_start)))
             if has_ended and not closes:
-                number += 1
+                sentence_id += 1
                 has_ended = False
-            numbers[place] = number
+            sentence_ids[position] = sentence_id
             has_ended = has_ended or is_end
-        # Both texts of a pair have sentences of their own.
-        return np.where(numbers < 0, numbers, numbers + self.n * self.tokens.segments)
+        # Both texts of a pair have sentences of their own: there are at most n in the first.
+        return np.where(sentence_ids < 0, sentence_ids, sentence_ids + self.n * self.tokens.segments)
 
     @cached_property
-    def line(self) -> Numbers:
-        """Return the number of each token's line, (token,); tokens that stand for no text have numbers of their own."""
-        # Spans count characters, so line breaks are found in code points, not bytes.
+    def line(self) -> Integers:
+        """Return the id of each token's line, (token,). Tokens without text have negative ids of their own."""
+        # Spans count characters: in UTF-32, each is one number.
         starts = self.spans[:, 0]
         breaks = np.flatnonzero(np.frombuffer(self.written.encode("utf-32-le"), "<u4") == ord("\n"))
         return np.where(starts >= 0, np.searchsorted(breaks, starts), -1 - np.arange(self.n))
 
     @cached_property
-    def opener(self) -> Numbers:
-        """Return the place of the innermost opening bracket around each token, (token,); -1 = none.
+    def opener(self) -> Integers:
+        """Return the position of the innermost opening bracket around each token, (token,); -1 = none.
 
         A token that opens or closes a bracket is within it.
         """
-        # Brackets that are open, and the place of each.
+        # A stack of the brackets that are open: their signs and positions. Its bottom stands for no bracket.
         signs = [""]
-        places = [-1]
+        positions = [-1]
         openers = np.full(self.n, -1, np.int64)
-        for place, surface in enumerate(self.stripped):
-            innermost_before = places[-1]
+        for position, surface in enumerate(self.stripped):
+            innermost_before = positions[-1]
             # Special tokens write nothing.
-            written = "" if self.tokens.special[place] else surface
+            written = "" if self.tokens.special[position] else surface
             for sign in written:
                 # A closing bracket ends the innermost open one, if it is of the same kind.
                 if sign in _BRACKETS.values():
                     signs.append(sign)
-                    places.append(place)
+                    positions.append(position)
                 elif sign in _BRACKETS and signs[-1] == _BRACKETS[sign]:
                     signs.pop()
-                    places.pop()
-            # The later of the two is the inner one: what this token closes, or what it opens.
-            openers[place] = max(innermost_before, places[-1])
+                    positions.pop()
+            # The inner one of the bracket that is open before the token and the one that is open behind it.
+            openers[position] = max(innermost_before, positions[-1])
         return openers
 
 
@@ -383,7 +384,7 @@ def _kinds_of(surface: str) -> frozenset[str]:
     """Return the kinds of a token by how it is written; see `TextFacts.of_keys`."""
     if not surface:
         return frozenset()
-    # By the first character, by the whole of it, then by lists of English words.
+    # Kinds by the first character, by all characters, by any of them, then by lists of English words.
     kinds = {name for name, signs in _SIGNS.items() if surface[0] in signs}
     if all(unicodedata.category(character)[0] in "PS" for character in surface):
         kinds.add("punctuation")

@@ -1,8 +1,10 @@
-"""Describe each head in one line, found in the data, and say how much of its attention the line explains.
+"""Describe each head in one line that is fitted to its attention, and say how much of its attention the line explains.
 
-A hash of their content draws texts, whatever their order, and the model's whole rows of some of their queries are kept.
-So a description is the same for every cut of the corpus. `rows` draws and joins, `core.descriptions` fits, and `words`
-names. This module fits both parts of each description, scores them on the other texts, and fills the tables.
+A description has two parts. One is about attention on sinks: how much the head *rests* there, and on which. The other
+is about attention off the sinks, on the *active* rows (`rows.Group`). Both are sums of weighted features, the *terms*.
+
+`rows` samples texts and queries, `core.descriptions` fits terms, and `words` puts them into words. This module fits
+both parts to half of the texts, scores them on the other half, and fills the tables.
 """
 
 from __future__ import annotations
@@ -23,68 +25,68 @@ from attnscope.questions.heads import DESCRIPTION, Heads
 from attnscope.report.numbers import percent
 from attnscope.results.table import Estimate, Table
 from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES, class_of
-from attnscope.studies.describe.features import RESTING, Feature, Flags, Numbers
+from attnscope.studies.describe.features import RESTING, Feature, Flags, Integers
 from attnscope.studies.describe.rows import FEWEST_TEXTS, Group, Unit, join_rows
-from attnscope.studies.describe.words import HeadWords, Kinds, least_named
+from attnscope.studies.describe.words import HeadWords, Kinds, named_threshold
 from attnscope.studies.heads.options import DescribeOptions
 
-MOST_OWN = 3
-"""How many terms of a description may be fitted to the head alone."""
+MOST_OWN_TERMS = 3
+"""How many terms of a description may be features that are fitted to the head alone."""
 
 MOST_SINK_TERMS = 4
 """How many terms say where a head rests, at most."""
 
-LITTLE = 0.3
-"""Explained share below which a head is said to be mostly undescribed."""
+LEAST_EXPLAINED = 0.3
+"""The explained share below which a head is said to be mostly undescribed."""
 
 NO_TERM = "no term outside sinks"
-"""What is said of the other half of the texts if its description has no term outside sinks."""
+"""What a line says of the other half of the texts if the description fitted there has no term outside sinks."""
 
-HARDLY = 0.02
-"""Share of attention below which a part of a description is not mentioned."""
+LEAST_MENTIONED = 0.02
+"""The share of attention below which a part of a description is not mentioned."""
 
-FAILURES = 3
-FAILURES_LOOKED_AT = 60
-"""How many tokens are kept of those that a description fails on, and among how many of the worst they are sought."""
+MOST_FAILURES = 3
+"""How many of the tokens on which a description fails are listed."""
 
-EXPECTED = 4
-"""For how many keys the attention that the description expects is shown beside such a token."""
+WORST_ROWS = 60
+"""Among how many of the worst rows they are chosen, one of a text."""
 
-BEFORE = 6
-"""How many tokens before it are shown."""
+EXPECTED_KEYS = 4
+"""How many keys are listed with such a token: those to which the description expects most attention."""
+
+TOKENS_BEFORE = 6
+"""How many tokens before such a token are shown."""
 
 _NAN = float("nan")
 _NO_TEXTS = {column.name: "" for column in DESCRIPTION if column.kind == "text"}
 
 Line = dict[str, Any]
-"""A head's row of `DESCRIPTION`, with its `place` (kind, layer, head), and its rows of the tables `terms` and
-`failures`; each failure holds its rows of the table `expected`."""
+"""What is known of a head: its row of the columns `DESCRIPTION`; its `place`, (kind, layer, head); and under `terms`
+and `failures` its rows of these tables. A failure has its rows of the table `expected` under that name."""
 
 
 def add_descriptions(
-    result: Heads, model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions
+    result: Heads, model: Model, sample: Sequence[Unit], counts: Integers, options: DescribeOptions
 ) -> Heads:
     """Return a study of heads with their descriptions: new columns of its heads, and tables of terms and failures.
 
     Args:
         result: The study.
         model: Its model.
-        sample: The texts that were drawn, with the rows that the model computed; others are left out.
-        counts: How often each token occurs in the corpus, by its number.
+        sample: The texts that were drawn, with the rows that the model computed; texts without rows are left out.
+        counts: How often each token occurs in the corpus, by its id.
         options: How heads are described.
     """
     sample = [unit for unit in sample if unit.rows]
     fits = fit_sample(model, sample, counts, options)
-    # The size of the sample is recorded even if no head could be described.
-    n_scored = 0
     lines: list[Line] = []
     for fit in fits:
         lines += describe_fitted(fit, sample)
-        n_scored = sum(not unit.fits for unit in sample)
+    # The size of the sample is recorded even if no head could be described.
     described = {
         "n_texts": len(sample),
         "n_queries": sum(len(unit.queries) for unit in sample),
-        "n_scored": n_scored,
+        "n_scored": sum(not unit.fits for unit in sample) if fits else 0,
     }
     return add_lines(replace(result, options={**result.options, "described": described}), lines)
 
@@ -96,12 +98,13 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     # The columns of heads; those that were not described have empty texts.
     heads = result.table("heads")
     by_place = {line["place"]: line for line in lines}
-    names = [heads[name].tolist() for name in ("kind", "layer", "head")]
-    rows: list[Line] = [by_place.get(place, _NO_TEXTS) for place in zip(*names, strict=True)]
+    rows: list[Line] = []
+    for kind, head in zip(heads["kind"].tolist(), heads.places, strict=True):
+        rows.append(by_place.get((kind, *head), _NO_TEXTS))
     added = Table.of(DESCRIPTION, rows)
     described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})
 
-    # Tables of the terms of the lines, and of the tokens on which they fail; they link to heads by row numbers.
+    # The tables of terms, of failures, and of what was expected there. They refer to heads and failures by row numbers.
     terms: list[Line] = []
     failures: list[Line] = []
     expected: list[Line] = []
@@ -111,15 +114,15 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
             expected += [{**key, "failure": len(failures)} for key in failure["expected"]]
             failures.append({**failure, "head": number})
     tables = {**result.tables, "heads": described}
-    for name, of_table in (("terms", terms), ("failures", failures), ("expected", expected)):
-        tables[name] = Table.of(Heads.TABLES[name], of_table)
+    for name, table_rows in (("terms", terms), ("failures", failures), ("expected", expected)):
+        tables[name] = Table.of(Heads.TABLES[name], table_rows)
     return replace(result, tables=tables)
 
 
 def fit_sample(
-    model: Model, sample: Sequence[Unit], counts: Numbers, options: DescribeOptions
+    model: Model, sample: Sequence[Unit], counts: Integers, options: DescribeOptions
 ) -> list[Fitted]:
-    """Fit descriptions to some texts; none where there are too few."""
+    """Fit descriptions of all groups of heads to a sample; return none if it has too few texts."""
     if len(sample) < FEWEST_TEXTS:
         return []
     groups = join_rows(model, sample, counts, options.heads)
@@ -134,12 +137,12 @@ class Fitted:
     """Hold the descriptions of a group's heads, with the rows that they were fitted to and are scored on.
 
     Attributes:
-        group: The group; its rows have the columns that were fitted to each head.
-        fitted: The active rows of ordinary queries in the texts that are for fitting.
-        scored: The active rows of ordinary queries in the other texts.
-        scored_sinks: The rows of the group's `sinks` in the other texts.
-        active: The description of each head's attention on keys that are not resting.
-        other_half: The same, fitted to `scored`: its first term alone.
+        group: The group; its active rows have the columns, features that were fitted to each head alone.
+        fitted: The active rows of ordinary queries in the texts for fitting.
+        scored: The active rows of ordinary queries in the texts for scoring.
+        scored_sinks: The rows of the group's `sinks` in the texts for scoring.
+        active: The description of each head's attention off the sinks.
+        other_half: The first term of the description that is fitted to `scored` instead.
         sinks: The description of how much each head rests, and where.
         is_fitted: Whether the text of an active row is for fitting, (active row,).
     """
@@ -155,39 +158,39 @@ class Fitted:
 
 
 def fit_group(group: Group, sample: Sequence[Unit], options: DescribeOptions) -> Fitted:
-    """Fit both parts of the descriptions of a group's heads on the texts that are for fitting."""
-    features = group.features
-    is_fit = np.array([unit.fits for unit in sample])
-    fits = np.flatnonzero(is_fit).tolist()
-    others = np.flatnonzero(~is_fit).tolist()
-    fitted = group.part(fits)
-    scored = group.part(others)
+    """Fit both parts of the descriptions of a group's heads to the texts for fitting."""
+    is_fitted = np.array([unit.fits for unit in sample])
+    fitted_texts = np.flatnonzero(is_fitted).tolist()
+    scored_texts = np.flatnonzero(~is_fitted).tolist()
+    fitted = group.ordinary_rows(fitted_texts)
+    scored = group.ordinary_rows(scored_texts)
 
-    # Columns of each head's own, for the tokens that it looks for.
-    candidates = _distinct(group)
+    # Fit columns to each head: further features, of the types of token that it attends to.
+    candidates = _distinct_features(group)
     columns = directions.find_columns(fitted, group.offsets, _columns_of_types(group, fitted))
     for rows in (group.active, fitted, scored):
         rows.give_columns(columns)
 
-    # The terms of its attention off the sinks, and on them. `resting` is only for naming what is no sink.
-    ranks = [feature.rank for feature in features]
-    sink_features = [features[number] for number in group.sink_features]
+    # Fit the terms off the sinks, and those on them. There RESTING may be no term: it would name no sink.
+    ranks = [feature.rank for feature in group.features]
+    sink_features = [group.features[number] for number in group.sink_features]
     sink_ranks = [feature.rank for feature in sink_features]
-    named = [place for place, feature in enumerate(sink_features) if feature.name != RESTING]
+    single_sinks = [i for i, feature in enumerate(sink_features) if feature.name != RESTING]
+    fitted_sinks = group.sinks.of_texts(fitted_texts)
     return Fitted(
         group=group,
         fitted=fitted,
         scored=scored,
-        scored_sinks=group.sinks.of_texts(others),
-        active=descriptions.describe(fitted, ranks, options.most_terms, candidates, MOST_OWN),
-        other_half=descriptions.describe(scored, ranks, 1, candidates, MOST_OWN),
-        sinks=descriptions.describe(group.sinks.of_texts(fits), sink_ranks, MOST_SINK_TERMS, named),
-        is_fitted=is_fit[group.active.texts],
+        scored_sinks=group.sinks.of_texts(scored_texts),
+        active=descriptions.describe(fitted, ranks, options.most_terms, candidates, MOST_OWN_TERMS),
+        other_half=descriptions.describe(scored, ranks, 1, candidates, MOST_OWN_TERMS),
+        sinks=descriptions.describe(fitted_sinks, sink_ranks, MOST_SINK_TERMS, single_sinks),
+        is_fitted=is_fitted[group.active.texts],
     )
 
 
 def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
-    """Return the columns X of types (`core.directions.describe_types`): embeddings, spelling, classes, frequency."""
+    """Return the columns that describe each type of token, (type, column); see `core.directions.describe_types`."""
     labels = group.types.labels
     occurrences = np.bincount(fitted.key_types, minlength=len(labels))
 
@@ -195,7 +198,7 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
         """Return whether a character of each label passes a test, (type,)."""
         return np.array([any(map(test, label)) for label in labels])
 
-    # Spelling and English classes, (type, column).
+    # Spelling, English classes and frequency, (type, column).
     classes = np.array([class_of(label.strip("·Ġ▁ ").lower()) for label in labels])
     columns = [
         ~has(str.isalnum),
@@ -204,13 +207,12 @@ def _columns_of_types(group: Group, fitted: Rows) -> NDArray[np.float32]:
         classes[:, None] == np.array([*CLOSED_CLASSES, *OPEN_CLASSES]),
         np.log1p(occurrences) / 10,
     ]
-    return directions.describe_types(
-        group.types.embeddings, occurrences, np.column_stack(columns).astype(np.float32)
-    )
+    further = np.column_stack(columns).astype(np.float32)
+    return directions.describe_types(group.types.embeddings, occurrences, further)
 
 
-def _distinct(group: Group) -> list[int]:
-    """Return the numbers of the features that differ from every simpler feature somewhere in the sample."""
+def _distinct_features(group: Group) -> list[int]:
+    """Return the numbers of the features that differ from every simpler feature in some row of the sample."""
     # Of features with the same levels, the simplest comes first and is kept.
     ranks = [feature.rank for feature in group.features]
     simplest: dict[bytes, int] = {}
@@ -219,150 +221,147 @@ def _distinct(group: Group) -> list[int]:
     return list(simplest.values())
 
 
-def whole_losses(fit: Fitted, head: int) -> tuple[Floats, Floats]:
+def whole_losses(fit: Fitted, head: int) -> Floats:
     """Return the loss of a head's whole description, and that of uniform attention, for each scored row.
 
+        KL of a row = KL over sinks and all free keys together + mass of the free keys · KL among the free keys
+
     Returns:
-        KL(A ‖ p) and KL(A ‖ uniform) in nats, (row of the scored sinks,) each. Each adds the loss of where the head
-        rests, and that of its other attention times its share.
+        KL(A ‖ p) and KL(A ‖ uniform) in nats, (2, row of the scored sinks).
     """
     rows = fit.group.active
-    # Attention off the sinks, put into the rows of the sinks that it is part of, (2, row).
-    left, _ = active_left(fit, head)
-    of_active = np.zeros((2, len(fit.group.sinks.texts)))
-    of_active[:, fit.group.sink_rows] = rows.mass[:, head] * [left, rows.uniform_nats[:, head]]
-    # Add the losses of where it rests, on the scored rows.
+    # The second summand, for all rows of sinks: (description or uniform, row).
+    losses, _ = active_losses(fit, head)
+    on_free_keys = np.zeros((2, len(fit.group.sinks.texts)))
+    on_free_keys[:, fit.group.sink_rows] = rows.mass[:, head] * [losses, rows.uniform_nats[:, head]]
+    # Add the first, for the scored rows.
     sinks = fit.scored_sinks
-    of_sinks = [row_losses(sinks, head, fit.sinks[head]), sinks.uniform_nats[:, head]]
-    losses, nats = of_active[:, sinks.index] + of_sinks
-    return losses, nats
+    on_sinks = [row_losses(sinks, head, fit.sinks[head]), sinks.uniform_nats[:, head]]
+    return on_free_keys[:, sinks.index] + on_sinks
 
 
-def active_left(fit: Fitted, head: int) -> tuple[Floats, bool]:
-    """Return the loss of a head's description off the sinks, and whether special queries follow the description.
+def active_losses(fit: Fitted, head: int) -> tuple[Floats, bool]:
+    """Return the loss of a head's description on active rows, and whether it also holds for special queries.
 
-    They do unless uniform attention is nearer to theirs on the fitted texts: then that is expected of them.
+    If uniform attention is nearer to that of special queries on the fitted texts, it is expected of them instead.
 
     Returns:
-        KL(A ‖ p) in nats, (active row,); and whether special queries follow.
+        KL(A ‖ p) in nats, (active row,); and whether p is the description for special queries too.
     """
     rows = fit.group.active
     ordinary = fit.group.ordinary
     nats = rows.uniform_nats[:, head]
-    left = row_losses(rows, head, fit.active[head])
-    # Special queries: does the description or uniform attention suit them better?
-    more = rows.mass[:, head] * (left - nats)
-    if more[~ordinary & fit.is_fitted].sum() > 0:
-        return np.where(ordinary, left, nats), False
-    return left, True
+    losses = row_losses(rows, head, fit.active[head])
+    excess = rows.mass[:, head] * (losses - nats)
+    if excess[~ordinary & fit.is_fitted].sum() > 0:
+        return np.where(ordinary, losses, nats), False
+    return losses, True
 
 
 # Say what was fitted
 
 
 def describe_fitted(fit: Fitted, sample: Sequence[Unit]) -> list[Line]:
-    """Return the descriptions of a group's heads.
-
-    What a head attends to is its attention on keys that are neither special tokens nor the first. There each row counts
-    by how much of its attention lies on such keys, and is scaled to 1. Queries that are special tokens are left out.
-    """
+    """Return the lines of a group's heads."""
     kinds = Kinds(fit.group, fit.fitted)
-    return [_describe_head(fit, sample, kinds, number) for number in range(len(fit.group.heads))]
+    return [_describe_head(fit, sample, kinds, head) for head in range(len(fit.group.heads))]
 
 
-def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, number: int) -> Line:
-    """Return the line of the head of a group that has a number."""
-    # How well both parts hold together.
-    whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, number))
+def _describe_head(fit: Fitted, sample: Sequence[Unit], kinds: Kinds, head: int) -> Line:
+    """Return the line of a head, given by its number in the group."""
+    # The score of both parts together.
+    whole = score_of_texts(fit.scored_sinks.texts, *whole_losses(fit, head))
     line: Line = {
         **_NO_TEXTS,
-        "place": (fit.group.kind, *fit.group.heads[number]),
+        "place": (fit.group.kind, *fit.group.heads[head]),
         "whole_nats": whole.nats,
     }
-    # Of even attention there is nothing to describe, and no share to explain.
+    # Nothing can be described in uniform attention, and no share of it explained.
     if whole.nats < EVEN:
         return {**line, "description": "spreads evenly", "nats": whole.nats}
 
-    # Terms off the sinks, and how well they hold on the scored rows.
-    words = HeadWords(fit.group, fit.fitted, kinds, number)
-    description = fit.active[number]
+    # The terms off the sinks, and their score.
+    words = HeadWords(fit.group, fit.fitted, kinds, head)
+    description = fit.active[head]
     rows = fit.scored
-    active, left = score(rows, number, description)
-    mass = rows.mass[:, number]
-    share = float(rows.text_weights @ mass)
-    nats = _NAN
-    if share > 0:
-        nats = active.nats / share
-    terms = _terms("attends", description, rows, fit.group.features, words)
-    # Where it rests.
-    sink_features = [fit.group.features[feature] for feature in fit.group.sink_features]
-    rests = _terms("rests", fit.sinks[number], fit.scored_sinks, sink_features, words)
-    # What the other half of the texts says first.
-    other = fit.other_half[number]
+    active, losses = score(rows, head, description)
+    mass = rows.mass[:, head]
+    active_share = float(rows.text_weights @ mass)
+    terms = _terms_rows("attends", description, rows, fit.group.features, words)
+    # The terms on the sinks.
+    sink_features = [fit.group.features[number] for number in fit.group.sink_features]
+    rests = _terms_rows("rests", fit.sinks[head], fit.scored_sinks, sink_features, words)
+    # Say so if the other half of the texts has another first term.
+    other = fit.other_half[head]
     if description.terms[:1] != other.terms[:1]:
-        line["other_half"] = f"other half: {_first_term(other, words.of_term) or NO_TERM}"
+        line["other_half"] = f"other half: {_first_term(other, words.describe_term) or NO_TERM}"
 
-    # Both parts in words; where it hardly attends off the sinks, the numbers are those of the whole.
-    parts = _resting(share, rests)
-    main = whole
-    line["nats"] = whole.nats
-    if share >= HARDLY:
+    # Put both parts into words. If the head hardly attends off the sinks, that part is left out, and the numbers are
+    # those of the whole.
+    resting = _describe_resting(active_share, rests)
+    if active_share >= LEAST_MENTIONED:
         main = active
-        line["nats"] = nats
+        # Mean nats of the active rows as scaled to 1.
+        line["nats"] = active.nats / active_share
         line["summary"] = words.summarise(description, terms)
-        parts = [_attending(nats, active.explained, line["summary"]), *parts]
+        attending = _describe_attending(line["nats"], active.explained, line["summary"])
+        line["description"] = "; ".join([attending, *resting])
+    else:
+        main = whole
+        line["nats"] = whole.nats
+        line["description"] = "; ".join(resting)
     return {
         **line,
-        "description": "; ".join(parts),
         "kl_explained": Estimate(main.explained, main.low, main.high),
-        "active_share": share,
+        "active_share": active_share,
         "whole_explained": Estimate(whole.explained, whole.low, whole.high),
         "first_term": _first_term(description, words.name),
         "terms": [*terms, *rests],
-        "failures": _failures(fit, sample, number, left * mass),
+        "failures": _failures(fit, sample, head, losses * mass),
     }
 
 
 def _first_term(description: Description, name: Callable[[int], str]) -> str:
-    """Return the name of the first term, with "not" before it if it is avoided; "" = there is none."""
+    """Name the first term, with "not" before it if its weight is negative; "" = there is no term."""
     if not description.terms:
         return ""
     sign = "not " if description.first_weight < 0 else ""
     return sign + name(description.terms[0])
 
 
-def _attending(nats: float, explained: float, summary: str) -> str:
-    """Return the part of a line on keys off the sinks."""
+def _describe_attending(nats: float, explained: float, summary: str) -> str:
+    """Return the part of a line about attention off the sinks."""
     if nats < EVEN:
         return "all other tokens evenly"
     if not summary:
         return "undescribed"
-    return summary if explained >= LITTLE else f"{summary}; mostly undescribed"
+    return summary if explained >= LEAST_EXPLAINED else f"{summary}; mostly undescribed"
 
 
-def _resting(share: float, rests: Sequence[Line]) -> list[str]:
-    """Return how much a head rests and on what, such as "rests 69% on [CLS]"; nothing if it hardly does."""
-    if share > 1 - HARDLY:
+def _describe_resting(active_share: float, rests: Sequence[Line]) -> list[str]:
+    """Return the part of a line about sinks, such as "rests 69% on [CLS]"; none if the head hardly rests."""
+    if active_share > 1 - LEAST_MENTIONED:
         return []
-    # Name the two terms with the largest shares; one that only repels attention is no place to rest.
+    # Name the two sinks with the largest shares, but none that gets less than under uniform attention by its term.
     shares = {}
     for term in rests:
-        on_term = term["share"]
-        if on_term.value >= HARDLY and (term["weight"] >= 0 or on_term.value >= on_term.baseline):
-            shares[term["words"]] = on_term.value
-    text = f"rests {percent(1 - share)}"
+        share = term["share"]
+        is_preferred = term["weight"] >= 0 or share.value >= share.baseline
+        if share.value >= LEAST_MENTIONED and is_preferred:
+            shares[term["words"]] = share.value
+    text = f"rests {percent(1 - active_share)}"
     if shares:
         text += " on " + " and ".join(sorted(shares, key=lambda words: -shares[words])[:2])
     return [text]
 
 
-def _terms(
+def _terms_rows(
     part: str, description: Description, rows: Rows, features: Sequence[Feature], words: HeadWords
 ) -> list[Line]:
     """Return the terms of a description as rows of the table `terms`.
 
     Args:
-        part: The part of the line that they are of: "attends" or "rests".
+        part: Which part of the line they belong to: "attends" or "rests".
         description: The description.
         rows: The rows in which shares of attention are measured.
         features: The features of these rows, by number.
@@ -370,63 +369,64 @@ def _terms(
     """
     terms = []
     names = [feature.name for feature in features]
-    on = rows.weighted(rows.scaled(words.head), words.head)
-    even = rows.weighted(rows.counts, words.head)
+    # The head's attention and uniform attention, (entry,); each sums to 1 over all rows.
+    attention = rows.weighted(rows.scaled(words.head), words.head)
+    uniform = rows.weighted(rows.counts, words.head)
     for number, weight, gain in zip(
         description.terms, description.weights, description.gains, strict=True
     ):
+        # Mark the keys of the term, (entry,): a column's keys of high value; for a graded feature those of `shown_by`.
         column = rows.column_of(number, words.head)
         if column is None:
-            # A graded feature has no tokens: those of the set that it is about are shown.
             feature = features[number]
             shown = names.index(feature.shown_by or feature.name)
-            values = rows.by_entry(shown, words.head)
+            is_key = rows.by_entry(shown, words.head)
             term = {"feature": feature.name, "words": feature.words, "own": False}
         else:
             values = rows.by_entry(number, words.head)
-            values = np.where(values >= least_named(values), 1.0, 0.0)
-            term = {"feature": words.name(number), "words": words.of_term(number), "own": True}
-        # How much the tokens of the term get, and how much under uniform attention; pairs have no such tokens.
-        share = Estimate(float(values @ on), baseline=float(values @ even))
+            is_key = (values >= named_threshold(values)).astype(np.float64)
+            term = {"feature": words.name(number), "words": words.describe_term(number), "own": True}
+        # The share of attention that they get, and the share under uniform attention; unknown for pairs.
+        share = Estimate(float(is_key @ attention), baseline=float(is_key @ uniform))
         if column is not None and column.query_levels is not None:
             share = Estimate(_NAN, baseline=_NAN)
         terms.append({**term, "part": part, "weight": float(weight), "share": share, "gain": gain})
     return terms
 
 
-def _failures(fit: Fitted, sample: Sequence[Unit], head: int, left: Floats) -> list[Line]:
+def _failures(fit: Fitted, sample: Sequence[Unit], head: int, losses: Floats) -> list[Line]:
     """Return the rows on which a description fails most, one of a text, as rows of the table `failures`.
 
-    Each has the keys to which the description expects most attention, as rows of the table `expected`. `left` is the
-    loss of each scored row, (row,), times its mass.
+    Each has the keys to which the description expects most attention, as rows of the table `expected`. `losses` are
+    those of the scored rows, (row,), times their mass.
     """
     rows = fit.scored
     description = fit.active[head]
     scores = rows.scores(description.terms, description.weights, head)
-    # The worst rows first, and one of each text.
-    worst = np.argsort(-left, kind="stable")[:FAILURES_LOOKED_AT]
-    _, first = np.unique(rows.texts[worst], return_index=True)
+    # Of the worst rows, keep the first of each text.
+    worst = np.argsort(-losses, kind="stable")[:WORST_ROWS]
+    _, first_of_texts = np.unique(rows.texts[worst], return_index=True)
     failures = []
-    for row in worst[np.sort(first)[:FAILURES]]:
+    for row in worst[np.sort(first_of_texts)[:MOST_FAILURES]]:
         unit = sample[rows.texts[row]]
-        place = int(fit.group.queries[rows.index[row]])
+        query = int(fit.group.queries[rows.index[row]])
         labels = unit.tokens(fit.group.kind).labels
-        # The keys that it may attend to, and the p that is expected; the largest first, of equal ones the nearest.
+        # The positions of the row's keys, and the attention p that is expected on them, (entry of the row,).
         entries = slice(rows.starts[row], rows.starts[row + 1])
-        keys = place + fit.group.offsets[rows.entries[entries]]
+        keys = query + fit.group.offsets[rows.entries[entries]]
         p = np.exp(scores[entries] - scores[entries].max())
         p /= p.sum()
+        # List the largest p first, of equal ones the nearest key.
         expected = []
-        for best in np.lexsort((np.abs(keys - place), -p))[:EXPECTED]:
-            key = keys[best]
-            expected.append({"place": key, "token": labels[key], "weight": p[best]})
+        for i in np.lexsort((np.abs(keys - query), -p))[:EXPECTED_KEYS]:
+            expected.append({"place": keys[i], "token": labels[keys[i]], "weight": p[i]})
         failures.append(
             {
                 "text": unit.text.index,
-                "before": " ".join(labels[max(0, place - BEFORE) : place]),
-                "token": labels[place],
-                "place": place,
-                "nats": float(left[row]),
+                "before": " ".join(labels[max(0, query - TOKENS_BEFORE) : query]),
+                "token": labels[query],
+                "place": query,
+                "nats": float(losses[row]),
                 "expected": expected,
             }
         )

@@ -1,8 +1,8 @@
-"""Put a description into words that a reader takes in at once: kinds of keys, distances, relations and pairs.
+"""Put the terms of a description into words: kinds of keys, distances, relations and pairs of tokens.
 
-Terms overlap, and each holds beside the others. A summary says how much more attention each kind of key gets, and each
-distance, than all the other terms would give it. Terms that were fitted to one head are named by tokens, by a known
-class, and by strong pairs. `core.descriptions` fits the terms, and `studies.describe.study` writes the whole line.
+A summary has a phrase for each of the strongest groups of terms. It compares the attention that a kind of key or a
+distance gets with what the terms of all other groups would give it; the ratio is the *lift*. Terms that were fitted to
+one head alone are named by their tokens. `core.descriptions` fits the terms, and `study` writes the whole line.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,94 +17,99 @@ from attnscope.studies.describe.english import CLOSED_CLASSES, OPEN_CLASSES
 from attnscope.studies.describe.features import Flags
 from attnscope.studies.describe.rows import Group
 
-# Names of terms
-
 TOKENS = 6
 """How many tokens name a term, at most."""
 
-HIGH = 0.5
+HIGH_VALUE = 0.5
+"""A term that is a column names the tokens with at least this value in it; values are 0 to 1."""
+
 MOST_NAMED = 0.35
-"""The tokens that a term names have at least the value HIGH of its column, which goes from 0 to 1; and they are at most
-the share MOST_NAMED of all keys, or of all queries."""
+"""The largest share of all keys, or of all queries, that a column names: beyond it, the value must be higher."""
 
-COVERED = 0.6
-"""Queries are named by kinds of tokens if these kinds cover at least this share of them."""
+LEAST_COVERED = 0.6
+"""Queries are named by kinds of tokens if these kinds cover at least this share of them, else by tokens."""
 
-PAIRS = 2
+MOST_PAIRS = 2
+"""How many strong pairs of tokens a line names, at most."""
+
 FEWEST_TEXTS = 2
-"""How many strong pairs of tokens a line names, at most; and in how many texts such a pair must occur, at least."""
+"""In how many texts a strong pair must occur."""
 
-LEAST_PAIR = 0.03
-"""The least attention of a row, beyond what terms give a pair, for which the pair is named: its mean, shrunk."""
+LEAST_EXCESS = 0.03
+"""The attention of a row that a strong pair must get beyond what the terms give it, as a mean that is shrunk to 0."""
 
-_SHRUNK_BY = 2
-_STRONG = 2**13
-"""How many occurrences without attention are added to those of a pair; and in how many of the strongest entries pairs
-are sought."""
+_ADDED_OCCURRENCES = 2
+"""The mean is shrunk by this many further occurrences of the pair, without any excess."""
 
-ENGLISH = 0.25
-"""The share of words in closed English classes from which on the texts are English."""
+_STRONG_ENTRIES = 2**13
+"""Strong pairs are sought among this many entries, those with the largest excess."""
 
-# Thresholds of a line
+LEAST_ENGLISH = 0.25
+"""Texts are English if at least this share of their words is in closed English classes."""
 
-MORE = 1.3
-LEAST_MORE = 1.15
-"""A kind of key is named if it gets at least MORE times what the other terms would give it; for the strongest kind of
-the group that a line begins with, LEAST_MORE times are enough."""
+LEAST_LIFT = 1.3
+"""A kind of key is named if its lift is at least this."""
 
-LESS = 0.5
-"""A kind of key is avoided if it gets at most this many times what the other terms would give it."""
+LEAST_FIRST_LIFT = 1.15
+"""In the first phrase of a line, this lift is enough for the kind with the largest one."""
+
+MOST_AVOIDED_LIFT = 0.5
+"""A kind of key is named as avoided if its lift is at most this."""
 
 MOST_GROUPS = 3
+"""How many groups of terms have a phrase in a line, at most."""
+
 MOST_PHRASES = 2
-"""How many groups of terms a line names, at most; and how many kinds of keys, or relations, of a group."""
+"""How many kinds of keys, avoided kinds, or relations a phrase names, at most."""
 
 LEAST_SHARE = 0.02
-"""A kind or a distance is named if it gets at least this share of attention, or would get it by the other terms."""
+"""A kind is named if it gets at least this share of attention, or would get it by the other terms."""
 
-NEAR = 1.2
-"""Distances are named that get this many times what the other terms would give them; the nearer half of a window is
-said to come first if it gets this many times what the other half does."""
+LEAST_DISTANCE_LIFT = 1.2
+"""A distance is named if its lift is at least this; and of the nearer and the farther half of the distances that are
+named, the one whose lift is this many times the other's is said to come first."""
 
-MOSTLY = 1.5
-"""One distance of several is named if it gets this many times what the next one gets; so is the query itself, if it
-gets this many times what the other terms would give it."""
+LEAST_PEAK_LIFT = 1.5
+"""One of the named distances is named as the peak if its lift is this many times the next one's. The query itself is
+named if its lift is at least this."""
 
-AS_MUCH = 1.4
+EQUAL_FACTOR = 1.4
 """Groups of terms whose nats differ by less than this factor are said to count equally."""
 
-WEAK = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
-"""Groups that have less than this share of the nats of the strongest group are left out."""
+LEAST_NATS = {"kind": 0.04, "distance": 0.1, "relation": 0.05, "pair": 0.2}
+"""A group of terms has no phrase if its nats are less than this share of those of the strongest group."""
 
-CLEAR = 0.7
+MOST_ATTENTION = 0.7
 """If the distances that are named get this share of attention, nothing is said of the other distances."""
 
 _SIGNS = ("sentence_end", "comma", "quote", "bracket", "punctuation")
 _SHORT = {"name": "names", "punctuation": "other punctuation"}
 
 _REACHES = (0, 1, 2, 4, 8)
+"""The largest distance of each bucket of distances, in tokens. Buckets before the query have negative numbers."""
+
 _LAST = len(_REACHES)
-"""How far away, in tokens, the keys of each bucket of distances are at most; and the number of the bucket beyond, which
-has no end. Buckets before the query have negative numbers."""
+"""The number of the last bucket, which holds all larger distances."""
 
 _SIDES = {-1: "before", 1: "after"}
 _BESIDE = {"before": "the previous token", "after": "the next token", "away": "the tokens beside it"}
 _BEYOND = {"before": "tokens before it", "after": "tokens after it", "away": "other tokens"}
 
 
-def least_named(values: Floats) -> float:
-    """Return the least value of a column for which a token belongs to its term; the highest value always does."""
+def named_threshold(values: Floats) -> float:
+    """Return the least value of a column, (entry,) or (row,), for which a token is named; the largest always is."""
+    # The share of tokens with at least each level, and the levels that few enough have.
     levels, counts = np.unique(values, return_counts=True)
     shares = counts[::-1].cumsum()[::-1] / max(1, len(values))
-    highest = float(values.max(initial=0.0))
-    narrow = np.append(levels[shares <= MOST_NAMED], highest)
-    return max(min(HIGH, highest), float(narrow[0]))
+    largest = float(values.max(initial=0.0))
+    rare_levels = np.append(levels[shares <= MOST_NAMED], largest)
+    return max(min(HIGH_VALUE, largest), float(rare_levels[0]))
 
 
 class Kinds:
-    """Hold kinds of keys, of which each key has one.
+    """Assign each key one kind, such as commas or verbs.
 
-    Words are told apart by English classes where a quarter of them belong to a closed class, else by frequency.
+    Words have English classes as kinds if the texts are English; otherwise they are frequent or infrequent.
 
     Attributes:
         words: The name of each kind.
@@ -117,18 +122,20 @@ class Kinds:
         numbers = {feature.name: number for number, feature in enumerate(group.features)}
 
         def flags(names: Sequence[str]) -> Flags:
-            """Return whether keys are of some kinds, (kind, entry)."""
+            """Return whether keys have some features, (feature, entry)."""
             return rows.features[[numbers[name] for name in names]] > 0
 
-        order = [*_SIGNS, "digit", "piece", "name", "frequent", "infrequent"]
+        order = [*_SIGNS, "digit", "piece"]
         is_closed = flags(tuple(CLOSED_CLASSES)).any(0)
-        if is_closed.sum() >= ENGLISH * flags(["word"]).sum():
-            # Negations are in other closed classes too, and come first.
-            closed = sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
-            order[-3:] = [*closed, "name", *OPEN_CLASSES]
-        # A key is of the first kind in this order that it has; a last row stands for those of none.
+        if is_closed.sum() >= LEAST_ENGLISH * flags(["word"]).sum():
+            # Negations come first: they are in other closed classes too.
+            order += sorted(CLOSED_CLASSES, key=lambda name: name != "negations")
+            order += ["name", *OPEN_CLASSES]
+        else:
+            order += ["name", "frequent", "infrequent"]
+        # A key is of the first kind in this order that it has. The last row, all true, is that of all other tokens.
         self.of_entry = np.pad(flags(order), ((0, 1), (0, 0)), constant_values=True).argmax(0)
-        # Names of kinds, and of wholes such as function words.
+        # Name the kinds, and wholes such as function words.
         words = []
         for name in order:
             words.append(_SHORT.get(name, group.features[numbers[name]].words.removeprefix("English ")))
@@ -137,40 +144,40 @@ class Kinds:
         function_words = {order.index(name) for name in CLOSED_CLASSES if name in order}
         self.wholes = {"punctuation": {*range(len(_SIGNS))}, "function words": function_words}
 
-    def merge(self, chosen: Sequence[int], matter: Flags) -> list[tuple[str, list[int]]]:
-        """Return the names of chosen kinds, each with the numbers of the kinds that it stands for.
+    def merge(self, chosen: Sequence[int], is_common: Flags) -> list[tuple[str, list[int]]]:
+        """Return the names of the first MOST_PHRASES chosen kinds, each with the numbers of the kinds in it.
 
-        If all kinds of a whole that matter are chosen, they have the name of the whole.
+        A whole such as "punctuation" replaces its kinds if all common ones among these are chosen.
 
         Args:
             chosen: The numbers of the kinds, in the order of the names.
-            matter: Which kinds matter, (kind,).
+            is_common: Which kinds are common, (kind,).
         """
         by_words: dict[str, list[int]] = {}
-        mattering = {*np.flatnonzero(matter).tolist()}
+        common = {*np.flatnonzero(is_common).tolist()}
         for number in chosen:
             words = self.words[number]
             for whole, members in self.wholes.items():
-                needed = members & mattering
+                needed = members & common
                 if number in members and len(needed) > 1 and needed <= {*chosen}:
                     words = whole
             by_words.setdefault(words, []).append(number)
-        return list(by_words.items())
+        return list(by_words.items())[:MOST_PHRASES]
 
-    def totals(self, of_entries: Floats) -> Floats:
-        """Return the sum of numbers of entries, (entry,), for each kind, (kind,)."""
-        return np.bincount(self.of_entry, of_entries, len(self.words)).astype(np.float64)
+    def totals(self, values: Floats) -> Floats:
+        """Sum values of entries, (entry,), over those of each kind, (kind,)."""
+        return np.bincount(self.of_entry, values, len(self.words)).astype(np.float64)
 
 
 class HeadWords:
     """Name the terms of a head, and write its line, from the fitted rows of its group.
 
     Attributes:
-        rows: The fitted rows, whose queries are ordinary.
-        head: The number of the head in them.
+        rows: The fitted rows. An entry is a key of one of them.
+        head: The number of the head in these rows.
         kinds: The kinds of keys.
-        offsets: The place of each key less that of its query, in tokens, (entry,).
-        on: The head's attention, each row scaled to its weight, (entry,); all entries sum to 1.
+        offsets: The position of each key less that of its query, in tokens, (entry,).
+        attention: The head's attention, each row scaled to its weight, (entry,); all entries sum to 1.
     """
 
     def __init__(self, group: Group, rows: Rows, kinds: Kinds, head: int) -> None:
@@ -178,78 +185,78 @@ class HeadWords:
         self.head = head
         self.kinds = kinds
         self.offsets = group.offsets[rows.entries]
-        self.on = rows.weighted(rows.scaled(head), head)
+        self.attention = rows.weighted(rows.scaled(head), head)
         self._features = group.features
         self._labels = group.types.labels
 
-    # How much attention entries get
+    # Attention that terms give
 
     def expected(self, scores: Floats) -> Floats:
-        """Return p ∝ exp(score), each row scaled to its weight, (entry,)."""
+        """Return the attention p ∝ exp(score), (entry,), in the units of `attention`."""
         return self.rows.weighted(np.exp(scores - scores.max(initial=0.0)), self.head)
 
     def nats(self, scores: Floats) -> float:
-        """Return KL(p ‖ uniform) of the attention p that some scores, (entry,), alone give, mean over rows, in nats."""
-        # ln p = score - ln Z, and ln u = -ln n.
-        below_top = scores - scores.max(initial=0.0)
-        log_ratio = np.log(self.rows.lengths / self.rows.sums(np.exp(below_top)))
-        return float(self.rows.weights[self.head] @ log_ratio + self.expected(scores) @ below_top)
+        """Return KL(p ‖ uniform) of the attention p ∝ exp(score), (entry,), as a mean over rows, in nats."""
+        # ln p = score - ln Z, and ln uniform = -ln n. The largest score is subtracted so that exp does not overflow.
+        scores = scores - scores.max(initial=0.0)
+        log_ratio = np.log(self.rows.lengths / self.rows.sums(np.exp(scores)))
+        return float(self.rows.weights[self.head] @ log_ratio + self.expected(scores) @ scores)
 
     # Terms
 
     def column(self, term: int) -> Column | None:
-        """Return the column of a term that is the head's own; None = all heads share it."""
+        """Return the column of a term that was fitted to this head alone; None = all heads share its feature."""
         return self.rows.column_of(term, self.head)
 
     def name(self, term: int) -> str:
-        """Return the name of a term in files: its feature's, or of a column of the head's own "keys", "pair1+" …."""
+        """Return the name of a term in files: that of its feature; of columns "keys", "pair1+", "pair1-" and so on."""
         if self.column(term) is None:
             return self._features[term].name
         pair, is_lower = divmod(term - len(self._features) + 1, 2)
         return f"pair{pair}{'-' if is_lower else '+'}" if pair else "keys"
 
-    def of_term(self, term: int) -> str:
+    def describe_term(self, term: int) -> str:
         """Return the words of a term, such as "tokens like alice, dinah, abbas"."""
         column = self.column(term)
         if column is None:
             return self._features[term].words
-        # The tokens that get most attention are the examples.
-        of_keys = column.key_values[column.key_levels][self.rows.key_types]
-        weights = self.on * of_keys * (of_keys >= least_named(of_keys))
+        # Keys that the column names are the examples, by their attention times their value.
+        key_values = column.key_values[column.key_levels][self.rows.key_types]
+        weights = self.attention * key_values * (key_values >= named_threshold(key_values))
         words = "tokens like"
         if column.query_levels is not None:
-            weights = weights * self.rows.spread(_values_of_rows(self.rows, column))
-            words = f"from {self.of_queries(column)[0]} to"
-        labels = self.labels(self.rows.key_types, weights, TOKENS)
-        # A bare comma in a list separated by commas cannot be read.
-        quoted = [label if _is_written(label) else f"“{label}”" for label in labels]
+            weights = weights * self.rows.spread(_query_values(self.rows, column))
+            words = f"from {self.name_queries(column)[0]} to"
+        labels = self.top_labels(self.rows.key_types, weights, TOKENS)
+        # A bare comma cannot be read in a list that commas separate.
+        quoted = [label if _is_word(label) else f"“{label}”" for label in labels]
         return f"{words} {', '.join(quoted)}"
 
-    def of_queries(self, column: Column) -> tuple[str, Floats]:
-        """Return the name of the queries of high value in a column, and their values, (row,), 0 to 1."""
-        # Rows of the queries that the column names, and their labels by weight.
-        of_rows = _values_of_rows(self.rows, column)
-        of_rows = np.where(of_rows >= least_named(of_rows), of_rows, 0.0)
-        weights = self.rows.weights[self.head] * of_rows
-        labels = self.labels(self.rows.query_types, weights, TOKENS)
-        # Name them by kinds, if two kinds are most of them. The entry of a query itself tells its kind.
+    def name_queries(self, column: Column) -> tuple[str, Floats]:
+        """Name the queries of a column about pairs, and return how much each row counts among them, (row,), 0 to 1."""
+        # The value of each row's query; 0 if the column does not name it.
+        values = _query_values(self.rows, column)
+        values = np.where(values >= named_threshold(values), values, 0.0)
+        weights = self.rows.weights[self.head] * values
+        labels = self.top_labels(self.rows.query_types, weights, TOKENS)
+        # The share of each kind of query, (kind,). Kinds are known of keys: take the entry of the query itself.
         itself = self.offsets == 0
         shares = self.kinds.totals(self.rows.spread(weights) * itself) / max(weights.sum(), 1e-30)
+        # Name the queries by the two largest kinds if these cover most of them, else by tokens.
         order = np.argsort(-shares)
-        common = order[shares[order] >= 0.1].tolist()
-        kinds = self.kinds.merge(common, shares >= 0.05)[:2]
-        words = ", ".join(name for name, _ in kinds)
+        large = order[shares[order] >= 0.1].tolist()
+        kinds = self.kinds.merge(large, shares >= 0.05)
         covered = sum(shares[members].sum() for _, members in kinds)
-        # Else by tokens.
-        written = [*filter(_is_written, labels)]
-        if covered < COVERED:
-            named = [label if label in written else "punctuation" for label in labels]
-            return ", ".join([*dict.fromkeys(named)][:4]), of_rows
-        if written and words not in self.kinds.signs:
-            words += f" ({', '.join(written[:2])})"
-        return words, of_rows
+        if covered < LEAST_COVERED:
+            tokens = [label if _is_word(label) else "punctuation" for label in labels]
+            return ", ".join([*dict.fromkeys(tokens)][:4]), values
+        words = ", ".join(name for name, _ in kinds)
+        examples = [label for label in labels if _is_word(label)][:2]
+        if examples and words not in self.kinds.signs:
+            words += f" ({', '.join(examples)})"
+        return words, values
 
-    def labels(self, types: NDArray[np.integer], weights: Floats, most: int) -> list[str]:
+    def top_labels(self, types: NDArray[np.integer], weights: Floats, most: int) -> list[str]:
         """Return labels of types of token, those with the largest sums of weights first, none of them twice.
 
         Args:
@@ -268,9 +275,9 @@ class HeadWords:
     # The line
 
     def summarise(self, description: Description, terms: Sequence[Mapping[str, Any]]) -> str:
-        """Say what a head attends to when it attends, such as "nouns 1.6× (door, key), least punctuation".
+        """Say what a head attends to off the sinks, such as "nouns 1.6× (door, key), least punctuation".
 
-        `terms` are rows of the table `terms`, those of the description.
+        `terms` are the rows of the table `terms` that the description has.
         """
         if not terms:
             return ""
@@ -278,46 +285,48 @@ class HeadWords:
         by_term = np.stack([self.rows.by_entry(term, self.head) for term in description.terms])
         by_term *= description.weights[:, None]
         total = by_term.sum(0)
-        # Terms about one thing are a group: its scores, (entry,), and how much it says alone, in nats.
-        abouts = np.array([*map(self._about, description.terms)])
+        # Group the terms by what they are about. Each group has scores, (entry,), and a strength: its nats alone.
+        abouts = np.array([self._about(term) for term in description.terms])
         scores = {}
         strengths = {}
         for about in dict.fromkeys(abouts.tolist()):
             scores[about] = by_term[abouts == about].sum(0)
             strengths[about] = self.nats(scores[about])
-        # A phrase for each of the strongest groups, beside what all the others give; the strongest first.
+        strongest = max(strengths.values())
+        # Write a phrase for each group that is strong enough, the strongest first.
         text = ""
         said: list[str] = []
         for about in sorted(scores, key=lambda about: -strengths[about]):
-            if len(said) == MOST_GROUPS or strengths[about] < WEAK[about] * max(strengths.values()):
+            if len(said) == MOST_GROUPS or strengths[about] < LEAST_NATS[about] * strongest:
                 continue
-            places = np.flatnonzero(abouts == about).tolist()
+            indices = np.flatnonzero(abouts == about).tolist()
             others = total - scores[about]
             if about == "kind":
-                phrase = self.by_kind(others, least=MORE if said else LEAST_MORE)
+                phrase = self.phrase_kinds(others, least=LEAST_LIFT if said else LEAST_FIRST_LIFT)
             elif about == "distance":
-                phrase = self.by_distance(others)
+                phrase = self.phrase_distances(others)
             elif about == "pair":
-                pairs = [self._pair(description.terms[i], total - by_term[i]) for i in places]
+                pairs = [self._phrase_pair(description.terms[i], total - by_term[i]) for i in indices]
                 phrase = next(filter(None, pairs), "")
             else:
-                relations = [_relation(terms[i]) for i in places]
+                relations = [_phrase_relation(terms[i]) for i in indices]
                 phrase = ", ".join([*filter(None, relations)][:MOST_PHRASES])
+            # Nothing stands out in this group.
             if not phrase:
                 continue
             if said:
-                is_equal = strengths[said[-1]] < AS_MUCH * strengths[about]
+                is_equal = strengths[said[-1]] < EQUAL_FACTOR * strengths[about]
                 text += "; equally " if is_equal else "; then "
             text += phrase
             said.append(about)
-        # No kind and no distance stands out.
+        # If no group has a phrase, name the first term.
         if not text:
-            text = _relation(terms[0]) or str(terms[0]["words"])
-        # Pairs go beyond the terms that hold for all queries alike.
+            text = _phrase_relation(terms[0]) or str(terms[0]["words"])
+        # Add strong pairs that terms without pairs do not explain.
         if "pair" not in said and len(said) < MOST_GROUPS:
-            pairs_beside = self.pairs(by_term[abouts != "pair"].sum(0))
-            if pairs_beside:
-                text += f"; also {', '.join(pairs_beside)}"
+            strong_pairs = self.find_pairs(by_term[abouts != "pair"].sum(0))
+            if strong_pairs:
+                text += f"; also {', '.join(strong_pairs)}"
         return text
 
     def _about(self, term: int) -> str:
@@ -327,182 +336,204 @@ class HeadWords:
             return self._features[term].about
         return "kind" if column.query_levels is None else "pair"
 
-    def _pair(self, term: int, others: Floats) -> str:
-        """Say what the queries of a term about pairs attend to more than the scores of the others, (entry,), say."""
+    def _phrase_pair(self, term: int, others: Floats) -> str:
+        """Name the queries of a term about pairs, and the kinds of keys that they attend to; "" = none stands out.
+
+        `others` are the scores of all other terms, (entry,).
+        """
         column = self.column(term)
         assert column is not None
-        queries, of_rows = self.of_queries(column)
-        keys = self.by_kind(others, of_rows)
+        queries, row_factors = self.name_queries(column)
+        keys = self.phrase_kinds(others, row_factors)
         return f"from {queries}: {keys}" if keys else ""
 
-    def pairs(self, others: Floats) -> list[str]:
-        """Return the pairs of tokens that get the most attention beyond what the scores of terms, (entry,), give."""
-        # Attention beyond the terms, as a multiple of the mean row, and the code of the pair of types, (entry,).
+    def find_pairs(self, scores: Floats) -> list[str]:
+        """Find the pairs of tokens that get much more attention than some scores, (entry,), give them."""
+        # The excess of attention as a multiple of the mean row, and a code of the types of query and key, (entry,).
         rows = self.rows
-        more = (self.on - self.expected(others)) * len(rows.texts)
+        excess = (self.attention - self.expected(scores)) * len(rows.texts)
         codes = rows.spread(rows.query_types.astype(np.int64)) * len(self._labels) + rows.key_types
-        # A strong pair has strong entries.
-        strong = np.arange(len(more))
-        if len(more) > _STRONG:
-            strong = np.flatnonzero(more >= np.partition(more, -_STRONG)[-_STRONG])
-        order = strong[np.argsort(-more[strong], kind="stable")][:_STRONG]
-        distinct, pair_of = np.unique(codes[order], return_inverse=True)
-        # Pairs of frequent tokens have much attention by their number: each counts by its mean, shrunk towards 0.
-        means = np.bincount(pair_of, more[order]) / (np.bincount(pair_of) + _SHRUNK_BY)
-        pairs: list[str] = []
-        for number in np.argsort(-means, kind="stable")[:60]:
-            texts = np.unique(rows.texts[rows.row_of[order[pair_of == number]]])
-            query, key = divmod(int(distinct[number]), len(self._labels))
-            if len(texts) >= FEWEST_TEXTS and means[number] >= LEAST_PAIR:
-                pairs.append(f"{self._labels[query]} → {self._labels[key]}")
-        return pairs[:PAIRS]
+        # Take the entries with the largest excess; the partition spares sorting all of them.
+        candidates = np.arange(len(excess))
+        if len(excess) > _STRONG_ENTRIES:
+            least = np.partition(excess, -_STRONG_ENTRIES)[-_STRONG_ENTRIES]
+            candidates = np.flatnonzero(excess >= least)
+        order = np.argsort(-excess[candidates], kind="stable")
+        entries = candidates[order][:_STRONG_ENTRIES]
+        pairs, pair_of_entry = np.unique(codes[entries], return_inverse=True)
+        # Rank pairs by their shrunk mean: a sum would favour frequent tokens, and a plain mean rare ones.
+        counts = np.bincount(pair_of_entry) + _ADDED_OCCURRENCES
+        means = np.bincount(pair_of_entry, excess[entries]) / counts
+        names: list[str] = []
+        for pair in np.argsort(-means, kind="stable")[:60]:
+            texts = np.unique(rows.texts[rows.row_of[entries[pair_of_entry == pair]]])
+            query, key = divmod(int(pairs[pair]), len(self._labels))
+            if len(texts) >= FEWEST_TEXTS and means[pair] >= LEAST_EXCESS:
+                names.append(f"{self._labels[query]} → {self._labels[key]}")
+        return names[:MOST_PAIRS]
 
-    def by_kind(self, others: Floats, of_rows: Floats | None = None, least: float = MORE) -> str:
-        """Name kinds of keys by how much more attention they get than other terms would give them.
+    def phrase_kinds(
+        self, others: Floats, row_factors: Floats | None = None, least: float = LEAST_LIFT
+    ) -> str:
+        """Name the kinds of keys with a large lift, with their lifts and examples, and the kinds that are avoided.
 
         Args:
-            others: The scores of the other terms, (entry,).
-            of_rows: How much each row counts beside its weight, (row,); None = all alike.
-            least: The strongest kind must get this many times what the other terms would give it.
+            others: The scores of the terms of other groups, (entry,).
+            row_factors: How much each row counts beside its weight, (row,); None = all alike.
+            least: The lift that is enough for the kind with the largest one; the others need `LEAST_LIFT`.
         """
-        # Attention, and what the other terms would give, by entry and by kind.
+        # The head's attention, and what the other terms would give, by entry and by kind.
         kinds = self.kinds
-        got = self.on
-        even = self.expected(others)
-        if of_rows is not None:
-            factors = self.rows.spread(of_rows / max(self.rows.weights[self.head] @ of_rows, 1e-30))
-            got = got * factors
-            even = even * factors
-        shares = kinds.totals(got)
-        expected = kinds.totals(even)
-        lifts = _lift(shares, expected)
-        matter = np.maximum(shares, expected) >= LEAST_SHARE
-        is_more = matter & (lifts >= min(MORE, max(least, lifts[matter].max(initial=0.0))))
-        is_less = matter & (lifts <= LESS)
+        attention = self.attention
+        expected = self.expected(others)
+        if row_factors is not None:
+            mean_factor = max(self.rows.weights[self.head] @ row_factors, 1e-30)
+            factors = self.rows.spread(row_factors / mean_factor)
+            attention = attention * factors
+            expected = expected * factors
+        shares = kinds.totals(attention)
+        expected_shares = kinds.totals(expected)
+        lifts = _lift(shares, expected_shares)
+        is_common = np.maximum(shares, expected_shares) >= LEAST_SHARE
+        largest = lifts[is_common].max(initial=0.0)
+        is_named = is_common & (lifts >= np.clip(largest, least, LEAST_LIFT))
+        is_avoided = is_common & (lifts <= MOST_AVOIDED_LIFT)
 
-        # Choose the kinds that tell most, and of these name the largest lifts first.
+        # Choose the kinds that add most to the KL from expected shares, and name those with the largest lifts first.
         order = np.argsort(-shares * np.log(lifts))
-        named = kinds.merge(order[is_more[order]].tolist(), matter)[:MOST_PHRASES]
+        named = kinds.merge(order[is_named[order]].tolist(), is_common)
         n_examples = 3 if len(named) == 1 else 2
-        phrases: dict[str, float] = {}
+        lift_of: dict[str, float] = {}
         for words, members in named:
-            times = float(_lift(shares[members].sum(), expected[members].sum()))
-            phrase = f"{words} {times:.1f}×"
+            lift = float(_lift(shares[members].sum(), expected_shares[members].sum()))
+            phrase = f"{words} {lift:.1f}×"
             if words not in kinds.signs:
-                more = (got - even) * np.isin(kinds.of_entry, members)
-                phrase += f" ({', '.join(self.labels(self.rows.key_types, more, n_examples))})"
-            phrases[phrase] = times
-        parts = sorted(phrases, key=phrases.__getitem__, reverse=True)
-        # The kinds that get least come last.
-        order = np.argsort(shares - expected)
-        avoided = kinds.merge(order[is_less[order]].tolist(), matter)[:MOST_PHRASES]
+                excess = (attention - expected) * np.isin(kinds.of_entry, members)
+                phrase += f" ({', '.join(self.top_labels(self.rows.key_types, excess, n_examples))})"
+            lift_of[phrase] = lift
+        phrases = sorted(lift_of, key=lambda phrase: -lift_of[phrase])
+        # Name the kinds that get least last.
+        order = np.argsort(shares - expected_shares)
+        avoided = kinds.merge(order[is_avoided[order]].tolist(), is_common)
         if avoided:
-            parts.append(f"least {', '.join(words for words, _ in avoided)}")
-        return ", ".join(parts)
+            phrases.append(f"least {', '.join(words for words, _ in avoided)}")
+        return ", ".join(phrases)
 
-    def by_distance(self, others: Floats) -> str:
-        """Say how far away the keys are that get more attention than the scores of other terms, (entry,), give them."""
-        # Attention by bucket, (bucket,): of the head, by the other terms, and uniform.
-        away = np.abs(self.offsets)
-        buckets = np.sign(self.offsets) * np.searchsorted(_REACHES, away)
-        numbers = np.arange(-_LAST, _LAST + 1)
+    def phrase_distances(self, others: Floats) -> str:
+        """Name the distances with a large lift over what some scores, (entry,), give, such as "up to 4 before (…)"."""
+        # The bucket of each entry, and the numbers of all buckets: 0 is the query itself, negative ones are before it.
+        distances = np.abs(self.offsets)
+        entry_buckets = np.sign(self.offsets) * np.searchsorted(_REACHES, distances)
+        buckets = np.arange(-_LAST, _LAST + 1)
 
-        def by_bucket(of_entries: Floats) -> Floats:
-            return np.bincount(buckets + _LAST, of_entries, len(numbers)).astype(np.float64)
+        def by_bucket(values: Floats) -> Floats:
+            return np.bincount(entry_buckets + _LAST, values, len(buckets)).astype(np.float64)
 
-        even = self.expected(others)
-        got_in = by_bucket(self.on)
-        even_in = by_bucket(even)
-        uniform_in = by_bucket(self.rows.weighted(self.rows.counts, self.head))
+        # The head's attention, what the other terms would give, and uniform attention, (bucket,).
+        expected = self.expected(others)
+        shares = by_bucket(self.attention)
+        expected_shares = by_bucket(expected)
+        uniform_shares = by_bucket(self.rows.weighted(self.rows.counts, self.head))
 
-        def percents(some: Flags) -> str:
-            return f"({100 * got_in[some].sum():.0f}%; uniform {100 * uniform_in[some].sum():.0f}%)"
-
-        # How far it reaches on either side, while each distance gets more than the terms give it.
-        lifts = _lift(got_in, even_in, LEAST_SHARE / 4)
-        itself = lifts[_LAST]
+        # Count the adjacent buckets of large lift on either side. The query itself has a phrase of its own.
+        lifts = _distance_lift(shares, expected_shares)
+        own_lift = lifts[_LAST]
         lifts[_LAST] = 0.0
         reach = {}
         for side in _SIDES:
             outwards = np.append(lifts[_LAST + side :: side], 0.0)
-            reach[side] = int((outwards < NEAR).argmax())
-        chosen = (numbers != 0) & (numbers >= -reach[-1]) & (numbers <= reach[1])
-        # Name the reach; without one, the single distance that gets most.
+            reach[side] = int((outwards < LEAST_DISTANCE_LIFT).argmax())
+        chosen = (buckets != 0) & (buckets >= -reach[-1]) & (buckets <= reach[1])
+        # Name these buckets; if there are none, the one with the largest lift.
         if reach[-1] and reach[-1] == reach[1]:
-            phrase = _span(1, reach[1], "away")
+            phrase = _name_buckets(1, reach[1], "away")
         elif chosen.any():
-            phrase = " and ".join(_span(1, reach[side], _SIDES[side]) for side in reach if reach[side])
-        elif lifts.max() >= NEAR:
-            chosen = numbers == numbers[lifts.argmax()]
-            phrase = _bucket(int(numbers[lifts.argmax()]))
+            sides = [side for side in _SIDES if reach[side]]
+            phrase = " and ".join(_name_buckets(1, reach[side], _SIDES[side]) for side in sides)
+        elif lifts.max() >= LEAST_DISTANCE_LIFT:
+            best = int(buckets[lifts.argmax()])
+            chosen = buckets == best
+            phrase = _name_bucket(best)
+        elif own_lift >= LEAST_PEAK_LIFT:
+            return f"the token itself {_percents(shares[_LAST], uniform_shares[_LAST])}"
         else:
-            return f"the token itself {percents(numbers == 0)}" if itself >= MOSTLY else ""
-        parts = [f"{phrase} {percents(chosen)}"]
+            return ""
+        phrases = [f"{phrase} {_percents(shares[chosen].sum(), uniform_shares[chosen].sum())}"]
 
-        # Where most of it is: in one bucket, or in the nearer or the farther half of the distances.
-        best, *less = sorted(np.flatnonzero(chosen).tolist(), key=lambda place: -lifts[place])
-        is_chosen = chosen[buckets + _LAST]
-        first = away[is_chosen].min()
-        last = away[is_chosen].max()
-        if less and lifts[best] >= MOSTLY * lifts[less[0]]:
-            parts.append(f"most {_bucket(int(numbers[best]))} ({100 * got_in[best]:.0f}%)")
-        elif first < last:
-            is_near = away <= (first + last) / 2
-            parts.append(self._order(even, is_chosen & is_near, is_chosen & ~is_near))
-        if itself >= MOSTLY:
-            parts.append(f"itself ({100 * got_in[_LAST]:.0f}%)")
-        if got_in[chosen].sum() < CLEAR:
+        # Say where the lift is largest: in one bucket, or in the nearer or the farther half of the distances.
+        best, *next_best = sorted(buckets[chosen].tolist(), key=lambda bucket: -lifts[bucket + _LAST])
+        is_chosen = chosen[entry_buckets + _LAST]
+        nearest = distances[is_chosen].min()
+        farthest = distances[is_chosen].max()
+        if next_best and lifts[best + _LAST] >= LEAST_PEAK_LIFT * lifts[next_best[0] + _LAST]:
+            phrases.append(f"most {_name_bucket(best)} ({100 * shares[best + _LAST]:.0f}%)")
+        elif nearest < farthest:
+            is_near = distances <= (nearest + farthest) / 2
+            phrases.append(self._compare_halves(expected, is_chosen & is_near, is_chosen & ~is_near))
+        if own_lift >= LEAST_PEAK_LIFT:
+            phrases.append(f"itself ({100 * shares[_LAST]:.0f}%)")
+        # Name a side that is avoided.
+        if shares[chosen].sum() < MOST_ATTENTION:
             for side, word in _SIDES.items():
-                some = numbers * side > 0
-                if _lift(got_in[some].sum(), even_in[some].sum(), LEAST_SHARE / 4) <= LESS:
-                    parts.append(f"little {word} it")
-        return ", ".join(parts)
+                is_on_side = buckets * side > 0
+                side_lift = _distance_lift(shares[is_on_side].sum(), expected_shares[is_on_side].sum())
+                if side_lift <= MOST_AVOIDED_LIFT:
+                    phrases.append(f"little {word} it")
+        return ", ".join(phrases)
 
-    def _order(self, even: Floats, nearer: Flags, farther: Flags) -> str:
-        """Say which of two halves of the entries, (entry,) each, gets more than the attention `even` gives it."""
-        near, far = (
-            _lift(self.on[half].sum(), even[half].sum(), LEAST_SHARE / 4) for half in (nearer, farther)
-        )
-        if far >= NEAR * near:
+    def _compare_halves(self, expected: Floats, nearer: Flags, farther: Flags) -> str:
+        """Say which of two halves of the entries, (entry,) each, has the larger lift over expected attention."""
+        near = _distance_lift(self.attention[nearer].sum(), expected[nearer].sum())
+        far = _distance_lift(self.attention[farther].sum(), expected[farther].sum())
+        if far >= LEAST_DISTANCE_LIFT * near:
             return "farthest first"
-        return "nearest first" if near >= NEAR * far else "evenly"
+        return "nearest first" if near >= LEAST_DISTANCE_LIFT * far else "evenly"
 
 
-def _is_written(label: str) -> bool:
+def _is_word(label: str) -> bool:
     """Return whether a label has a letter or a digit."""
     return any(map(str.isalnum, label))
 
 
-def _values_of_rows(rows: Rows, column: Column) -> Floats:
-    """Return the value of each row's query in the column of a pair, (row,), 0 to 1."""
+def _query_values(rows: Rows, column: Column) -> Floats:
+    """Return the value of each row's query in a column about pairs, (row,), 0 to 1."""
     assert column.query_levels is not None
     return column.query_values[column.query_levels][rows.query_types]
 
 
 def _lift(share: Floats, expected: Floats, added: float = LEAST_SHARE / 2) -> Floats:
-    """Return a share as a multiple of the expected one; a little is added to both, so that small ones say nothing."""
+    """Return share / expected share. A little is added to both, so that the lift of small shares is near 1."""
     return (share + added) / (expected + added)
 
 
-def _relation(term: Mapping[str, Any]) -> str:
-    """Return a relation with its share; "" if its share and its weight disagree, or the share says nothing."""
+def _distance_lift(share: Floats, expected: Floats) -> Floats:
+    """Return the lift of a bucket of distances; buckets have smaller shares than kinds."""
+    return _lift(share, expected, LEAST_SHARE / 4)
+
+
+def _percents(share: float, uniform: float) -> str:
+    return f"({100 * share:.0f}%; uniform {100 * uniform:.0f}%)"
+
+
+def _phrase_relation(term: Mapping[str, Any]) -> str:
+    """Name a relation with its share; "" if the share is as under uniform attention, or contradicts the weight."""
     words = f"avoids {term['words']}" if term["weight"] < 0 else str(term["words"])
-    share = 100 * term["share"].value
-    even = 100 * term["share"].baseline
+    share = term["share"].value
+    uniform = term["share"].baseline
     if not np.isfinite(share):
         return words
-    if term["weight"] * (share - even) <= 0 or round(share) == round(even):
+    if term["weight"] * (share - uniform) <= 0 or round(100 * share) == round(100 * uniform):
         return ""
-    return f"{words} ({share:.0f}%; uniform {even:.0f}%)"
+    return f"{words} {_percents(share, uniform)}"
 
 
-def _bucket(bucket: int) -> str:
-    """Return the name of the keys of a bucket, such as "2 before"."""
-    return _span(abs(bucket), abs(bucket), _SIDES[1 if bucket > 0 else -1])
+def _name_bucket(bucket: int) -> str:
+    """Name the keys of a bucket, such as "2 before"."""
+    return _name_buckets(abs(bucket), abs(bucket), _SIDES[1 if bucket > 0 else -1])
 
 
-def _span(first: int, last: int, side: str) -> str:
-    """Return the name of the keys of some buckets on a side, such as "5 to 8 before"."""
+def _name_buckets(first: int, last: int, side: str) -> str:
+    """Name the keys of consecutive buckets on a side, such as "5 to 8 before"."""
     low = _REACHES[first - 1] + 1
     if last >= len(_REACHES):
         return f"{low} or more {side}" if first > 1 else _BEYOND[side]
