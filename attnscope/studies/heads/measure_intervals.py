@@ -1,7 +1,8 @@
 """Choose and compute the 95% intervals of measures of heads, for `studies.heads.roles`.
 
-The methods are those of `core.intervals`. This module says which method a measure takes, and which values it may have
-in texts of a kind that the sample lacks.
+A measure is a ratio of sums over texts; `<name>_active` is the same measure of the attention outside sinks alone. The
+methods are those of `core.intervals`. They allow for unseen texts: texts of a kind that the sample lacks. This module
+says which method each measure takes, and which values it may have in unseen texts.
 """
 
 from collections.abc import Sequence
@@ -32,57 +33,64 @@ Bools = NDArray[np.bool_]
 LEAST_ACTIVE = 0.1
 """The least share of attention outside sinks at which an `_active` measure has an interval, and may give a role.
 
-It is a share of the attention of those queries that the measure counts. An induction head rests wherever there is
-nothing to repeat: over all queries 95% of the time and more.
+It is a share of the attention of those queries that the measure counts, as a head may be active for few queries. An
+induction head, over all queries, leaves 95% and more on sinks: wherever there is nothing to repeat.
 """
 
 NO_SHARES = tuple(name for name, measure in MEASURES.items() if measure.low < 0 or measure.high > 1)
-"""Measures that may be below 0 or above 1."""
+"""Measures that may be below 0 or above 1, such as distances; all others are taken as shares."""
 
 _HITS = ("rarest_token",)
-"""Shares of queries, each of which counts 1 or 0; other shares are shares of attention."""
+"""Shares of queries: each query counts 1 or 0. Other shares are of attention, so a query counts anything in between."""
 
 _MEANS = ("relative_entropy",)
-"""Means from 0 to 1 that are no share of anything."""
+"""Means from 0 to 1 that are a share of nothing."""
 
 _OF_WHOLE_TEXTS = ("resting", "punctuation", "distance_tokens", "signed_distance_tokens")
-"""Measures that differ more between texts than within them: how much a head leaves on sinks depends on what a whole
-text offers, and distances on its length. A decoder's head that rests on the first token attends to punctuation all the
-time in the few texts that begin with a mark. Their intervals count texts as the units. With `DEPENDENCE` those of ten
-texts hold in 85% of draws at worst (`resting`), and in 82% (distances); those of 40 in 68% (`punctuation`)."""
+"""Measures that differ more between texts than within them, so that their intervals count texts as the units.
+
+How much a head leaves on sinks depends on what a text offers it, and distances on the length of the text. A decoder's
+head that rests on the first token always attends to punctuation in the few texts that begin with a mark.
+
+If their queries depended on each other as those of other measures do (`DEPENDENCE`), the intervals from ten texts would
+hold in 85% of draws at worst for `resting` and in 82% for distances; those from 40 texts in 68% for `punctuation`."""
 
 _OF_SOME_QUERIES = tuple(
     name
     for name, measure in MEASURES.items()
     if isinstance(measure.family, Pairs) and measure.family.is_set and not measure.family.offsets
 )
-"""Measures that count only those queries that have a key of the measure's kind, such as an earlier copy of the token.
+"""Measures of attention to a set of keys that depends on the query, such as earlier copies of its token. Only queries
+that have such a key count.
 
-In web text an eighth of the queries have one, but in texts such as "______" and "dancing!!!!!!!" all have one. One such
-text weighs as much as eight others, and its value is often near 1."""
+In web text an eighth of the queries have an earlier copy, but in texts such as "______" and "dancing!!!!!!!" all do.
+One such text weighs as much as eight others, and its value is often near 1."""
 
 _FAR = 4.5
-"""How many times as far as uniform attention a head may look.
+"""The largest distance in unseen texts, in multiples of the mean distance of uniform attention.
 
-In a text of the mean length, the farthest token is three times as far as the mean one if both sides are seen, and twice
-as far if one side is; and some texts are several times as long."""
+In a text of the mean length, the farthest token is at three times the mean distance if heads look to both sides, and at
+twice the mean distance if they look to one side. Some texts are several times as long."""
 
 _RARE = 1.25
-"""How many times as rare as for uniform attention keys may be. In 258 sentences times 270 heads it is 1.27 at most."""
+"""The largest rarity in unseen texts, in multiples of that of uniform attention. In 258 sentences times 270 heads, the
+largest multiple is 1.27."""
 
 SIMILAR = 0.75
-"""How similar to the query the keys may be, or how dissimilar. In 99.9% of 300 texts times 72 heads it is less."""
+"""The largest similarity of query and key in unseen texts (with a minus: the least). In 300 texts times 72 heads, 99.9%
+are below it."""
 
 
-class _Kinds(NamedTuple):
-    """Hold which kind of number each measure is, in arrays (measure,).
+class MeasureKinds(NamedTuple):
+    """Hold what kind of number each measure is, in arrays (measure,).
 
     Attributes:
-        are_shares: From 0 to 1; `are_means` and `are_hits` are some of these.
+        are_shares: Measures from 0 to 1; some of them are means or hits.
         are_hits: Shares of queries, see `_HITS`.
         are_means: Means, see `_MEANS`.
         are_of_some_queries: See `_OF_SOME_QUERIES`.
-        dependence: As `core.intervals.independent_units` takes it: 1 where whole texts are the units.
+        dependence: How much the queries of a text depend on each other, as `core.intervals.independent_units` takes it:
+            1 = a text is one unit, however many queries it has.
     """
 
     are_shares: Bools
@@ -95,50 +103,49 @@ class _Kinds(NamedTuple):
 def measure_intervals(
     sums: RunningSums,
     names: Sequence[str],
-    units: Floats | float = 1.0,
-    uniform: Floats | None = None,
+    units: Floats | float,
+    uniform: Floats,
 ) -> tuple[Floats, Floats]:
     """Return the 95% intervals of measures.
 
-    Shares have the intervals of shares, other measures Student's t. Both allow for texts of a kind that the sample
-    lacks. In such texts, measures of some queries may count all queries, and may be 1. (They may be 0 too, but few are:
-    the low end holds without.) Other measures may have values there between 0 and that of uniform attention, or a
-    multiple of it (`_range`).
+    Shares have the intervals of shares, other measures Student's t. Both then allow for unseen texts:
 
-    If a head has less than LEAST_ACTIVE of its attention outside sinks, a few texts hold all that an `_active` measure
-    counts, and the sample may lack them. Then the interval of a share contains both ends that such texts could lead to;
-    other measures have no interval.
+    - A share of the attention of some queries may count all queries of an unseen text, and be 1 there. (It may be 0
+      too, but rarely is: the low end holds without allowing for that.)
+    - Measures that are no shares, and means, may have any value in the range of `_range`.
+    - If a head has less than LEAST_ACTIVE of its attention outside sinks, a few texts hold all that an `_active`
+      measure counts, and the sample may lack them. Then a share may be 0 or 1 in unseen texts, and other measures have
+      no interval.
 
     Args:
         sums: The sums of the measures, (…, measure).
         names: The names of the measures.
         units: As `core.intervals.independent_units` takes them.
-        uniform: The values of uniform attention, (…, measure); None = only shares allow for unseen texts.
+        uniform: The values of uniform attention, (…, measure).
 
     Returns:
-        The low and the high ends, (…, measure); NaN where there is none.
+        The low and the high ends, (…, measure); NaN where there is no interval.
     """
     sample = sums.sample()
     kinds = kinds_of(names)
 
-    # Intervals from the texts that were seen.
+    # Intervals from the texts that were seen. Their shares allow already for unseen units; means are no shares.
     low, high = mean_interval(sample)
     low_of_shares, high_of_shares = share_interval(
         sample, hits=kinds.are_hits, unseen=~kinds.are_means, dependence=kinds.dependence, units=units
     )
     low = np.where(kinds.are_shares, low_of_shares, low)
     high = np.where(kinds.are_shares, high_of_shares, high)
-    if uniform is None:
-        return low, high
 
-    # Shares: which part of the counts unseen texts may hold that are at 0 (below), or at 1 (above).
+    # Shares: what part of the count may be in unseen texts whose value is 0, and what part in those whose value is 1.
     unseen_weight, active_share = _weights(sample, names, units, kinds)
     is_active = active_share >= LEAST_ACTIVE
-    below = np.where(is_active, 0.0, unseen_weight)
-    above = np.where(kinds.are_of_some_queries, np.fmax(below, _weight_of_full_texts(sample)), below)
-    of_shares = np.stack(allow_share_for_unseen(sample.ratio, low, high, below, above))
+    weight_at_0 = np.where(is_active, 0.0, unseen_weight)
+    at_least_full = np.fmax(weight_at_0, _weight_of_full_texts(sample))
+    weight_at_1 = np.where(kinds.are_of_some_queries, at_least_full, weight_at_0)
+    of_shares = np.stack(allow_share_for_unseen(sample.ratio, low, high, weight_at_0, weight_at_1))
 
-    # Other measures: by the range of their values, (end, …, measure).
+    # Other measures: by the range of their values in unseen texts, (end, …, measure).
     lowest, highest = _range(names, uniform)
     of_others = np.stack(allow_for_unseen(sample.ratio, low, high, unseen_weight, lowest, highest))
     of_others = np.where(is_active, of_others, np.nan)
@@ -147,57 +154,60 @@ def measure_intervals(
     return low, high
 
 
-def kinds_of(names: Sequence[str]) -> _Kinds:
-    """Return which kind of number each measure is."""
-    whole = [name.removesuffix("_active") for name in names]
-    return _Kinds(
-        are_shares=~np.isin(whole, NO_SHARES),
+def kinds_of(names: Sequence[str]) -> MeasureKinds:
+    """Return what kind of number each measure is, whole or `_active`."""
+    whole_names = [name.removesuffix("_active") for name in names]
+    return MeasureKinds(
+        are_shares=~np.isin(whole_names, NO_SHARES),
         are_hits=np.isin(names, _HITS),
         are_means=np.isin(names, _MEANS),
-        are_of_some_queries=np.isin(whole, _OF_SOME_QUERIES),
-        dependence=np.where(np.isin(whole, _OF_WHOLE_TEXTS), 1.0, DEPENDENCE),
+        are_of_some_queries=np.isin(whole_names, _OF_SOME_QUERIES),
+        dependence=np.where(np.isin(whole_names, _OF_WHOLE_TEXTS), 1.0, DEPENDENCE),
     )
 
 
 def _weights(
-    sample: Sample, names: Sequence[str], units: Floats | float, kinds: _Kinds
+    sample: Sample, names: Sequence[str], units: Floats | float, kinds: MeasureKinds
 ) -> tuple[Floats, Floats]:
-    """Return two arrays (…, measure): which share of its count unseen texts may hold, and which share is active.
+    """Return the weight of unseen texts for each measure, and its active share, (…, measure) each.
 
-    An `_active` measure counts the attention outside sinks. A text of an unseen kind may have all of its attention
-    there, so it weighs more than other texts if the head mostly rests. Of whole measures the active share is 1.
+    The weight is the share of the measure's count that unseen texts may hold. The active share is that of attention
+    outside sinks: the count of an `_active` measure over the count of the whole one; 1 for whole measures.
+
+    An unseen text may have all of its attention outside sinks. If the head leaves most of it on sinks elsewhere, that
+    text weighs more than others in `_active` measures.
     """
     unseen_texts = unseen_share(independent_units(sample, kinds.dependence, units), END)
     unseen_weight = unseen_texts.copy()
     active_share = np.ones_like(unseen_texts)
     for column, name in enumerate(names):
-        whole = name.removesuffix("_active")
-        if whole != name and whole in names:
-            of_whole = names.index(whole)
-            active = divide(sample.total[..., column], sample.total[..., of_whole])
-            active_share[..., column] = active
-            unseen_weight[..., column] = weight_of_unseen(unseen_texts[..., of_whole], active)
+        whole_name = name.removesuffix("_active")
+        if whole_name != name and whole_name in names:
+            whole = names.index(whole_name)
+            share = divide(sample.total[..., column], sample.total[..., whole])
+            active_share[..., column] = share
+            unseen_weight[..., column] = weight_of_unseen(unseen_texts[..., whole], share)
     return unseen_weight, active_share
 
 
 def _weight_of_full_texts(sample: Sample) -> Floats:
-    """Return which share of each count unseen texts may hold if all of their queries count, (…, measure)."""
-    # The measure with the largest count counts all queries: take its count, and to how many texts it amounts.
+    """Return the share of each count that unseen texts may hold if all of their queries count, (…, measure)."""
+    # The largest count is that of a measure that counts all queries.
     largest = sample.total.argmax(-1, keepdims=True)
-    every = np.take_along_axis(sample.total, largest, -1)
+    all_queries = np.take_along_axis(sample.total, largest, -1)
     n_texts = np.take_along_axis(sample.n_texts, largest, -1)
-    return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, every))
+    return weight_of_unseen(unseen_share(n_texts, RARELY), divide(sample.total, all_queries))
 
 
 def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
-    """Return the least and the largest value that measures have in texts of an unseen kind, (…, measure) each."""
+    """Return the least and the largest value that measures may have in unseen texts, (…, measure) each."""
     # Between 0 and the value of uniform attention, except for the measures below.
     lowest = np.fmin(uniform, 0.0)
     highest = np.fmax(uniform, 0.0)
     for column, name in enumerate(names):
-        distance = name.removeprefix("signed_")
-        if distance != name and distance in names:
-            far = _FAR * uniform[..., names.index(distance)]
+        unsigned = name.removeprefix("signed_")
+        if unsigned != name and unsigned in names:
+            far = _FAR * uniform[..., names.index(unsigned)]
             lowest[..., column] = uniform[..., column] - far
             highest[..., column] = uniform[..., column] + far
         elif "distance" in name:
@@ -210,7 +220,7 @@ def _range(names: Sequence[str], uniform: Floats) -> tuple[Floats, Floats]:
     return lowest, highest
 
 
-def divide(a: Floats, b: Floats, undefined: float = np.nan) -> Floats:
-    """Return a / b; `undefined` where b is 0."""
-    result: Floats = np.divide(a, b, out=np.full(np.shape(a), undefined), where=b > 0)
-    return result
+def divide(sums: Floats, counts: Floats, undefined: float = np.nan) -> Floats:
+    """Return sums / counts; `undefined` where a count is 0."""
+    ratio: Floats = np.divide(sums, counts, out=np.full(np.shape(sums), undefined), where=counts > 0)
+    return ratio

@@ -190,7 +190,8 @@ def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
     windows = sliding_window_view(np.pad(ids, far, constant_values=-1), n)
     n_copies = ((windows == ids) & is_query).sum(1)
 
-    hits, counts = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    result = np.zeros((2, len(PAIR_MEASURES), len(OFFSETS)))
+    hits, counts = result
     for column, offset in enumerate(OFFSETS):
         if offset < 0:
             # The key at this offset is after a copy if the copy is one token further back.
@@ -199,7 +200,7 @@ def pair_hits(ids: Numbers, causal: bool, context: Flags) -> Floats:
         elif offset > 0 and not causal:
             hits[0, column] = n_copies[far + offset]
             counts[0, column] = n_with_copy_after
-    return np.stack([hits, counts])
+    return result
 
 
 # Measuring
@@ -398,9 +399,10 @@ class HeadMeasurer(Measurer[HeadSums]):
                 for kind, by_layer in dense.maps.items():
                     # Cross-attention has its queries in one text and its keys in another.
                     of_kind = (source_facts, target_facts) if kind == "cross" else (facts[kind], None)
-                    sums[kind] = {}
-                    for layer, weights in by_layer.items():
-                        sums[kind][layer] = measures_of_weights(weights, *of_kind)
+                    sums[kind] = {
+                        layer: measures_of_weights(weights, *of_kind)
+                        for layer, weights in by_layer.items()
+                    }
             else:
                 with watch_norms(self._blocks) as norms:
                     probe = HeadMeasures(source_facts, target_facts, buffers=self._buffers, norms=norms)

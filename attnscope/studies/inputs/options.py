@@ -123,10 +123,8 @@ class LoadOptions:
             spec: The name of the model.
             prompts: All that the model will read; None = it reads something else than texts, or must do more.
         """
-        if prompts is None:
-            return self.load(spec)
         source = self.resolve(spec)
-        if self._suits_numpy(source, prompts):
+        if prompts is not None and self._suits_numpy(source, prompts):
             return replace(self, engine="numpy").load(source)
         return self.load(source)
 
@@ -138,15 +136,14 @@ class LoadOptions:
         # NumPy knows no option of loading but these two, and reads nothing but texts and pairs.
         if self != LoadOptions(check=self.check, allow_pickle=self.allow_pickle):
             return False
-        if any(prompt != Prompt(prompt.text, prompt.pair) for prompt in prompts):
-            return False
         # There is no tokenizer if the model is of a family that NumPy cannot run.
         tokenizer = models.open_tokenizer(source)
         if tokenizer is None:
             return False
-        # A very long text is refused by its characters, as tokenising it would take long.
         for prompt in prompts:
-            if len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS:
+            # A very long text is told by its characters, as tokenising it would take long.
+            is_very_long = len(prompt.text) + len(prompt.pair or "") > WHOLE_CHARACTERS
+            if prompt != Prompt(prompt.text, prompt.pair) or is_very_long:
                 return False
             if len(tokenizer.encode(prompt.text, prompt.pair)) > NUMPY_TOKENS:
                 return False

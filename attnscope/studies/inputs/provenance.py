@@ -16,21 +16,17 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
 """The libraries whose versions numbers depend on."""
 
 _FACTS = (
-    "name",
     "source",
     "sha256",
     "architecture",
     "engine",
-    "path",
+    "road",
     "dtype",
     "device",
     "checked",
     "n_parameters",
 )
-"""The fields of `ModelInfo` that a record keeps."""
-
-_RENAMED = {"name": "model", "path": "road"}
-"""What a record calls fields of `ModelInfo` that have another name there."""
+"""The facts of a model that a record keeps beside its name, see `ModelInfo.as_json`."""
 
 
 def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
@@ -38,7 +34,8 @@ def run_of(info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
 
     Its notes are those of the model, then `notes`. Its seed is None: a study that draws at random sets it.
     """
-    run = {_RENAMED.get(name, name): getattr(info, name) for name in _FACTS}
+    facts = info.as_json()
+    run = {"model": info.name} | {name: facts[name] for name in _FACTS}
     # These fields have one number for each kind of attention.
     for name in ("n_layers", "n_heads", "n_kv_heads"):
         run[name] = dict(zip(info.kinds, getattr(info, name), strict=True))

@@ -1,4 +1,8 @@
-"""Turn a text, a photo or a recording into the input of a model. Running the model is left to studies."""
+"""Turn what a user gives, a text, photos or a recording, into the input of a model.
+
+This includes what the model itself writes: a decoder's continuation, an answer, a transcript. Running the model for its
+attention is left to studies.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,18 @@ DEFAULT_ANSWER = 20
 """The most tokens that a model writes about a picture unless `generate` says otherwise."""
 
 WHOLE_CHARACTERS = 2**20
-"""A text of at most so many characters is tokenised whole, so that a note says how many tokens it has."""
+"""The most characters of a text that is tokenised as a whole, so that a note can say how many tokens it has."""
 
 _CHARACTERS_PER_TOKEN = 16
-"""A longer text is first cut to this many characters for each token of the model's limit. English has 4 to 5."""
+"""Of a longer text, the beginning with this many characters for each token that the model takes is tokenised first. In
+English, a token has 4 to 5 characters."""
 
 _MERGED_SHOWN = 8
 """How many words a note on merged tokens names."""
 
 
 class PromptOptions(TypedDict, total=False):
-    """Hold the keywords of `Prompt`, except for the text."""
+    """Hold the keywords of functions that make a `Prompt` of a text: all of its fields but the text."""
 
     pair: str | None
     target: str | None
@@ -43,7 +48,7 @@ class PromptOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Hold a text, and how a model is to read it.
+    """Hold a text, how a model is to read it, and what the model is to write.
 
     Attributes:
         text: The text.
@@ -123,13 +128,13 @@ Given = Prompt | Photo | Speech | View
 
 @dataclass(frozen=True, eq=False)
 class Reading(SensoryInput):
-    """Hold the input of a model as it reads, sees or hears it; see `SensoryInput` for its other fields.
+    """Hold the input of a model as it reads, sees or hears it; `SensoryInput` documents the other fields.
 
-    `inputs` is empty for a text: the model reads the `tokens`. `axes` has queries and keys by kind of attention where
-    words attend to patches by cross-attention; else it is empty.
+    For a text, `inputs` (arguments of the model's forward, by name) is empty: the model reads the `tokens`. `axes` has
+    the queries and keys of each kind of attention if words attend to patches by cross-attention; else it is empty.
 
     Attributes:
-        text: The text, or the name of a photo or a recording, as a record keeps it.
+        text: What a record keeps as its text: the text, or the name of a photo or a recording.
         target: The tokens that the decoder of an encoder-decoder reads; None = there is no such decoder.
     """
 
@@ -138,8 +143,15 @@ class Reading(SensoryInput):
 
     @classmethod
     def of(cls, seen: SensoryInput, text: str, *notes: str, **more: Any) -> Reading:
-        """Return what a model sees or hears as a reading with a text; `notes` come after its own, `more` are fields."""
-        fields = vars(seen) | {"notes": (*seen.notes, *notes)} | more
+        """Return what a model sees or hears as a reading.
+
+        Args:
+            seen: What it sees or hears.
+            text: The field `text`.
+            notes: Further notes, after those of `seen`; empty ones are left out.
+            more: Other fields that replace those of `seen`.
+        """
+        fields = vars(seen) | {"notes": (*seen.notes, *filter(None, notes))} | more
         return cls(**fields, text=text)
 
     def batch(self, device: str) -> Batch:
@@ -149,18 +161,22 @@ class Reading(SensoryInput):
 
     @property
     def after_pictures(self) -> int:
-        """Return the position of the first query that sees all patches: the token after the last patch; else 0."""
+        """Return the position of the first query that can attend to all patches; 0 without pictures among words.
+
+        If patches are among the tokens, it is the token after the last patch.
+        """
         if self.axes:
+            # The first kind is the one that attends to patches.
             return next(iter(self.axes.values())).first
-        # Patches are among the tokens; `cells` has their positions.
-        last = -1
+        # `cells` has the positions of patches among the tokens.
+        last_patch = -1
         for picture in self.pictures:
             if picture.cells is not None:
-                last = max(last, int(picture.cells.max()))
-        return last + 1
+                last_patch = max(last_patch, int(picture.cells.max()))
+        return last_patch + 1
 
     def queries_and_keys(self, kind: str) -> tuple[Tokens, Tokens]:
-        """Return the queries and keys of a kind of attention; without a target, all kinds read the text."""
+        """Return the tokens that are the queries of a kind of attention, and those that are its keys."""
         if kind in self.axes:
             return self.axes[kind].queries, self.axes[kind].keys
         if self.target is None or kind == "encoder":
@@ -172,7 +188,7 @@ class Reading(SensoryInput):
 
 
 def reader_of(model: Model, item: Given) -> Model:
-    """Return the part of a model that reads an input: of two towers, such as CLIP's, the one for it.
+    """Return the model that reads an input: of a model with two towers, such as CLIP, the tower for it.
 
     Raises:
         AttnscopeError: `model` is the name of a model.
@@ -189,34 +205,39 @@ def reader_of(model: Model, item: Given) -> Model:
 
 
 def read(model: Model, item: Given) -> Reading:
-    """Turn a text, a photo or a recording into a model's input; cut it to the model's limit, and note that.
+    """Turn a text, a photo or a recording into a model's input.
+
+    A text that is longer than the model takes is cut, and a note says so.
 
     Args:
-        model: The model; of two towers, the one from `reader_of`.
+        model: The model, from `reader_of`.
         item: What it reads.
 
     Raises:
         AttnscopeError: The text is empty, or the model does not read such an input.
     """
     if isinstance(item, Photo):
-        return _see(model, item)
+        return _read_photo(model, item)
     if isinstance(item, Speech):
-        return _hear(model, item)
+        return _read_speech(model, item)
     if isinstance(item, View):
-        return _view(model, item)
+        return _read_view(model, item)
     return _read_text(model, item)
 
 
 def group_words(reading: Reading, words: Sequence[str]) -> Reading:
-    """Return the reading with the tokens of some words marked as words, to be merged, and a note on them."""
+    """Mark the tokens of some words as parts of one word each, so that drawing them merges these tokens.
+
+    Returns:
+        The reading with the marks, and with a note that says how many tokens are merged.
+    """
     if not words:
         return reading
-    # Do so in the target of an encoder-decoder, too.
     tokens = reading.tokens.with_words(words)
     target = reading.target
     if target is not None:
         target = target.with_words(words)
-    # Note how many tokens will be merged, and into which words.
+    # The note is on the text alone. A group of one token is not merged.
     groups = [group for group in tokens.word_groups() if len(group) > 1]
     note = f"{sum(map(len, groups))} tokens are merged into {amount(len(groups), 'word')}"
     if groups:
@@ -228,19 +249,19 @@ def group_words(reading: Reading, words: Sequence[str]) -> Reading:
 
 
 def position_of(name: str | int, tokens: Tokens, option: str) -> int:
-    """Return the position of the one token that is named: by its position, as a word, or as "@3".
+    """Return the position of the one token that a user names.
 
     Args:
-        name: The name.
+        name: A word, such as "cat"; or the position, as 3, "3" or "@3". If the text has a word "3", that is meant.
         tokens: The tokens.
-        option: The option of the command line that names it, for hints.
+        option: The option of the command line that names the token, for hints.
 
     Raises:
         AttnscopeError: The name means no token, or several.
     """
-    # A text is first a word, or "@3"; else it is a position as a number is.
     positions = tokens.find_one(name) if isinstance(name, str) else ()
-    positions = positions or tokens.find_one(f"@{name}")
+    if not positions:
+        positions = tokens.find_one(f"@{name}")
     if not positions:
         raise tokens.refuse(str(name))
     if len(positions) > 1:
@@ -252,28 +273,26 @@ def position_of(name: str | int, tokens: Tokens, option: str) -> int:
 
 
 def _read_text(model: Model, prompt: Prompt) -> Reading:
-    """Return the tokens of a text; with a target, or with what a decoder writes after it."""
+    """Return the tokens of a text; and what the model writes or is to write, as a target or after the text."""
     # Tokenise, by the chat template if asked for.
-    limit = model.info.max_tokens
+    encode: Callable[..., Tokens] = model.tokenizer.encode
     if prompt.chat:
         if model.tokenizer.chat is None:
             raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
         if prompt.pair is not None:
             raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
-        text, tokens, cut = encode_within(limit, model.tokenizer.chat, prompt.text)
-    else:
-        text, tokens, cut = encode_within(limit, model.tokenizer.encode, prompt.text, prompt.pair)
+        encode = model.tokenizer.chat
+    text, tokens, cut = encode_within(model.info.max_tokens, encode, prompt.text, prompt.pair)
     notes = [cut, UnknownWords.of(model.tokenizer, [tokens]).note]
-    # Encoder-decoders read a target beside the text.
+    # The decoder of an encoder-decoder reads a target. Other decoders may continue the text.
     target = None
     if "encoder" in model.info.kinds and "decoder" in model.info.kinds:
-        target, note = _target(model, tokens, prompt)
+        target, note = _read_target(model, tokens, prompt)
         notes.append(note)
     elif prompt.target is not None:
         raise AttnscopeError(
             f"{model.info.name} is no encoder-decoder, so it has no target", "leave out --target"
         )
-    # Decoders may continue the text.
     elif prompt.generate:
         if model.writer is None:
             raise AttnscopeError(
@@ -292,26 +311,26 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
     return Reading({}, tokens, notes=tuple(filter(None, notes)), text=text, target=target)
 
 
-def _target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
-    """Return the tokens that the decoder beside an encoder reads, and a note on them."""
-    # Take the user's target, or the model's own answer.
+def _read_target(model: Model, tokens: Tokens, prompt: Prompt) -> tuple[Tokens, str]:
+    """Return what the decoder of an encoder-decoder reads, the user's target or the model's own answer, and a note."""
     if prompt.generate:
         raise AttnscopeError(
             f"{model.info.name} answers a text rather than continue it", "leave out --generate"
         )
     assert model.writer is not None  # it has a decoder
     if prompt.target is not None:
-        return encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)[1:]
+        _, target, note = encode_within(model.info.max_tokens, model.writer.encode_target, prompt.target)
+        return target, note
     target = model.writer.greedy_target(tokens)
     answer = "nothing" if is_blank(target.text) else target.text
     return target, f"no target was given: the decoder reads what the model itself writes, “{answer}”"
 
 
-def _see(model: Model, photo: Photo) -> Reading:
+def _read_photo(model: Model, photo: Photo) -> Reading:
     """Return the patches of a photo."""
-    # A model that reads pictures among words may describe one by itself.
+    # A model that reads pictures among words describes a photo that comes without words.
     if model.eyes is None and model.viewer is not None:
-        return _view(model, View((photo,), ""))
+        return _read_view(model, View((photo,), ""))
     if model.eyes is None:
         raise AttnscopeError(
             f"{model.info.name} sees no pictures",
@@ -321,15 +340,15 @@ def _see(model: Model, photo: Photo) -> Reading:
     return Reading.of(seen, seen.tokens.text)
 
 
-def _view(model: Model, view: View) -> Reading:
-    """Return the tokens of photos and words; without words, the model writes some itself."""
+def _read_view(model: Model, view: View) -> Reading:
+    """Return the tokens of photos and words; if there are no words, the model writes some itself."""
     has_text = not is_blank(view.text)
     if model.viewer is None:
         raise AttnscopeError(
             f"{model.info.name} reads no pictures among words",
             "leave out the text and --generate, or --image, or name a model such as SmolVLM, LLaVA or Qwen2-VL",
         )
-    # Detectors read pictures alone.
+    # Models that look for objects (detectors) read pictures alone.
     if not model.viewer.reads_words:
         if has_text or view.generate:
             raise AttnscopeError(
@@ -339,7 +358,7 @@ def _view(model: Model, view: View) -> Reading:
         return Reading.of(model.viewer.view(view.photos, ""), view.photos[0].source)
     if has_text:
         return Reading.of(model.viewer.view(view.photos, view.text, view.generate), view.text)
-    # Some caption the picture by themselves.
+    # Without words, models for captions describe the picture. All others need a question.
     if not model.viewer.describes:
         raise AttnscopeError(
             f"{model.info.name} writes of a picture what a text asks for",
@@ -356,46 +375,48 @@ def _view(model: Model, view: View) -> Reading:
     )
 
 
-def _hear(model: Model, speech: Speech) -> Reading:
-    """Return frames of a recording, or patches of its spectrogram; with a transcript where there is a decoder."""
+def _read_speech(model: Model, speech: Speech) -> Reading:
+    """Return frames of a recording, or patches of its spectrogram; and a transcript if the model has a decoder."""
     if model.ears is None:
-        # This model, or its tower for pictures, may have eyes: only the one that sees by itself takes no texts.
+        # A model with eyes takes pictures alone, unless they are those of a tower beside its tower for texts.
         takes = "pictures" if model.eyes is not None and eyes_of(model) is model else "texts"
         raise AttnscopeError(
             f"{model.info.name} takes {takes}, not recordings",
             "leave out --audio, or name a model such as Whisper or wav2vec 2.0",
         )
-    # Encoders of sound have no transcript.
     heard = model.ears.hear(speech.recording)
+    # Without a decoder there is no transcript.
     if heard.sound is None or model.writer is None:
         if speech.transcript is not None:
             raise AttnscopeError(
                 f"{model.info.name} has no decoder, and reads no transcript", "leave out the text"
             )
         return Reading.of(heard, heard.tokens.text)
-    # Decoders write the given transcript, or their own.
+    # The decoder reads the given transcript, or its own.
     if speech.transcript is not None:
         _, target, note = encode_within(
             model.info.max_tokens, model.writer.encode_target, speech.transcript
         )
     else:
         target = model.writer.transcribe(heard, MOST_WRITTEN)
+        # If there is nothing but special tokens, show these.
         written = _ordinary_text(target) or " ".join(target.text.split()) or "nothing"
         note = f"no transcript was given: the decoder reads what the model itself writes, “{written}”"
-    notes = [note] if note else []
     # The encoder reads the sound, the decoder the transcript.
     inputs = {**heard.inputs, **model.writer.decoder_inputs(target)}
-    return Reading.of(heard, target.text, *notes, inputs=inputs, target=target)
+    return Reading.of(heard, target.text, note, inputs=inputs, target=target)
 
 
 def _ordinary_text(tokens: Tokens) -> str:
-    """Return the text without the special tokens at its ends, on one line."""
-    # The first and the last + 1 character of each ordinary token that stands for some text, (token, 2).
-    offsets = tokens.offsets[~tokens.special]
-    offsets = offsets[(offsets >= 0).all(1)]
-    if not len(offsets):
+    """Return the text from the first ordinary token to the last one, on one line."""
+    # Keep the spans, (first, last + 1) character, of ordinary tokens that stand for some text, (token, 2).
+    spans = tokens.offsets[~tokens.special]
+    spans = spans[(spans >= 0).all(1)]
+    if not len(spans):
         return ""
-    return " ".join(tokens.text[offsets[0, 0] : offsets[-1, 1]].split())
+    start = spans[0, 0]
+    stop = spans[-1, 1]
+    return " ".join(tokens.text[start:stop].split())
 
 
 def encode_within(
@@ -424,13 +445,13 @@ def encode_within(
 
 
 def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> str:
-    """Return the beginning of a very long text that has twice as many tokens as a model takes, else the text.
+    """Return a beginning of a very long text with at least twice as many tokens as a model takes; else the whole text.
 
-    It ends before a blank, as half a word would have other tokens. A text without blanks stays whole.
+    The beginning ends before a blank, as half a word would have other tokens. A text without blanks stays whole.
     """
     if limit is None or len(text) <= WHOLE_CHARACTERS:
         return text
-    # Double the beginning until it has enough tokens.
+    # Double the length of the beginning until it has enough tokens.
     n_characters = _CHARACTERS_PER_TOKEN * limit
     while n_characters < len(text):
         end = max(text.rfind(blank, 0, n_characters) for blank in " \n\t")
@@ -441,9 +462,9 @@ def _beginning(text: str, encode: Callable[..., Tokens], limit: int | None) -> s
 
 
 def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tuple[Tokens, str]:
-    """Return the tokens, cut to what a model takes, and a sentence that says so ("" if nothing was cut).
+    """Return the tokens, cut to what a model takes, and a sentence that says what was cut ("" = nothing).
 
-    The first tokens stay, and all special ones; of a pair, the longer text is cut first.
+    All special tokens stay, and of the others the first ones. Of a pair, the longer text is cut first.
 
     Args:
         tokens: The tokens.
@@ -453,7 +474,6 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     Raises:
         AttnscopeError: There are no tokens but special ones.
     """
-    # All special tokens stay; the other ones get the room that is left.
     ordinary = np.flatnonzero(~tokens.special)
     if not len(ordinary):
         raise AttnscopeError(
@@ -464,17 +484,20 @@ def truncate(tokens: Tokens, limit: int | None, *, is_whole: bool = True) -> tup
     room = limit - int(tokens.special.sum())
     if room < 1:
         raise AttnscopeError(f"the model takes {limit} tokens, which its special tokens fill alone")
-    # Of a pair, each text gets half of the room, and the second one also what the first does not fill.
-    first, second = (ordinary[tokens.segments[ordinary] == segment] for segment in (0, 1))
+    # Of a pair, each text gets half of the room, and the second one also what the first does not fill. A text
+    # that is no pair gets all of it.
+    is_second = tokens.segments[ordinary] == 1
+    first = ordinary[~is_second]
+    second = ordinary[is_second]
     n_second = max(min(len(second), room // 2), room - len(first))
-    kept = [first[: room - n_second], second[:n_second], np.flatnonzero(tokens.special)]
-    # Say what is left out.
+    n_first = room - n_second
+    kept = [first[:n_first], second[:n_second], np.flatnonzero(tokens.special)]
+    # Say what is shown. Of a beginning, the number of tokens is less than that of the text.
     size = amount(len(tokens), "token")
-    # Of a beginning, the number of tokens is not that of the text.
     if not is_whole:
         size = f"more than {size}"
-    parts = f"the first {room - n_second} of the text"
+    parts = f"the first {n_first} of the text"
     if len(second):
-        parts = f"the first {room - n_second} of the first text and {n_second} of the second"
+        parts = f"the first {n_first} of the first text and {n_second} of the second"
     note = f"the text has {size}, the model takes {limit}: {parts} are shown, the rest is left out"
     return tokens.take(np.sort(np.concatenate(kept))), note
