@@ -69,7 +69,7 @@ def atlas(
         report,
         workers,
         measurer=partial(AtlasMeasurer, options=options),
-        nothing=ScoredSums(),
+        empty=ScoredSums(),
     )
     assert isinstance(done, ScoredSums)
     if done.scores is None:
