@@ -59,7 +59,7 @@ class AnnotatedCorpus(Corpus):
     ) -> None:
         require_choice("kind", kind, ("auto", *_SPLITS))
         require_choice("unit", unit, ("sentence", "document"))
-        super().__init__([files] if isinstance(files, str | Path) else files)
+        super().__init__(files)  # type: ignore[arg-type]  # it takes a single name too
         self.unit = unit
         self._kinds = {source: _kind_of(source) if kind == "auto" else kind for source in self.sources}
 

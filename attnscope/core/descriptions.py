@@ -162,7 +162,7 @@ def describe(
     # Only features that vary in enough texts may be terms.
     usable = rows.varies_in >= min(FEWEST_TEXTS, len(np.unique(rows.texts)))
     if candidates is not None:
-        usable &= np.isin(np.arange(rows.n_shared), np.asarray(candidates))
+        usable &= np.isin(np.arange(rows.n_shared), candidates)
     descriptions: list[Description] = []
     # Some heads at a time, whose searches share one product with all features per round.
     for start in range(0, rows.n_heads, _HEADS_AT_ONCE):
@@ -219,16 +219,16 @@ class _Search:
         self.is_done = not self._nats > 0
         # The values of the head's own features, (own feature, entry). An entry is a key of a sampled row.
         columns = rows.own_columns(head)
-        self._n_own = len(columns)
-        self._own_values = np.zeros((self._n_own, rows.size))
-        for index in range(self._n_own):
+        n_own = len(columns)
+        self._own_values = np.zeros((n_own, rows.size))
+        for index in range(n_own):
             self._own_values[index] = rows.by_entry(rows.n_shared + index, head)
         # E_A[f] of all features, shared and own, and their variance under uniform attention, (feature,) each.
         own_expected = self._own_means(rows.attention[head].astype(np.float64))
         own_variances = list(map(rows.variance, self._own_values))
         self._expected = np.append(rows.expected[head], own_expected)
         self._variances = np.append(rows.graded_variances, own_variances)
-        self._is_graded = np.append(rows.levels > 2, np.ones(self._n_own, np.bool_))
+        self._is_graded = np.append(rows.levels > 2, np.ones(n_own, np.bool_))
         self._simplicity = [*simplicity, *(column.rank for column in columns)]
 
     def unscaled(self) -> NDArray[np.float32]:
@@ -255,14 +255,14 @@ class _Search:
         """
         # The next term is no term yet; and one of the head's own only while it has fewer than `most_own` of them.
         n_own_terms = sum(term >= len(expected) for term in self.terms)
-        own_may_follow = np.full(self._n_own, n_own_terms < self._most_own)
+        own_may_follow = np.full(len(self._own_values), n_own_terms < self._most_own)
         may_follow = np.append(usable, own_may_follow)
         may_follow[list(self.terms)] = False
         # Fit the terms together with each of the best candidates in turn.
         pi = np.append(expected, self._own_means(p))
         trials = []
-        for feature, step in self._candidates(pi, may_follow):
-            start = np.append(self._weights, step)
+        for feature, weight in self._candidates(pi, may_follow).items():
+            start = np.append(self._weights, weight)
             weights, kl = self._fit((*self.terms, feature), start, _FIT_TOLERANCE * self._nats)
             trials.append(_Trial(feature, weights, kl))
         least_gain = LEAST_GAIN * self._nats
@@ -290,8 +290,8 @@ class _Search:
         tied = [trial for trial in simplest if trial.kl <= least_kl + _TIE_TOLERANCE * self._nats]
         return min(tied, key=lambda trial: trial.feature)
 
-    def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> list[tuple[int, float]]:
-        """Return the features that could gain most, each with a weight to start its fit from.
+    def _candidates(self, pi: Floats, may_follow: NDArray[np.bool_]) -> dict[int, float]:
+        """Return the features that could gain most, and the weight from which to start the fit of each.
 
         `pi` is the mean of E_p[f], (feature,), and `may_follow` says which features may be the next term, (feature,).
         """
@@ -316,7 +316,7 @@ class _Search:
             for feature in np.argsort(-rule_gains, kind="stable")[:n_best].tolist():
                 if rule_gains[feature] > 0:
                     best[feature] = float(steps[feature])
-        return list(best.items())
+        return best
 
     def _fit(
         self,

@@ -95,8 +95,7 @@ class MultiHeadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw weights anew (Glorot and Bengio 2010, uniform), and set biases to zero."""
-        for name in PROJECTIONS:
-            projection = getattr(self, name)
+        for projection in self.children():
             if isinstance(projection, nn.Linear):
                 nn.init.xavier_uniform_(projection.weight)
                 if projection.bias is not None:

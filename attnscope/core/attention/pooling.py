@@ -92,8 +92,7 @@ def pool_attention(call: AttentionCall, grid: Grid) -> PooledAttention:
     n_attending = zeros(n_rows)
     received = zeros(n_keys)
     entropies = zeros(n_queries, dtype=dtype)
-    link_weights = zeros(grid.n_links, dtype=dtype)
-    links = _Links(link_weights, zeros(grid.n_links, 2, dtype=torch.int64) - 1)
+    links = _Links(zeros(grid.n_links, dtype=dtype), zeros(grid.n_links, 2, dtype=torch.int64) - 1)
     for tile in tiles(call):
         block = tile.block
         weights = tile.weights
@@ -158,7 +157,7 @@ class _Links:
         # Most tiles of a long text have no larger weight than the links before.
         before = self.weights[block.texts]
         row_maxima = weights.amax(-1)
-        if not bool((row_maxima.amax(-1) > before[..., -1]).any()):
+        if not (row_maxima.amax(-1) > before[..., -1]).any():
             return
         # The n largest weights lie in the n rows with the largest maxima: look for them in these rows alone.
         rows = row_maxima.topk(min(grid.n_links, len(queries))).indices

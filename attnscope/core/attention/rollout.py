@@ -62,7 +62,7 @@ def head_relevance(weights: NDArray[np.floating], gradients: NDArray[np.floating
     Returns:
         (query, key), float64.
     """
-    products = gradients.astype(np.float64) * weights.astype(np.float64)
+    products = np.multiply(gradients, weights, dtype=np.float64)
     mean: Floats = np.maximum(products, 0).mean(0)
     return mean
 

@@ -235,7 +235,7 @@ def _allowed_without_empty_rows(call: AttentionCall) -> tuple[Tensor | None, Ten
         return None, None
     mask = mask.expand(-1, -1, -1, call.key.shape[2])
     empty = ~mask.any(-1, keepdim=True)
-    if not bool(empty.any()):
+    if not empty.any():
         return mask, None
     return mask | empty, empty
 

@@ -126,7 +126,7 @@ class Tile:
             # Where each row of weights sums to 1, H_q = lse_q - sum over k of A_qk s_qk, one pass over memory less. Its
             # error is the rounding of the scores: for float32 that is small enough if they are, for float64 never.
             may_be_short = empty is None and scores.dtype != torch.float64
-            if may_be_short and bool(self.largest_score.abs().max() <= _LARGE_SCORE):
+            if may_be_short and self.largest_score.abs().max() <= _LARGE_SCORE:
                 return log_sum - scores.mul_(self.weights).sum(-1)
         entropies = torch.sub(log_sum[..., None], scores, out=scores).mul_(self.weights).sum(-1)
         return entropies if empty is None else entropies.masked_fill(empty, 0.0)
@@ -207,14 +207,14 @@ def _cut_block(
         empty = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
         return Block(texts, queries, keys, empty=empty)
     # Within the range, keep what still hides keys of some query.
-    if mask is not None and bool(mask.all()):
+    if mask is not None and mask.all():
         mask = None
     block = Block(texts, queries, keys, call.is_causal, call.window, mask)
     allowed = block.allowed(device)
-    if allowed is None or bool(allowed.all()):
+    if allowed is None or allowed.all():
         return Block(texts, queries, keys)
     empty = ~allowed.any(-1)
-    return replace(block, empty=empty) if bool(empty.any()) else block
+    return replace(block, empty=empty) if empty.any() else block
 
 
 class Buffers:
