@@ -25,7 +25,7 @@ HIDDEN = "targets that causality hides"
 
 @dataclass(frozen=True)
 class PlacedLink:
-    """A link in the tokens of a chunk.
+    """Hold a link in the tokens of a chunk.
 
     Attributes:
         link: The link, with the targets that a causal mask leaves visible.
@@ -40,12 +40,12 @@ class PlacedLink:
 
 @dataclass(frozen=True, eq=False)
 class PlacedChunk:
-    """A chunk of an annotated text, with the links that it holds.
+    """Hold a chunk of an annotated text, and the links of which it has all words.
 
     Attributes:
         chunk: The chunk: some of the text's tokens.
         unit_of_token: The unit of each token, (token,), from 0 in a chunk; -1 = part of no word.
-        links: The links of which it holds all words.
+        links: The links, in tokens and units of the chunk.
         target: For an encoder-decoder, the tokens that the decoder reads: then they are the queries. Else None.
     """
 
@@ -89,10 +89,10 @@ def place_links(
             if isinstance(link_or_reason, PlacedLink):
                 links.append(link_or_reason)
                 del waiting[index]
-            # If this chunk lacks a word of the link, the link is outside; a later chunk may still hold it.
-            elif len(chunks) == 1 or all(
-                units.tokens_of_word[word] for word in (*link.source, *link.targets)
-            ):
+                continue
+            # While a chunk lacks words of the link, the reason is that they are in different chunks.
+            has_words = [len(units.tokens_of_word[word]) > 0 for word in (*link.source, *link.targets)]
+            if len(chunks) == 1 or all(has_words):
                 reasons[index] = link_or_reason
         if links:
             placed_chunks.append(PlacedChunk(chunk, units.unit_of_token, tuple(links), target))

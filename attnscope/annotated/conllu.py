@@ -38,7 +38,7 @@ _ENTITY = re.compile(r"(?P<opens>\()?(?P<name>[^()-]+)[^()]*(?P<closes>\))?")
 
 @dataclass
 class _Sentence:
-    """A parsed sentence. Words have the numbers of the field ID in it: from 1.
+    """Hold a parsed sentence, in which words are numbered from 1, as by their ID.
 
     Attributes:
         first_line: The number of its first line in the file.

@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Link:
-    """A relation from a word, or from several that stand for one thing, to its targets.
+    """Relate a word, or several that stand for one thing, to its targets.
 
     A head follows the link if the source attends most to any one of the targets.
 
@@ -34,7 +34,7 @@ class Link:
 
 @dataclass(frozen=True)
 class AnnotatedText:
-    """One text with its links.
+    """Hold one text with its links.
 
     Attributes:
         text: The text.
@@ -76,7 +76,7 @@ class AnnotatedText:
 
 
 class AnnotationError(UnreadableError):
-    """A malformed annotation: the reason in one line, and the number of the line, from 1; None = not known."""
+    """Say why an annotation is malformed, in one line, and in which line, from 1; None = not known."""
 
 
 def merge_equal(texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:

@@ -25,7 +25,7 @@ Sums = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Keys:
-    """A measure that is a sum over keys k of A_qk f(k).
+    """Define a measure as a sum over keys k of A_qk f(k).
 
     Attributes:
         fact: The name of f: one of `facts.key_facts`, or "outlying", which differs from layer to layer (`OUTLYING`).
@@ -39,7 +39,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A measure that is a sum over keys k of A_qk f(q, k), for queries and keys of one text.
+    """Define a measure as a sum over keys k of A_qk f(q, k), for queries and keys of one text.
 
     Attributes:
         fact: The name of f: one of `facts.PAIR_FACTS`, or "offset", which is 1 at `offsets` and 0 elsewhere.
@@ -57,7 +57,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Row:
-    """A measure that is no sum, but another statistic of a row of weights.
+    """Define a measure as another statistic of a row of weights.
 
     Attributes:
         statistic: "entropy", "relative_entropy", or "rarest": whether the largest weight is on the text's rarest token.
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measure:
-    """One head measure: of texts, pictures or recordings.
+    """Describe one head measure: of texts, pictures or recordings.
 
     Attributes:
         name: Its name in results and records; the unit is part of it where it has one.
@@ -419,7 +419,7 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The measures of one layer on one batch, as sums and counts for each unit.
+    """Hold the measures of one layer on one batch, as sums and counts for each unit.
 
     A unit is a text; or, if texts are long (`catalogue.unit_queries`), a block of a text's queries. All units of the
     first text come before those of the second, and each text has as many.

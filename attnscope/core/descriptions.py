@@ -101,7 +101,7 @@ _HEADS_AT_ONCE = 12
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """The terms of a head, and their weights.
+    """Hold the terms of a head, and their weights.
 
     Attributes:
         terms: The features, as indices into those of `Rows`, in the order in which they were chosen.
@@ -120,7 +120,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Score:
-    """How well a description predicts a head's attention on texts.
+    """Say how well a description predicts a head's attention on texts.
 
     Attributes:
         explained: 1 - KL(A ‖ p) / KL(A ‖ uniform), at most 1; below 0 if p is worse than uniform; NaN without rows.
@@ -183,7 +183,7 @@ def describe(
 
 
 class _Trial(NamedTuple):
-    """A fit of the terms so far together with one candidate.
+    """Hold a fit of the terms so far together with one candidate.
 
     Attributes:
         feature: The candidate.

@@ -25,7 +25,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with separate projections.
+    """Compute multi-head attention with separate projections.
 
         head_h = softmax(scale * Q_h K_hᵀ) V_h,  Q = query W_Qᵀ + b_Q,  K = key W_Kᵀ + b_K,  V = value W_Vᵀ + b_V
         output = [head_0 | … | head_(H-1)] W_Oᵀ + b_O,  scale = 1 / sqrt(d_head),  d_head = embed_dim / num_heads

@@ -19,7 +19,7 @@ from attnscope.core.attention.tiles import Block, tiles
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The size of the cells, and which links are kept.
+    """Set the size of the cells, and which links are kept.
 
     Attributes:
         query_cell: How many queries share a row of cells, at least 1.
@@ -40,7 +40,7 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class PooledAttention:
-    """A pooled attention.
+    """Hold a pooled attention.
 
     Attributes:
         cells: The pooled map, of ceil(query / query_cell) rows and ceil(key / key_cell) columns, float32: the share of

@@ -79,7 +79,7 @@ def read_rows(
 
 @dataclass(eq=False)
 class SampledRows:
-    """The sampled rows of one text in one kind of attention.
+    """Hold the sampled rows of one text in one kind of attention.
 
     Attributes:
         allowed: Layer -> which keys each query may attend to, (row, key), bool.

@@ -33,7 +33,7 @@ Kind = Literal["encoder", "decoder", "cross"]
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """One attention of one layer, as it reaches the seam.
+    """Hold one attention of one layer, as it reaches the seam.
 
     Attributes:
         layer: Index of the layer within its kind, from 0.

@@ -52,7 +52,7 @@ def tile_elements(device: torch.device) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The texts, queries and keys of a tile, and which of the keys each query may attend to.
+    """Say which texts, queries and keys a tile is of, and which of the keys each query may attend to.
 
     Attributes:
         texts: Which texts of the batch.
@@ -93,7 +93,7 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """The scores and weights of one block. Both lie in buffers that the next tile overwrites.
+    """Hold the scores and weights of one block, in buffers that the next tile overwrites.
 
     Attributes:
         block: The texts, queries and keys that it is of.
@@ -197,7 +197,9 @@ def _cut_block(
         start = min(max(queries.start - call.window + 1, 0), stop)
     if mask is not None:
         # The mask leaves less: from the first to the last key of this range that it shows to any query.
-        mask = mask[texts, :, queries if mask.shape[2] > 1 else slice(None)]
+        mask = mask[texts]
+        if mask.shape[2] > 1:
+            mask = mask[:, :, queries]
         visible = start + mask[..., start:stop].flatten(0, 2).any(0).nonzero()
         stop = int(visible[-1]) + 1 if len(visible) else start
         start = int(visible[0]) if len(visible) else start
