@@ -223,9 +223,12 @@ def _bert(config: Config) -> dict[str, Any]:
 
 def _gpt2(config: Config) -> dict[str, Any]:
     """Return the fields of Sizes that a configuration of GPT-2 says."""
-    unembedding = "tied" if config.get("tie_word_embeddings", True) else "own"
-    fields = _read_fields(config, _NAMES_OF_GPT2)
-    return {**fields, **_BIASES_AND_NORMS, "kind": "decoder", "unembedding": unembedding}
+    return {
+        **_read_fields(config, _NAMES_OF_GPT2),
+        **_BIASES_AND_NORMS,
+        "kind": "decoder",
+        "unembedding": "tied" if config.get("tie_word_embeddings", True) else "own",
+    }
 
 
 def _llama(config: Config) -> dict[str, Any]:

@@ -91,8 +91,11 @@ class LayeredModel(Model):
                 else:
                     # Of vectors, the weights are gains of norms; all others are biases.
                     weight.fill_(1.0 if name.endswith("weight") else 0.0)
-        notes = (f"random weights, seed {seed}",)
         twin.info = replace(
-            self.info, name=f"{self.info.name} untrained", sha256="", notes=notes, heads=()
+            self.info,
+            name=f"{self.info.name} untrained",
+            sha256="",
+            notes=(f"random weights, seed {seed}",),
+            heads=(),
         )
         return twin

@@ -70,14 +70,14 @@ class TextPart(Part):
 
     def add_row(self, row: Row, numbers: Floats, broken_at: BrokenPlace | None) -> None:
         """Add the numbers of a row, (…); drop its text if the row is broken at a layer, or a number is not finite."""
-        if broken_at is None and not np.isfinite(numbers).all():
-            # ("", None) stands for the last hidden states of the unchanged model.
-            broken_at = ("", None)
         if broken_at is not None:
             self.broken.setdefault(row.text_index, broken_at)
+        elif not np.isfinite(numbers).all():
+            # ("", None) stands for the last hidden states of the unchanged model.
+            self.broken.setdefault(row.text_index, ("", None))
         rows = self._rows.setdefault(row.text_index, [])
         rows.append((row, numbers))
-        # True at the last row of a text, which is whole now.
+        # True at the last row of a text, if none is broken: the text is whole now.
         if self.complete_text(row.text_index, row.n_rows):
             self.n_texts += 1
             self.n_tokens += sum(each.n_tokens for each, _ in rows)
@@ -334,8 +334,7 @@ class Cutting(RowMeasurer):
             (row, 1 + cut, 3), first of the whole model: the squared norm of the hidden states, the loss, and 0. Then of
             each cut: the squared norm of their change, the loss, and the KL divergence. And the broken rows.
         """
-        shape = (1 + len(self._cuts), len(batch), len(QUANTITIES))
-        numbers = np.zeros(shape)
+        numbers = np.zeros((1 + len(self._cuts), len(batch), len(QUANTITIES)))
         with torch.no_grad():
             # Run the whole model once.
             read = self._reader.read(batch)
@@ -346,8 +345,8 @@ class Cutting(RowMeasurer):
             whole = hidden.to(dtype)  # (row, token, d_model)
             whole_logs = read.log_probabilities(rerun.whole.logits, 1)
             numbers[0] = _numbers_by_row(read, whole[None], whole_logs, whole_logs)[0]
-            # Run it again from the first layer with a change, with as many cuts per pass as fit. Once memory ran out
-            # in a batch, `room.tokens` is the limit.
+            # Run it again from the first changed layer on, with as many cuts per pass as fit: PASS_TOKENS, or fewer
+            # (`room.tokens`) once memory ran out.
             pass_tokens = PASS_TOKENS if self.room.tokens is None else self.room.tokens
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first_block, cut_indices in rerun.plan(places, pass_tokens):
@@ -357,8 +356,8 @@ class Cutting(RowMeasurer):
                 logs = read.log_probabilities(outputs.logits, n_cuts)
                 rows = 1 + np.array(cut_indices)
                 numbers[rows] = _numbers_by_row(read, hidden_without - whole, logs, whole_logs)
-        # `numbers` leave padding out, where NaN does no harm; of real tokens `rerun` knows which rows have NaN. As
-        # `broken_rows` looks for numbers that are not finite, write NaN there.
+        # A row is broken where its queries or keys are not all finite, which `rerun` knows by kind and layer, (row,).
+        # `broken_rows` looks for numbers that are not finite, so write NaN there.
         broken: dict[str, dict[int, Tensor]] = {}
         for kind, by_layer in rerun.are_numbers.items():
             broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}

@@ -155,7 +155,7 @@ class Reader:
         self._seed = seed
         self._special = special_ids(model)
         self._class = OWN_CLASS if answer is None else model.label_number(answer)
-        self._mask_id: Any = model.tokenizer.mask_id if loss == "masked" else None
+        self._mask_id: Any = model.tokenizer.mask_id
         if loss == "masked" and self._mask_id is None:
             raise AttnscopeError(
                 f"the tokenizer of {model.info.name} has no token that hides another",
