@@ -275,8 +275,8 @@ def test_arguments_that_are_none_are_refused(tmp_path):
     ):
         with pytest.raises(AttnscopeError, match=message):
             Corpus(["a"], **options)
-    with pytest.raises(AttnscopeError, match="no file"):
-        Corpus([])
+    with pytest.raises(AttnscopeError, match="0 sources"):
+        list(Corpus([]))
 
 
 # Memory

@@ -142,6 +142,7 @@ def composition_shares(
     s, _, j = senders.shape
     sender_columns = senders.permute(1, 0, 2).reshape(d, s * j)
     products = receivers.reshape(r * k, d) @ sender_columns
+    # Norms of the products, (r, s), divided by those of both factors.
     norms = in_float64(products.reshape(r, k, s, j).pow(2).sum((1, 3)).sqrt())
     receiver_norms = in_float64(torch.linalg.matrix_norm(receivers))
     sender_norms = in_float64(torch.linalg.matrix_norm(senders))

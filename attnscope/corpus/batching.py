@@ -123,6 +123,7 @@ def chunks(
         AttnscopeError: A chunk has more tokens than the model takes, or no room besides the special ones; the stride
             is below 1, or leaves tokens out.
     """
+    # Refuse chunks that the model does not take, or that have no room for text.
     size = limit if chunk is None else chunk
     if size is not None and limit is not None and size > limit:
         raise AttnscopeError(f"chunks of {size} tokens are too long", f"the model takes at most {limit}")
@@ -146,6 +147,7 @@ def chunks(
         if room is not None:
             hint += f" and at most {room}, for special tokens take {n_ends}"
         raise AttnscopeError(f"a stride of {stride} tokens does not fit", hint)
+    # Cut nothing if the whole text is one chunk.
     if not len(tokens):
         return []
     if room is None or stop - first <= room:
@@ -264,6 +266,7 @@ def count_tokens(
         n_tokens += len(tokens)
         if tell is not None:
             tell(n_texts, n_tokens)
+    # From id -> count to an array by id.
     counts = np.zeros(max(count_of_id, default=0) + 1, np.int64)
     counts[list(count_of_id)] = list(count_of_id.values())
     return counts

@@ -272,6 +272,7 @@ def read_entry(
         second = entry.get(PAIR_FIELD) if pair_field is None else _field_of(entry, pair_field)
         if second is not None and _text_of(second, "the second text").strip():
             content["pair"] = second
+    # A sentence in another field may be what the user meant to read.
     unread = []
     for name, value in entry.items():
         if name not in read_fields and _holds_sentence(value):

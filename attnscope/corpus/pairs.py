@@ -88,6 +88,7 @@ class Pairs:
                 f"there is no pair{name_problems(self.problems)}",
                 'a pair is {"clean", "corrupt", "right", "wrong"}',
             )
+        # Hash the pairs as JSON, with the names of their files and their lines.
         content = json.dumps(list(map(asdict, self._pairs)))
         self.sha256 = hashlib.sha256(content.encode()).hexdigest()
 

@@ -117,7 +117,7 @@ class Corpus:
         chat: Writes the conversations of jsonl: as `role: content`, until a study sets its model's chat template.
 
     Raises:
-        AttnscopeError: No file is given, or an argument is unknown. While iterating: there is no text at all.
+        AttnscopeError: An argument is unknown, or a source is a device. While iterating: there is no text at all.
     """
 
     HINT: ClassVar[str] = (
@@ -138,24 +138,24 @@ class Corpus:
         require_choice("format", format, get_args(Format))
         if isinstance(files, str | Path):
             files = [files]
-        if not files:
-            raise AttnscopeError("no file given", "give --file PATH, or - for stdin")
         self.sources = expand(files)
+        # Refuse devices such as /dev/zero, which have no end.
         for source in self.sources:
             if not _is_stream(source):
-                refuse_pipe(
-                    Path(source), "a text"
-                )  # refuses devices such as /dev/zero, which have no end
+                refuse_pipe(Path(source), "a text")
+        # What to read, and how.
         self.split = split
         self.field = field
         self.format = format
         self.pair_field = pair_field
         self.most_characters = most_characters
+        self.chat: Render = write_plainly
+        # Facts of the last iteration.
         self.problems: list[Problem] = []
         self.bytes_read = 0
         self.sha256 = ""
         self._splits: set[Split] = set()
-        self.chat: Render = write_plainly
+        # Copies of the streams that were read, by source.
         self._streams: dict[str, Replay] = {}
 
     @property
@@ -210,6 +210,7 @@ class Corpus:
             if "pair" in content:
                 self.problems.append(Problem(name, line, "the first text of the pair is blank"))
             return None
+        # Cut a text that would fill the memory when it is tokenised.
         most = self.most_characters
         for field in ("text", "pair"):
             n = len(content.get(field, ""))

@@ -86,6 +86,7 @@ def load(
     if device == "all":
         device = "cpu"
         device_map = "auto"
+    # A model in memory.
     if isinstance(spec, os.PathLike):
         spec = os.fspath(spec)
     if not isinstance(spec, str | Source):
@@ -115,6 +116,7 @@ def load(
             "the numpy engine computes on the CPU, in float32",
             "leave out --device and --dtype, or take --engine native",
         )
+    # Find the files, and the engine that runs them.
     source, engine = _choose_engine(spec, engine, allow_pickle, trust_remote_code, adapter)
     if source.adapter is not None and device_map is not None:
         raise UsageError("an adapter is merged on one device", "leave out --device all")
@@ -241,10 +243,12 @@ def _choose_engine(
         source = resolve(source, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     if adapter is not None:
         source = with_adapter(source, Path(adapter))
+    # A model that attnscope makes in memory.
     if source.folder is None:
         if engine in ("hf", "numpy"):
             raise AttnscopeError(f"the {engine} engine has no model {source.name}", "use --engine auto")
         return source, "native"
+    # A model from files: native or numpy if that computes it as it is, else hf.
     if engine == "hf":
         return source, "hf"
     reason = _why_not_native(source)

@@ -191,10 +191,12 @@ def resolve(
     Raises:
         AttnscopeError: There is no such model, or its files are not complete.
     """
+    # A name of the catalogue.
     if spec in KNOWN:
         return _resolve_known(KNOWN[spec])
     if spec in BUILT_IN:
         return Source(spec, spec, None, origin="made by attnscope")
+    # The path of a folder or a file.
     if not spec.strip():
         raise AttnscopeError("the model's name is empty", _TRY_NAMES)
     try:
@@ -204,6 +206,7 @@ def resolve(
         raise AttnscopeError(message, "give another folder") from error
     if source is not None:
         return source
+    # A Hub id: from the cache, or downloaded.
     repo_id, revision = _split_hub_id(spec)
     folder = cached_folder(repo_id, allow_pickle, revision, config_only)
     if folder is None:
@@ -271,6 +274,7 @@ def _resolve_known(record: Known) -> Source:
     if folder is not None:
         version = importlib.metadata.version(record.package)
         return replace(record, folder=folder, origin=f"package {record.package} {version}")
+    # Without the package take it from the Hub, if it is there.
     reason = "its package is not installed"
     if record.repo_id:
         try:
@@ -450,6 +454,7 @@ def _list_files(repo_id: str, revision: str) -> set[str]:
         except Exception as error:
             answer.set_exception(error)
 
+    # A daemon thread does not keep the process from ending.
     threading.Thread(target=ask, daemon=True).start()
     if not wait([answer], PATIENCE_S).done:
         raise TimeoutError(f"no answer within {PATIENCE_S:g} s")

@@ -57,6 +57,7 @@ def wrap(
         hf_model = next(
             (part for part in hf_model.modules() if isinstance(part, PreTrainedModel)), hf_model
         )
+    # Other wrappers are refused: the user has to name the model inside.
     if not isinstance(hf_model, PreTrainedModel):
         hint = "give a PreTrainedModel: of a wrapper (torch.compile, DataParallel, a pipeline) the model inside it"
         raise AttnscopeError(f"{type(hf_model).__name__} is no transformers model", hint)
@@ -158,6 +159,7 @@ def _build(
     """
     base = base_of(raw.model)
     share_lock([raw.model])
+    # The survey of a model from files may be remembered from an earlier load.
     memory = None
     if survey is None and raw.hashes is not None:
         memory = Memory(raw.model, base, raw.hashes, again=raw.again)

@@ -71,6 +71,7 @@ def run_eager(
     maps: Maps = {}
     for kind, name in names.items():
         maps[kind] = [layer for layer in getattr(output, name, None) or () if layer is not None]
+    # Longformer's encoder returns a band around the diagonal.
     if hasattr(model.config, "attention_window"):
         maps["encoder"] = [_whole_rows(band, model.config.attention_window) for band in maps["encoder"]]
     return output, maps
