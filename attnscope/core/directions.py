@@ -88,7 +88,7 @@ def describe_types(
     """
     # A type counts as the root of its occurrences.
     weights = np.sqrt(occurrences.astype(np.float64))[:, None]
-    total = max(float(weights.sum()), _TINY)
+    total = max(weights.sum(), _TINY)
     # Embeddings less their mean over the types that occur.
     centred = embeddings
     if occurrences.any():

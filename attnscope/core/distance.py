@@ -209,7 +209,7 @@ def classical_mds(distances: Floats) -> tuple[Floats, Floats]:
     largest = axes[np.abs(axes).argmax(0), [0, 1]]
     signs = np.where(largest >= 0, 1.0, -1.0)
     # Where all heads are equal there is no variance, and 0 / 1e-300 = 0 of it is explained.
-    explained = values[:2] / max(float(values.sum()), 1e-300)
+    explained = values[:2] / max(values.sum(), 1e-300)
     return signs * axes * np.sqrt(values[:2]), explained
 
 
