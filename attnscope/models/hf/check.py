@@ -240,7 +240,7 @@ def _check_long(model: PreTrainedModel, survey: Survey, n_tokens: int, *, with_m
 def takes_light_masks(model: PreTrainedModel, survey: Survey) -> bool:
     """Return whether a model hands on our light masks as they are; else masks are to be written out.
 
-    A light mask says which keys are real, in place of all pairs (`hf.seam.Light`). It is tried on two texts padded
+    A light mask says which keys are real, in place of all pairs (see `hf.seam`). It is tried on two texts padded
     together: what the model computes may differ by rounding alone.
     """
     padded, _ = examples(model)

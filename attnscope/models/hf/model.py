@@ -1,13 +1,13 @@
-"""Hugging Face models: a transformers model whose attention is known, run with a probe at its seam.
+"""Run a transformers model with a probe at the seam, the one function through which all of its attention passes.
 
-Whether its attention is seen truly, `hf.check` finds out. `hf.assembling` and `hf.loading` know how one is made. What
-it is run for beside texts, a photo, a recording or writing, the senses know.
+`hf.survey` finds out what attention a model has, and `hf.check` whether the seam shows it truly. `hf.loading` and
+`hf.assembling` make the models. `hf.senses` turns photos and recordings into inputs, and writes texts.
 """
 
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -68,16 +68,16 @@ class RawModel:
     """A model with its tokenizer, processor and adapter, before its attention is surveyed.
 
     Attributes:
-        model: With its head if it has one.
-        tokenizer: Makes tokens of texts, or refuses them.
+        model: The transformers model, with the head for its task if it has one.
+        tokenizer: Turns texts into tokens, or refuses texts.
         name: What it is called.
         source: Where its files are from, or "memory".
-        sha256: Of its weights; "" where it is not from files.
-        notes: What a user must know of how it was read.
-        processor: Makes pictures or sound into what the model reads; None where there is none.
-        adapter: What was merged into its weights.
-        hashes: Of its files, by which the verdict of the check is remembered; None = it is not.
-        again: Whether to compare, whatever is remembered.
+        sha256: The hash of its weights; "" where it is not from files.
+        notes: What a user must know of how it was loaded, one sentence each.
+        processor: Turns pictures or sound into the model's inputs; None where there is none.
+        adapter: The adapter that is part of it.
+        hashes: Hashes of its files, under which the result of the self-check is stored; None = it is not stored.
+        again: Whether to run the self-check even if a result is stored.
     """
 
     model: PreTrainedModel
@@ -87,7 +87,7 @@ class RawModel:
     sha256: str = ""
     notes: tuple[str, ...] = ()
     processor: Any = None
-    adapter: Adapter = field(default_factory=Adapter)
+    adapter: Adapter = Adapter()
     hashes: Mapping[str, str] | None = None
     again: bool = False
 
@@ -95,24 +95,27 @@ class RawModel:
 class HuggingFaceModel(Model):
     """A loaded transformers model, as a Model.
 
+    Some files hold several models here: CLIP has one for texts and one for pictures, and TrOCR's vision tower can be
+    shown alone, or with the decoder that reads it. One of them opens the others.
+
     Args:
-        raw: The model with all that it came with.
-        base: The part of it that attends.
-        survey: What is known of its attention.
-        open_eyes: Makes a model of the part that sees pictures, where that is another one of the same files.
-        open_viewer: Makes a model of pictures and words together, where that is more than this.
-        memory: What is remembered of it; None = nothing.
+        raw: The transformers model, and what it was loaded with.
+        base: The transformers model without the head for its task.
+        survey: Its attention layers, and how far they were checked.
+        open_eyes: Makes the model for pictures of the same files; None = there is no other one.
+        open_viewer: Makes the model for pictures and words of the same files; None = there is no other one.
+        memory: The stored result of the self-check; None = it is not stored.
 
     Attributes:
-        model: The transformers model, with its head if it has one.
-        base: The part of it that attends.
-        survey: What is known of its attention.
+        model: The transformers model, with the head for its task if it has one.
+        base: The same without that head.
+        survey: Its attention layers, and how far they were checked.
         layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
-        at_seam: Whether all of its attention passes the seam.
-        vocabulary: The tokenizer that it came with.
-        tokenizer: The same, or one that refuses texts where they are read beside a picture alone.
+        at_seam: Whether all of its attention passes the seam; else weights that the model itself returns are shown.
+        vocabulary: The tokenizer that it was loaded with.
+        tokenizer: The same, or one that refuses texts, if the model reads them only with a picture.
         device: Where it takes its inputs.
-        is_spread: Whether accelerate moves what its parts get.
+        is_spread: Whether accelerate spreads it over several devices.
     """
 
     def __init__(
@@ -134,6 +137,7 @@ class HuggingFaceModel(Model):
         self.is_spread = is_spread(base)
         self.vocabulary = raw.tokenizer
         self.tokenizer: HuggingFaceTokenizer | NumbersTokenizer = raw.tokenizer
+        # `beside`: a vision tower attends too, unseen, as a picture is read with the words.
         if survey.beside and not isinstance(raw.tokenizer, WordlessTokenizer):
             hint = "give it one: --image photo.jpg"
             self.tokenizer = WordlessTokenizer(f"{raw.name} reads words beside a picture alone", hint)
@@ -141,11 +145,12 @@ class HuggingFaceModel(Model):
         self._open_eyes = open_eyes
         self._open_viewer = open_viewer
         self._memory = memory
+        # Shape of a picture or sound -> how many tokens each layer must see of it.
         self._expected: dict[tuple[int, ...], int] = {}
 
     @cached_property
     def writer(self) -> HuggingFaceWriter | None:
-        """Return its decoder."""
+        """Return the part that writes text by the model's decoder; None without a decoder."""
         return HuggingFaceWriter(self) if "decoder" in self.info.kinds else None
 
     @cached_property
@@ -160,34 +165,39 @@ class HuggingFaceModel(Model):
         """Return the part that reads pictures and words; None if it has none."""
         if self._open_viewer is not None:
             return self._open_viewer().viewer
+        # Words that attend across to a picture (Mllama), or a picture among the tokens of the text (LLaVA).
         reader = cross_reader(self.base) if self.survey.beside else None
         if reader is not None:
             return reader(self, self._processor)
-        interleaved = self.writer is not None and reads_pictures_in_text(self.base)
-        return VisionLanguageReader(self, self._processor) if interleaved else None
+        if self.writer is not None and reads_pictures_in_text(self.base):
+            return VisionLanguageReader(self, self._processor)
+        return None
 
     @cached_property
     def ears(self) -> HuggingFaceEars | None:
-        """Return the part that hears recordings, or refuses them with a reason; None for other models."""
+        """Return the part that hears recordings; None for models that read texts or see pictures instead.
+
+        It refuses recordings where the model takes them in a way that is not supported.
+        """
         if not takes_recordings(self.base) and (reads_text(self.base) or sees_pictures_only(self.base)):
             return None
         return HuggingFaceEars(self, self._processor)
 
     @cached_property
     def loss(self) -> Loss | None:
-        """Return the target of its head; None without a head that predicts."""
+        """Return what its head predicts, such as "causal"; None without a head that predicts."""
         return loss_of(self.model, self.info.kinds) if self.at_seam else None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Return the names of its classes, where its head is a classifier's."""
+        """Return the names of the classes that its head tells apart; () if that is no classifier."""
         return labels_of(self.model) if self.loss in CLASS_LOSSES else ()
 
     @cached_property
     def resumes(self) -> bool:
-        """Return whether what `rerun` gives from a layer on is what a whole forward gives.
+        """Return whether the model can be run again from a block on: this must give what a whole forward gives.
 
-        Tried once, remembered if so.
+        It is tried on a small input, and a success is stored with the result of the self-check.
         """
         if not self.at_seam:
             return False
@@ -198,28 +208,25 @@ class HuggingFaceModel(Model):
         with torch.no_grad():
             rerun = self._rerun(batch, self.loss is not None, resumes=True)
             resumes = can_resume(rerun, self.base)
-        # A failure may be for want of memory.
+        # A failure is not stored: it may be for want of memory.
         if resumes and self._memory is not None:
             self._memory.remember_resumes()
         return resumes
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run a batch as `Model.run` says. Where info.path is "eager", the probe can only be a `Weights`."""
+        """Run a batch as `Model.run` says. Where `at_seam` is False, the probe must be a `Weights`."""
         return self.run_inputs(self.text_inputs(batch), probe)
 
     def run_inputs(self, inputs: Mapping[str, Any], probe: Probe) -> Tensor:
-        """Run the forward on its arguments, input_ids, pixel_values and so on; return the last hidden states.
+        """Run the forward on its arguments, such as input_ids or pixel_values; return the last hidden states.
 
         Raises:
-            AttnscopeError: It does not run, or layers do not each see all tokens of a picture or a sound.
+            AttnscopeError: It does not run, or a layer does not see all tokens that `expect` named for the input.
         """
         n_tokens = self._expected.get(self._shape_of(inputs))
-        if n_tokens is None:
-            return self.outputs_of_inputs(inputs, probe, logits=False).hidden
 
-        def require(queries: int, keys: int) -> None:
-            """Refuse attention of other sizes than the tokens of the picture or sound."""
-            if (queries, keys) != (n_tokens, n_tokens):
+        def require_sizes(queries: int, keys: int) -> None:
+            if n_tokens is not None and (queries, keys) != (n_tokens, n_tokens):
                 raise AttnscopeError(
                     f"{self.info.name} has attention of {queries} queries on {keys} keys where it is given {n_tokens} "
                     "tokens: it adds or merges tokens, or attends within windows, which is not supported",
@@ -227,23 +234,23 @@ class HuggingFaceModel(Model):
                 )
 
         def watch(call: AttentionCall) -> Tensor:
-            require(call.query.shape[2], call.key.shape[2])
+            require_sizes(call.query.shape[2], call.key.shape[2])
             return probe(call)
 
         if self.at_seam:
             return self.outputs_of_inputs(inputs, watch, logits=False).hidden
-        # Weights that the model gives out have their sizes afterwards: (batch, head, query, key)
+        # Weights that the model itself returns, (batch, head, query, key), are looked at afterwards.
         hidden = self.outputs_of_inputs(inputs, probe, logits=False).hidden
         if isinstance(probe, Weights):
-            for by_layer in probe.maps.values():
-                for weights in by_layer.values():
-                    require(*weights.shape[2:])
+            for maps in probe.maps.values():
+                for weights in maps.values():
+                    require_sizes(*weights.shape[2:])
         return hidden
 
     def outputs(
         self, batch: Batch, probe: Probe, *, logits: bool = True, last: int | None = None
     ) -> Outputs:
-        """Run a batch as `Model.outputs` says, with the language-model head if there is one and it is asked for."""
+        """Run a batch as `Model.outputs` says; without logits, the head on top is not run."""
         return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last)
 
     def outputs_of_inputs(
@@ -256,7 +263,8 @@ class HuggingFaceModel(Model):
     ) -> Outputs:
         """Run as `outputs` does, on the forward's arguments.
 
-        `plan` names the attentions that are computed, where that is a part of the model; None = all.
+        `plan` says which call of which module is which layer, if only a part of the model is to be computed; None = all
+        of the survey's.
         """
         inputs = self._forward_inputs(inputs)
         survey = self.survey
@@ -265,42 +273,47 @@ class HuggingFaceModel(Model):
             if not self.at_seam:
                 output = run_for_weights(self.base, inputs, survey, self.info.name, probe)
             elif logits and self.loss is not None:
-                # Masks by key alone serve long texts, of which no more than the last tokens have scores.
-                light = None if last is None else self._light_from(inputs)
+                # Texts of which all tokens have logits are short enough for masks that are written out.
+                light_from = None if last is None else self._light_from(inputs)
                 return run_with_logits(
-                    self.model, self.base, inputs, plan, probe, light_from=light, last=last
+                    self.model, self.base, inputs, plan, probe, light_from=light_from, last=last
                 )
             else:
-                light = None if survey.beside else self._light_from(inputs)
-                beside = survey.beside or (
-                    "pixel_values" in inputs and reads_pictures_in_text(self.base)
-                )
+                # A vision tower attends too, past the probe.
+                has_picture = "pixel_values" in inputs and reads_pictures_in_text(self.base)
                 output = perform(
-                    self.base, inputs, plan, probe, light, through=survey.through, beside=beside
+                    self.base,
+                    inputs,
+                    plan,
+                    probe,
+                    self._light_from(inputs),
+                    through=survey.through,
+                    beside=survey.beside or has_picture,
                 )
         hidden = hidden_states(output)
-        if hidden is None and survey.beside:  # some give out what their head says, and no more
+        # Some readers of pictures and words return logits and no hidden states.
+        if hidden is None and survey.beside:
             hidden = getattr(output, "logits", None)
         if hidden is None:
             raise AttnscopeError(f"{self.info.name} returns no hidden states")
         return Outputs(hidden)
 
     def rerun(self, batch: Batch, *, logits: bool = True, last: int | None = None) -> Rerun:
-        """Run a batch, and keep what is needed to run it again from a layer on."""
+        """Run a batch, and keep what is needed to run it again from a block on."""
         return self._rerun(batch, logits, last, resumes=self.resumes)
 
     def _rerun(self, batch: Batch, logits: bool, last: int | None = None, *, resumes: bool) -> Rerun:
-        def forward(again: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
-            # Attentions of blocks before the first are not computed.
+        def forward(batch: Batch, probe: Probe, block_of: Mapping[Place, int], first: int) -> Outputs:
+            # Attentions in blocks before the first are not computed; those outside of all blocks always are.
             plan = {}
             for module, places in self.survey.plan.items():
                 plan[module] = [place for place in places if block_of.get(place, first) >= first]
-            return self.outputs_of_inputs(self.text_inputs(again), probe, logits, last, plan)
+            return self.outputs_of_inputs(self.text_inputs(batch), probe, logits, last, plan)
 
         return Rerun(forward, batch, blocks_of(self.base, self.survey.plan) if resumes else [])
 
     def expect(self, inputs: Mapping[str, Any], n_tokens: int) -> None:
-        """Refuse later runs on pictures or sounds of this shape whose layers do not see `n_tokens` tokens."""
+        """Refuse later runs on pictures or sounds of this shape in which a layer does not see `n_tokens` tokens."""
         self._expected[self._shape_of(inputs)] = n_tokens
 
     def _shape_of(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -308,8 +321,11 @@ class HuggingFaceModel(Model):
         return tuple(values.shape) if isinstance(values, Tensor) else ()
 
     def text_inputs(self, batch: Batch, *, target: bool = True) -> dict[str, Tensor]:
-        """Return the forward's arguments for texts, (batch, token) each, with the model's own padding."""
-        # Where texts alone cannot be read, a tokenizer for such models raises an error that says why.
+        """Return the forward's arguments for texts, (batch, token) each, with the model's own padding.
+
+        `target` is whether an encoder-decoder also gets the text of its decoder.
+        """
+        # Models that cannot read a text alone have a tokenizer that raises an error, which says why.
         if self.survey.beside:
             self.tokenizer.encode("")
         if not reads_text(self.base):
@@ -320,7 +336,7 @@ class HuggingFaceModel(Model):
         segments = batch.segments
         n_types = getattr(self.base.config, "type_vocab_size", 0)
         knows_segments = n_types > 1 and accepts(self.base, "token_type_ids")
-        # Segments that say nothing are left out: GPT-2 would add the embedding of token 0 to every token for them.
+        # Leave out segments that are all 0: for them GPT-2 would add the embedding of token 0 to every token.
         if knows_segments and segments is not None and bool(segments.any()):
             inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
@@ -333,7 +349,10 @@ class HuggingFaceModel(Model):
         return inputs
 
     def _padded(self, prefix: str, ids: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        """Return token numbers, checked, with the model's own padding, and their mask if there is one."""
+        """Return the arguments for one text of the forward: checked ids with the model's own padding, and their mask.
+
+        Their names begin with the prefix, "" or "decoder_".
+        """
         if position_table(self.base) is not None:
             require_length(self.info, ids.shape[1])
         if mask is not None:
@@ -345,31 +364,30 @@ class HuggingFaceModel(Model):
         return inputs
 
     def modules(self) -> list[nn.Module]:
-        """Return the transformers model, without what it has on top for its task."""
+        """Return the transformers model, without the head for its task."""
         return [self.base]
 
     def blocks(self) -> dict[Place, nn.Module]:
-        """Return the block of each attention whose keys are made of that block's own hidden states.
+        """Return the block of each attention that reads the hidden states of its block, by place, (kind, layer).
 
-        Cross-attention has none; nor have attentions of which one block holds several.
+        Cross-attention has none, for it reads the encoder's; nor have attentions of which one block holds several.
         """
         blocks: dict[Place, nn.Module] = {}
         n_attentions: Counter[nn.Module] = Counter()
         for module, places in self.survey.plan.items():
-            own = [place for place in places if place[0] != "cross"]
-            if not own:
-                continue
-            for block in blocks_of(self.base, [module]):
-                n_attentions[block] += 1
-                blocks |= dict.fromkeys(own, block)
+            self_attentions = [(kind, layer) for kind, layer in places if kind != "cross"]
+            if self_attentions:
+                for block in blocks_of(self.base, [module]):
+                    n_attentions[block] += 1
+                    blocks |= dict.fromkeys(self_attentions, block)
         return {place: block for place, block in blocks.items() if n_attentions[block] == 1}
 
     def unembedding(self) -> nn.Module | None:
-        """Return the map from hidden states to scores of the vocabulary; None where its head predicts no words."""
+        """Return the layer from hidden states to logits over the vocabulary; None where the head predicts no tokens."""
         return None if self.loss is None or self.labels else output_embeddings(self.model)
 
     def head_slices(self, heads: Mapping[Place, Sequence[int]]) -> list[Slice]:
-        """Return which of its weights are the heads' alone; see hf.weights.head_slices."""
+        """Return the parts of its weights that belong to these heads alone; see `hf.weights.head_slices`."""
         if self.is_spread:
             raise AttnscopeError(
                 f"the weights of {self.info.name} are spread over devices", "leave out --device all"
@@ -379,13 +397,13 @@ class HuggingFaceModel(Model):
 
     @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
-        """Return the rows of the token embedding: (batch, token) numbers -> (batch, token, d), without gradient."""
+        """Return the rows of the token embedding: ids (batch, token) -> (batch, token, d), without gradient."""
         self.require_known(ids)
         with take_turn([self.base]):
             output = self.base.get_input_embeddings()(ids.to(self.device))
-        # I-BERT gives the scale of its quantisation besides.
+        # I-BERT returns (rows, scale of its quantisation).
         rows: Tensor = output[0] if isinstance(output, tuple) else output
-        return rows.detach()  # a model in memory may be one that is trained
+        return rows
 
     def untrained(self, seed: int) -> "HuggingFaceModel":
         """Return the same architecture with random weights, as transformers draws them before training."""
@@ -399,13 +417,13 @@ class HuggingFaceModel(Model):
         return HuggingFaceModel(raw, twin, replace(survey, checked=False))
 
     def require_known(self, ids: Tensor) -> None:
-        """Refuse token numbers that the model has no embedding for."""
+        """Refuse ids that the model has no embedding for."""
         require_numbers(self.info, ids, vocab_size(self.base))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments of the forward, on the model's device.
 
-        Lengths are checked: mixed ones may be refused, and one beyond a window is compared with eager attention first.
+        Refuse texts of lengths that must not be mixed. The first text beyond a sliding window starts a self-check.
         """
         for mask in (inputs.get("attention_mask"), inputs.get("decoder_attention_mask")):
             if isinstance(mask, Tensor) and mask.ndim == 2 and mixes_lengths(self.base.config, mask):
@@ -420,12 +438,13 @@ class HuggingFaceModel(Model):
         return {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
 
     def _light_from(self, inputs: Mapping[str, Any]) -> int | None:
-        """Return the keys from which this run gets light masks (`seam.Light`); None = it gets none.
+        """Return how many keys a mask must have to be a light one in a run on these inputs; None = none is.
 
-        Long texts get them, where the model is known to understand them.
+        A light mask holds padding alone; `hf.seam` explains them. Long texts get them, if the model does not change
+        its masks.
         """
-        # accelerate moves masks from device to device, so that they are not known again.
-        if count_tokens(inputs) < LIGHT_FROM or self.is_spread:
+        # accelerate copies masks from device to device: the seam would not know them again.
+        if count_tokens(inputs) < LIGHT_FROM or self.is_spread or self.survey.beside:
             return None
         return LIGHT_FROM if self._takes_light else None
 
@@ -436,6 +455,7 @@ class HuggingFaceModel(Model):
 
 def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo:
     """Return the facts on a model that `attnscope models` shows and that results keep."""
+    notes = (raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note)
     return ModelInfo(
         name=raw.name,
         source=raw.source,
@@ -454,7 +474,7 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
         device=str(input_device(base)),
         checked=survey.checked,
         remembered=survey.remembered,
-        notes=tuple(filter(None, [raw.adapter.note, *raw.notes, *survey.notes, raw.tokenizer.note])),
+        notes=tuple(note for note in notes if note),
         adapter=raw.adapter.name,
         adapter_sha256=raw.adapter.sha256,
         head=describe_head(raw.model, base),
@@ -462,19 +482,19 @@ def _describe(raw: RawModel, base: PreTrainedModel, survey: Survey) -> ModelInfo
 
 
 def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
-    """Return whether a rerun of one text from a block on gives what a whole forward with the same change gives.
+    """Return whether running a text again from each block on gives what a whole forward with the same change gives.
 
-    It is tried from each block, with the first head of its attention taken out, on two copies of the text.
+    The change: the first head of the block's attention is taken out, in the second of two copies of the text.
     """
     try:
         allowed = tolerance(base, len(rerun.calls))
         for place, call in rerun.calls.items():
-            # The first copy is left as it is, of the second the first head is taken out: (copy, head).
+            # What each head's output is multiplied by: (copy, head)
             factors = torch.ones(2, call.n_heads)
             factors[1, 0] = 0
             gate = Gate({place: factors})
-            resumed = rerun.again(gate, rerun.block([place]), 2)
-            whole = rerun.again(gate, 0, 2)
+            resumed = rerun.again(gate, first=rerun.block([place]), times=2)
+            whole = rerun.again(gate, first=0, times=2)
             require_equal({}, {"hidden": resumed.hidden}, {"hidden": whole.hidden}, allowed)
             if resumed.logits is not None and whole.logits is not None:
                 require_equal({}, {"hidden": resumed.logits}, {"hidden": whole.logits}, allowed)

@@ -1,22 +1,21 @@
-"""The seam inside Hugging Face models: their attention calls become AttentionCalls, whoever makes them.
+"""The seam inside Hugging Face models: each of their attention calls becomes an AttentionCall.
 
-transformers lets a model look up its attention function and its mask function by name. Both are registered here, once
-a process, under two names, for two dialects: models that know torch's scaled_dot_product_attention leave out masks that
-plain causality can stand for; the others hand over every mask whole, and none means that every key may be seen.
+A transformers model looks up its attention function and its mask function by name. The functions here are registered
+under two names. Models that support torch's scaled_dot_product_attention use the first: for them no mask means causal
+attention, where the module is causal. All others use the second: for them no mask means that every key may be seen.
 
-What happens at the seam is decided by the run in progress (a context variable, so that threads do not see each
-other's). Outside of a run, the function is plain attention.
+The run in progress decides what computes attention: a probe, or a rehearsal, which finds out a model's layers. It is a
+context variable, so each thread has its own. Outside of a run, attention is computed as usual.
 
-For long texts the mask functions do not write out which query may attend to which key, which takes gigabytes at 32,000
-tokens: they hand over the padding alone, (batch, 1, 1, key), and remember what else the model asked for, causality or a
-sliding window, until that same mask arrives at the attention function (`Light`). What asks for more is written out.
+For long texts, masks of (query, key) take gigabytes. Then the mask functions return *light masks*: the padding alone,
+(batch, 1, 1, key). The causality or sliding window that such a mask leaves out is kept apart (`LightRule`) until the
+same mask arrives at the attention function. Masks with any other rule are written out.
 
-Knows no files, no tokenizers and no text.
+This module knows no files, no tokenizers and no text.
 """
 
 import contextlib
 import inspect
-import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,29 +48,28 @@ from attnscope.models.turns import take_turn
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
-"""The names of our attention and mask functions among transformers' implementations."""
+"""The two names of our functions among transformers' attention implementations; see above."""
 
-# What only other kernels read: packed sequences, and windows that the mask holds already.
-_OF_KERNELS = "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k sliding_window deterministic"
-# What a model hands on to everything below it, and that no attention function of transformers reads.
-_PASSED_DOWN = (
+_HARMLESS = frozenset(
+    # Only other kernels read these: packed sequences, and windows that the mask holds already.
+    "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k sliding_window deterministic "
+    # Models hand these on to all their modules; no attention function of transformers reads them.
     "position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
-    "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids"
+    "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids".split()
 )
-_HARMLESS = frozenset([*_OF_KERNELS.split(), *_PASSED_DOWN.split()])
 """Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
 
 LIGHT_FROM = 1024
-"""Tokens from which masks are handed over by key alone, where the model understands that."""
+"""Tokens from which a text gets light masks, if the model does not change them."""
 
 
 @dataclass(frozen=True)
-class Light:
-    """The rule that a mask by key alone leaves out.
+class LightRule:
+    """Which keys a light mask hides besides padding.
 
     Attributes:
         is_causal: Whether query i sees keys 0..i only.
-        window: Query i sees only keys that are less than so many tokens away; None = all.
+        window: Query i sees only keys that are less than so many tokens away; None = no limit.
     """
 
     is_causal: bool
@@ -79,18 +77,18 @@ class Light:
 
 
 Plan = Mapping[nn.Module, Sequence[Place]]
-"""For each module that computes attention: what its first, second … call in one forward pass is."""
+"""Module that computes attention -> the place, (kind, layer), of its first, second … call in one forward pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """One attention as a rehearsal saw it; of one that a model gives out itself, the weights alone are known.
+    """One attention as a rehearsal saw it, or only its weights, where the model itself returned them.
 
     Attributes:
-        weights: (batch, head, query, key)
+        weights: Attention weights, (batch, head, query, key).
         module: The module that computes it.
-        call: What reached the seam; its layer and kind mean nothing yet.
-        window: The sliding window that the module named, in tokens; None where it named none.
+        call: What reached the seam. Its kind and layer are placeholders: a rehearsal is run to find them out.
+        window: The sliding window that the module passed to its attention function, in tokens; None = none.
     """
 
     weights: Tensor
@@ -101,27 +99,27 @@ class Seen:
 
 @dataclass(eq=False)
 class _Run:
-    """One forward pass of one model in one thread: a rehearsal, or with a probe.
+    """One forward pass of one model in one thread: with a probe, or a rehearsal without.
 
     Attributes:
-        probe: What happens at the seam; None = a rehearsal, which keeps what it sees.
-        waiting: Module -> which attentions it has yet to compute, in their order.
-        beside: Whether modules that `waiting` does not name may attend too, unseen by the probe.
-        light_from: Keys from which masks are handed over by key alone; None = never.
-        masks: In a run with light masks, the masks that were handed over, each with the rule that it leaves out; None
-            of one that is written out.
-        seen: What a rehearsal saw.
+        probe: What computes attention at the seam; None = a rehearsal, which keeps every call in `seen`.
+        waiting: Module -> the places, (kind, layer), of the attentions that it has yet to compute in this pass.
+        beside: Whether modules that are not in `waiting` may attend too, past the probe.
+        light_from: How many keys a mask must have to be a light one; None = none is.
+        masks: In a run with light masks, each mask that was returned, and the rule that it leaves out; None for a mask
+            that is written out.
+        seen: The attentions of a rehearsal, in the order of computation.
     """
 
     probe: Probe | None = None
     waiting: dict[nn.Module, list[Place]] = field(default_factory=dict)
     beside: bool = False
     light_from: int | None = None
-    masks: list[tuple[Tensor, Light | None]] = field(default_factory=list)
+    masks: list[tuple[Tensor, LightRule | None]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
     def attend(self, module: nn.Module, call: AttentionCall, window: int | None) -> Tensor:
-        """Return what a module's attention puts out, (batch, head, query, d_value), by the probe if there is one."""
+        """Return the output of a call, (batch, head, query, d_value), from the probe; a rehearsal keeps the call."""
         if self.probe is not None:
             return self.probe(call)
         output, weights = attend_with_weights(call)
@@ -129,10 +127,8 @@ class _Run:
         return output
 
     def next_place(self, module: nn.Module) -> Place:
-        """Return which attention a module computes now, and wait for it no longer.
-
-        In a rehearsal that is not known yet: attentions are counted.
-        """
+        """Return the place of the attention that a module computes now, and take it off `waiting`."""
+        # A rehearsal does not know places: it counts attentions.
         if self.probe is None:
             return "encoder", len(self.seen)
         if not self.waiting.get(module):
@@ -144,20 +140,20 @@ class _Run:
 
     def require_complete(self) -> None:
         """Refuse a run in which an attention that the plan names was not computed."""
-        missing = next(itertools.chain(*self.waiting.values()), None)
-        if missing is not None:
-            kind, layer = missing
-            raise AttnscopeError(
-                f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
-                "a part would be shown as the whole; give the texts one by one, or one of another length",
-            )
+        for places in self.waiting.values():
+            if places:
+                kind, layer = places[0]
+                raise AttnscopeError(
+                    f"{kind} layer {layer} computed no attention on this input, as it did when the model was loaded",
+                    "a part would be shown as the whole; give the texts one by one, or one of another length",
+                )
 
 
 _run: ContextVar[_Run | None] = ContextVar("attnscope_run", default=None)
 
 
 def rehearse(model: PreTrainedModel, inputs: Mapping[str, Any]) -> tuple[Any, list[Seen]]:
-    """Run a model through the seam without a plan; return its output, and its attention calls in order."""
+    """Run a model through the seam before its layers are known; return its output, and its attentions in order."""
     run = _Run()
     return _forward(model, model, inputs, run), run.seen
 
@@ -177,12 +173,12 @@ def perform(
     Args:
         model: The model.
         inputs: The arguments of its forward.
-        plan: Which call is which layer, of the calls that the forward makes.
-        probe: What happens at the seam.
-        light_from: Keys from which masks are handed over by key alone; None = never (see `Light`).
-        through: What is called instead of the model, to run it: with a head on top, say, or only in part.
-        beside: Whether modules that the plan does not name may attend too, unseen by the probe: a tower that makes
-            tokens of pictures.
+        plan: Which call of which module is which layer.
+        probe: What computes attention at the seam.
+        light_from: How many keys a mask must have to be a light one (see the top of this module); None = none is.
+        through: A function that is called with the inputs and runs the model, in its place: with a head on top, say.
+        beside: Whether modules that the plan does not name may attend too, past the probe, such as those of a vision
+            tower whose outputs become tokens of the text.
 
     Raises:
         AttnscopeError: The model computes other attentions than the plan names, or changes a light mask.
@@ -194,7 +190,7 @@ def perform(
 def _forward(
     model: PreTrainedModel, function: Callable[..., Any], inputs: Mapping[str, Any], run: _Run
 ) -> Any:
-    """Return the output of a function that calls the model, as part of a run."""
+    """Return the output of a function that calls the model; what attends meanwhile belongs to the run."""
     with use_attention(model, implementation_for(model)):
         token = _run.set(run)
         try:
@@ -250,28 +246,30 @@ def attention_function(
             )
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
-    # Find which layer this is. Attention beside the plan, as in a tower that makes tokens of pictures, is no part of
-    # the run.
+    # A module that may attend past the probe, as in a vision tower, computes as if outside of the run.
     run = _run.get()
     if run is not None and run.beside and module not in run.waiting:
         run = None
+    # Find out which layer it is, and what a light mask leaves out.
     kind: Kind = "encoder"
     layer = 0
+    rule: LightRule | None = None
     if run is not None:
         kind, layer = run.next_place(module)
+        rule = _rule_of_mask(module, attention_mask, run)
     # Split masks and biases into booleans and finite floats: each broadcasts to (batch, head, query, key).
-    light = None if run is None else _light_of(module, attention_mask, run)
     mask, bias = mask_and_bias(attention_mask, query.dtype)
-    if light is not None and light.window is None and mask is not None and bool(mask.all()):
-        # Leave out a mask that hides nothing: it keeps kernels from their fastest way. One beside a window stays, for
-        # probes reuse what they worked out for a mask, and must not take a windowed layer for one without.
+    bias_mask, more_bias = mask_and_bias(position_bias, query.dtype)
+    # Leave out a light mask that hides nothing, for it keeps kernels from their fastest way. One with a window stays:
+    # probes reuse what they worked out for a mask, and must not take a windowed layer for one without a window.
+    if rule is not None and rule.window is None and mask is not None and bool(mask.all()):
         mask = None
-    more_mask, more_bias = mask_and_bias(position_bias, query.dtype)
+    # Causality stands for a mask that is left out. A single query, though, continues a text from cached keys: it sees
+    # them all.
+    if rule is None:
+        rule = LightRule(is_causal and attention_mask is None and query.shape[2] > 1, None)
     # A query, key or value with a batch of 1 is shared by all texts.
     batch = max(query.shape[0], key.shape[0], value.shape[0])
-    if light is None:
-        # A single query is a decoder that goes on from cached keys: it sees them all.
-        light = Light(is_causal and attention_mask is None and query.shape[2] > 1, None)
     call = AttentionCall(
         layer=layer,
         kind=kind,
@@ -279,10 +277,10 @@ def attention_function(
         key=key.expand(batch, -1, -1, -1),
         value=value.expand(batch, -1, -1, -1),
         scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        mask=_join(mask, more_mask, torch.logical_and),
-        is_causal=light.is_causal,
-        window=light.window,
-        bias=_join(bias, more_bias, torch.add),
+        mask=_combine(mask, bias_mask, torch.logical_and),
+        is_causal=rule.is_causal,
+        window=rule.window,
+        bias=_combine(bias, more_bias, torch.add),
         softcap=softcap or None,
         sinks=None if s_aux is None else s_aux.reshape(-1),
         dropout_p=dropout if run is None else 0.0,
@@ -292,37 +290,46 @@ def attention_function(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _join(
-    one: Tensor | None, other: Tensor | None, join: Callable[[Tensor, Tensor], Tensor]
+def _combine(
+    first: Tensor | None, second: Tensor | None, operation: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor | None:
-    """Return what two masks, or two biases, are together; None where there are none."""
-    if one is None or other is None:
-        return other if one is None else one
-    return join(one, other)
+    """Return two masks, or two biases, combined by an operation; the one of them that is there, or None."""
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return operation(first, second)
 
 
 def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Take apart what a model adds to its scores: where it may attend, a boolean mask, and a finite bias, if any.
+    """Split what a model adds to its scores into a boolean mask (True = may attend) and a finite bias.
 
-    Of floats, the lowest number of a precision, its half, and less mean "never": sums of such a number and a bias are a
-    little off it. They may have been made for the precision of the queries, `dtype`, and then converted. Integers are
-    refused: their 1 could mean either.
+    A mask that hides nothing and a bias of zeros become None. A boolean tensor is a mask already.
+
+    Models hide keys by adding the lowest number of a precision. A bias may have been added to it, so all numbers below
+    half of it hide. The precision is that of the tensor, or `dtype`, that of the queries, if the tensor was converted.
+
+    Raises:
+        AttnscopeError: The tensor holds integers: their 1 could mean either.
     """
     if added is None or added.dtype == torch.bool:
         return added, None
     if not added.is_floating_point():
         raise AttnscopeError(f"an attention mask of {added.dtype} could mean two things")
-    least = max(torch.finfo(added.dtype).min, torch.finfo(dtype).min) / 2
-    may = added > least
-    bias = added.masked_fill(~may, 0.0)
-    return (None if bool(may.all()) else may), (bias if bool(bias.any()) else None)
+    lowest = max(torch.finfo(added.dtype).min, torch.finfo(dtype).min)
+    mask = added > lowest / 2
+    bias = added.where(mask, 0.0)
+    hides_none = bool(mask.all())
+    adds_some = bool(bias.any())
+    return None if hides_none else mask, bias if adds_some else None
 
 
 def attention_function_like_eager(
     module: nn.Module, *tensors: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """Compute as `attention_function` does, for models whose masks say everything: no mask means all keys."""
-    return attention_function(module, *tensors, **{**others, "is_causal": False})  # type: ignore[arg-type]
+    """Compute as `attention_function` does, for models for which no mask means that every key may be seen."""
+    others["is_causal"] = False
+    return attention_function(module, *tensors, **others)  # type: ignore[arg-type]
 
 
 AttentionInterface.register(LIKE_SDPA, attention_function)
@@ -333,7 +340,7 @@ AttentionMaskInterface.register(LIKE_EAGER, lambda **request: _mask(eager_mask, 
 
 
 def implementation_for(model: PreTrainedModel) -> str:
-    """Return the dialect that a model and all its parts understand."""
+    """Return the name under which a model, with all its parts, is to look up our functions: see above."""
     parts = (module for module in model.modules() if isinstance(module, PreTrainedModel))
     return LIKE_SDPA if all(part._supports_sdpa for part in parts) else LIKE_EAGER
 
@@ -341,50 +348,58 @@ def implementation_for(model: PreTrainedModel) -> str:
 # Light masks -----------------------------------------------------------------------------------------------------
 
 
-def _mask(written_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """Return a mask as transformers' own function makes it, or a light one of many keys in a run that takes them."""
+def _mask(write_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
+    """Return a light mask of many keys, in a run that takes them; else the one that transformers' function writes out.
+
+    Args:
+        write_out: The mask function of transformers.
+        request: Its arguments.
+    """
     run = _run.get()
     if run is None or run.light_from is None:
-        return written_out(**request)
-    # A light mask needs a rule of causality and windows alone, and padding by key.
-    n_keys = int(request["kv_length"])
-    rule = _rule(request) if n_keys >= run.light_from else None
+        return write_out(**request)
+    n_keys = request["kv_length"]
+    rule = _read_rule(request)
+    # Padding as bool (batch, key)
     padding = prepare_padding_mask(request.get("attention_mask"), n_keys, request.get("kv_offset", 0))
     if padding is None:
-        padding = torch.ones(int(request["batch_size"]), n_keys, device=request.get("device", "cpu"))
+        padding = torch.ones(request["batch_size"], n_keys, device=request.get("device", "cpu"))
     mask: Tensor | None
-    if rule is None or padding.ndim != 2:
+    if rule is None or padding.ndim != 2 or n_keys < run.light_from:
         rule = None
-        mask = written_out(**request)
+        mask = write_out(**request)
     else:
-        # The padding alone: (batch, 1, 1, key)
+        # The padding alone, in memory of its own, by which it is known again: (batch, 1, 1, key)
         mask = padding.bool()[:, None, None, :n_keys].clone()
     if mask is not None:
         run.masks.append((mask, rule))
     return mask
 
 
+# Functions that transformers makes are known by their code. The values that they were made of are in their closures.
 _AND = and_masks().__code__
 _WINDOW = sliding_window_overlay(1).__code__
 _BIDIRECTIONAL_WINDOW = sliding_window_bidirectional_overlay(1).__code__
 
 
-def _rule(request: Mapping[str, Any]) -> Light | None:
-    """Return the rule of a mask function; None if it is more than causality, windows, or several of them."""
+def _read_rule(request: Mapping[str, Any]) -> LightRule | None:
+    """Return the rule of a mask function that hides keys by causality and windows alone; None for any other."""
     if request.get("q_offset", 0) or request.get("kv_offset", 0):
         return None
     is_causal = False
     windows: list[int] = []
-    # A conjunction of functions, each of which must allow a key. The list grows by the parts of conjunctions.
+    # Each of these functions must allow a key.
     functions = [request.get("mask_function", causal_mask_function)]
-    for function in functions:
+    while functions:
+        function = functions.pop()
         code = getattr(function, "__code__", None)
-        # The values that a function was made of stand in its closure.
         if code is _AND:
             functions += inspect.getclosurevars(function).nonlocals["mask_functions"]
-        elif code is _WINDOW:  # less than so many tokens away
+        elif code is _WINDOW:
+            # Keys are less than so many tokens away.
             windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"])
-        elif code is _BIDIRECTIONAL_WINDOW:  # at most so many
+        elif code is _BIDIRECTIONAL_WINDOW:
+            # Keys are at most so many tokens away.
             windows.append(inspect.getclosurevars(function).nonlocals["sliding_window"] + 1)
         elif function is causal_mask_function:
             is_causal = True
@@ -393,19 +408,22 @@ def _rule(request: Mapping[str, Any]) -> Light | None:
     n_keys = request["kv_length"]
     if (is_causal or windows) and request["q_length"] != n_keys:
         return None
+    # A window as long as the text hides nothing.
     window = min(windows, default=n_keys)
-    return Light(is_causal, window if window < n_keys else None)
+    return LightRule(is_causal, window if window < n_keys else None)
 
 
-def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None:
-    """Return the rule behind a light mask; None for masks that say it all.
+def _rule_of_mask(module: nn.Module, mask: Tensor | None, run: _Run) -> LightRule | None:
+    """Return the rule that a light mask leaves out; None for a mask that is written out.
 
-    Where light masks were handed over, one that was not is refused: it may be what the model made of a light one.
+    Raises:
+        AttnscopeError: The run has light masks, and this mask is not one that it returned: the model may have made it
+            from a light one.
     """
     if mask is None or all(rule is None for _, rule in run.masks):
         return None
     for issued, rule in run.masks:
-        # It is the same mask, or a view of it, where it begins in the same place of memory.
+        # A view that begins at the same address is the same mask.
         is_same = mask.data_ptr() == issued.data_ptr() and mask.shape[-1] == issued.shape[-1]
         if is_same and mask.dtype == issued.dtype:
             return rule
@@ -418,43 +436,47 @@ def _light_of(module: nn.Module, mask: Tensor | None, run: _Run) -> Light | None
 # Switching ------------------------------------------------------------------------------------------------------
 
 
-_settings: "weakref.WeakKeyDictionary[nn.Module, dict[str, list[tuple[Any, str | None]]]]"
-_settings = weakref.WeakKeyDictionary()
-"""Model -> attention implementation -> each of its configurations, and the name that it must hold for it."""
+_names_in_configs: weakref.WeakKeyDictionary[nn.Module, dict[str, list[tuple[Any, str | None]]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Model -> attention implementation -> each configuration of the model, and the implementation that it must name."""
 
 
 @contextlib.contextmanager
 def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None]:
-    """Make a model use an attention implementation, in eval mode and frozen, and put everything back afterwards.
+    """Make a model use an attention implementation, in eval mode and frozen; put everything back when the context ends.
 
-    What a forward pass itself changes is put back too (see `restore_state`), so that no text depends on those before
-    it. It is this thread's turn with the model meanwhile.
+    What forward passes change is put back too (see `restore_state`), so that no text depends on those before it. Other
+    threads wait for their turn with the model meanwhile. Gradients flow through tensors that a probe brings, but not
+    into the model.
 
-    Gradients still flow through whatever a probe brings along. None stands for the implementation that the model has,
-    which is all there is of modules that are no model of transformers.
+    Args:
+        model: The model, or any module.
+        implementation: A name that transformers knows; None = the one that the model has. Other modules have none.
     """
     # Composite models (LLaVA) have a configuration per part, and each names its own implementation.
     configs = parts_of_config(
         *(module.config for module in model.modules() if isinstance(module, PreTrainedModel))
     )
     with take_turn([model]), without_autocast(device_of(model)), restore_state(model, configs):
-        settings = _settings.setdefault(model, {})
-        # Tensors made in inference mode never learn, and torch refuses to set their requires_grad.
+        # Torch refuses to set requires_grad of tensors made in inference mode, which never learn.
         learning = [
             parameter
             for parameter in model.parameters()
             if parameter.requires_grad and not parameter.is_inference()
         ]
         try:
+            # The mode of each module is an attribute, which restore_state puts back.
             for module in model.modules():
                 if module.training:
                     module.training = False
             for parameter in learning:
                 parameter.requires_grad_(False)
             if implementation is not None and isinstance(model, PreTrainedModel):
-                if implementation not in settings:
-                    settings[implementation] = _switch(model, configs, implementation)
-                for config, name in settings[implementation]:
+                names = _names_in_configs.setdefault(model, {})
+                if implementation not in names:
+                    names[implementation] = _switch(model, configs, implementation)
+                for config, name in names[implementation]:
                     config._attn_implementation_internal = name
             yield
         finally:
@@ -465,19 +487,23 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
 def _switch(
     model: PreTrainedModel, configs: Sequence[Any], implementation: str
 ) -> list[tuple[Any, str | None]]:
-    """Make a model use an attention implementation; return the name that each of its configurations then holds.
+    """Make a model use an attention implementation; return each configuration, and the name that it must hold for it.
 
-    transformers' own switch is slow, but knows which parts can change: its result is kept.
+    transformers' own switch knows which parts of a model support the implementation, but is slow: keep what it did.
     """
     model.set_attn_implementation(implementation)
-    # Classes chosen when the model was built look up "eager" alone anew, so every part must name it.
+    # It leaves out parts whose attention class was chosen when the model was built. "eager" is the only name that these
+    # look up again, so every part must have it.
     if implementation == "eager":
         return [(config, implementation) for config in configs]
     return [(config, config._attn_implementation_internal) for config in configs]
 
 
 def parts_of_config(*configs: Any) -> list[Any]:
-    """Return configurations and those of their parts that name an attention implementation, each once."""
+    """Return configurations, and those within them for parts of a model (its vision tower, say), each once.
+
+    Those that name no attention implementation are left out.
+    """
     parts: dict[int, Any] = {}
     waiting = list(configs)
     while waiting:
@@ -491,50 +517,52 @@ def parts_of_config(*configs: Any) -> list[Any]:
 
 # Leaving a model as it is ----------------------------------------------------------------------------------------
 
-_HOLDERS = frozenset({dict, OrderedDict, list, set})
+_CONTAINERS = frozenset({dict, OrderedDict, list, set})
 
 
 @contextlib.contextmanager
 def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
-    """Put back all that is no parameter after a forward pass that changed it.
+    """Put back, when the context ends, all of a model except its parameters that forward passes changed.
 
     BigBird's block-sparse layers become full ones at the first short text and stay so; rotary tables grow with the
-    longest text. Put back are attributes of modules, submodules, buffers, hooks, and settings of configs. So are the
-    global random states of torch (on the CPU and the model's device) and NumPy: BigBird draws the blocks that it
+    longest text. Put back are attributes of modules, submodules, buffers, hooks, and settings of configurations. So are
+    the global random states of torch (on the CPU and the model's device) and NumPy: BigBird draws the blocks that it
     attends to, and a caller's own draws must not depend on what is looked at.
 
     Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
     accelerate spreads over devices are left to it, which moves them.
     """
-    # Copies of the containers, not of their contents: buffers stay the same tensors.
-    owners = [vars(module) for module in model.modules()] + [vars(config) for config in configs]
-    before = [
-        (holder, holder.copy())
-        for attributes in owners
-        for holder in (attributes, *_holders_in(attributes))
-    ]
-    of_numpy = np.random.get_state()  # noqa: NPY002 - the one that models draw from
+    # Copy the containers, not their contents: buffers stay the same tensors.
+    before: list[tuple[Any, Any]] = []
+    for owner in (*model.modules(), *configs):
+        attributes = vars(owner)
+        for container in (attributes, *_containers_in(attributes)):
+            before.append((container, container.copy()))
+    numpy_state = np.random.get_state()  # noqa: NPY002 - the one that models draw from
     try:
         with fork_rng(device_of(model)):
             yield
     finally:
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        for holder, content in before:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        for container, content in before:
             # What is to stay is never taken out, not even for a moment: another thread may be reading it.
-            if isinstance(holder, list):
-                holder[:] = content
-                continue
-            holder.update(content)
-            for extra in [key for key in holder if key not in content]:
-                if isinstance(holder, set):
-                    holder.discard(extra)
-                else:
-                    holder.pop(extra)
+            if isinstance(container, list):
+                container[:] = content
+            elif isinstance(container, set):
+                container |= content
+                container &= content
+            else:
+                container.update(content)
+                for name in container.keys() - content.keys():
+                    container.pop(name)
 
 
-def _holders_in(attributes: dict[str, Any]) -> list[Any]:
-    """Return the dictionaries, lists and sets among a module's attributes."""
+def _containers_in(attributes: dict[str, Any]) -> list[Any]:
+    """Return the dictionaries, lists and sets among a module's attributes, except those of its parameters."""
+    # accelerate's hook means that it moves the buffers.
     left_alone = {"_parameters", "_buffers"} if "_hf_hook" in attributes else {"_parameters"}
     return [
-        value for name, value in attributes.items() if type(value) in _HOLDERS and name not in left_alone
+        value
+        for name, value in attributes.items()
+        if type(value) in _CONTAINERS and name not in left_alone
     ]
