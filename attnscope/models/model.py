@@ -158,8 +158,6 @@ class AttentionAxes:
     layers: tuple[int, ...]
     # The first query that is kept: words before a picture do not attend to it
     first: int = 0
-    # Which keys are padding of pictures, that no query sees, (key,), bool; None = there are none
-    hidden: "NDArray[Any] | None" = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -208,9 +208,9 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             vision = config
             if not hasattr(config, "image_size"):
                 vision = getattr(config, "vision_config", config)
-            size = setting(vision, "image_size") or 32
-            height, width = size if isinstance(size, (tuple, list)) else (size, size)
-            picture = (getattr(vision, "num_channels", 3), height, width)
+            # One side of a square, or height and width.
+            sides = as_list(setting(vision, "image_size") or 32)
+            picture = (getattr(vision, "num_channels", 3), sides[0], sides[-1])
             # A video has frames.
             n_frames = getattr(vision, "num_frames", None)
             return picture if n_frames is None else (n_frames, *picture)

@@ -38,8 +38,7 @@ _TASKS: dict[Any, Loss | None] = {
 
 def _class_names(auto: Any) -> Mapping[str, Any]:
     """Return model type -> name of the class that an auto class loads for it, such as "bert" -> "BertForMaskedLM"."""
-    names: Mapping[str, Any] = auto._model_mapping._model_mapping
-    return names
+    return dict(auto._model_mapping._model_mapping)
 
 
 def class_to_load(config: Any, *, is_gguf: bool) -> Any:
@@ -149,19 +148,9 @@ def run_with_logits(
     Raises:
         AttnscopeError: The head gives no logits for each token or text.
     """
-    # Where only the last logits are wanted, the head gets a slice of the hidden states. Torch multiplies a slice text
-    # by text; a copy goes four times as fast.
     arguments = {**standing_arguments(model), **inputs}
-    sliced: list[nn.Module] = []
     if last is not None and accepts(model, "logits_to_keep"):
         arguments["logits_to_keep"] = last
-        head = output_embeddings(model)
-        if head is not None:
-            sliced.append(head)
-
-    def copy_slice(module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return (args[0].contiguous(), *args[1:]), kwargs
-
     # Watch the base for its hidden states, and its decoder: OPT's head calls the decoder past the base. Where the base
     # is called too, its output comes last.
     base_outputs: list[Any] = []
@@ -174,20 +163,18 @@ def run_with_logits(
         with hooks(watched, lambda module, args, output: base_outputs.append(output)):
             return model(**arguments)
 
-    with hooks(sliced, copy_slice, before=True):
-        output = perform(base, arguments, plan, probe, light_from, through=run_model)
-    hidden = None
-    if base_outputs:
-        hidden = hidden_states(base_outputs[-1])
+    output = perform(base, arguments, plan, probe, light_from, through=run_model)
+    hidden = hidden_states(base_outputs[-1]) if base_outputs else None
     logits = getattr(output, "logits", None)
     if hidden is not None and isinstance(logits, Tensor):
         # The classes of a text, (text, class), become those of one token.
         if logits.ndim == 2:
             return Outputs(hidden, logits[:, None])
-        n_tokens = hidden.shape[1]
+        # The tokens that should have logits, (batch, token, d)
+        kept = hidden
         if last is not None:
-            n_tokens = min(n_tokens, last)
+            kept = hidden[:, -last:]
             logits = logits[:, -last:]
-        if logits.shape[:2] == (len(hidden), n_tokens):
+        if logits.shape[:2] == kept.shape[:2]:
             return Outputs(hidden, logits)
     raise AttnscopeError(f"the head of {type(model).__name__} gives no prediction for each token")

@@ -31,6 +31,7 @@ from attnscope.models.hf.parts import (
     base_of,
     merge,
     notes_on_quantisation,
+    parts_of_config,
     picture_tower,
     quantisation,
     reads_or_writes_text,
@@ -39,7 +40,6 @@ from attnscope.models.hf.parts import (
     text_tower,
     wordless,
 )
-from attnscope.models.hf.seam import parts_of_config
 from attnscope.models.hf.senses.cross_readers import cross_reader
 from attnscope.models.hf.senses.patch_places import FAMILIES
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, WordlessTokenizer
@@ -135,7 +135,7 @@ def _require_finite(model: nn.Module, name: str) -> None:
             continue
         # If the sum is finite, so is each weight. If it is not, it may have overflowed: look at each weight.
         total = parameter.sum(dtype=torch.promote_types(parameter.dtype, torch.float32))
-        if not bool(total.isfinite()) and not bool(parameter.isfinite().all()):
+        if not total.isfinite() and not parameter.isfinite().all():
             raise AttnscopeError(
                 f"{name} has weights that are no numbers (NaN or infinite), in {key}",
                 "get the file again",
@@ -145,8 +145,16 @@ def _require_finite(model: nn.Module, name: str) -> None:
 # Tokenizer and processor ------------------------------------------------------------------------------------------
 
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json"),
-    *("*.model", "source.spm", "*.tiktoken", "*.gguf"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+    "*.model",
+    "source.spm",
+    "*.tiktoken",
+    "*.gguf",
 )
 """Patterns of file names: a folder with a tokenizer has at least one such file."""
 
@@ -187,15 +195,17 @@ def _choose_input_makers(
     """
     kind = processor_kind(base)
     tower = picture_tower(base)
+    has_processor = holds_processor(folder)
     processor = None
     # A model with a vision tower (CLIP, TrOCR) can also be shown on texts alone: its image processor may be missing.
-    if kind == "image_processor" and (tower is None or holds_processor(folder)):
+    if kind == "image_processor" and (tower is None or has_processor):
         processor = open_image_processor(folder, options)
-    elif kind == "feature_extractor" and holds_processor(folder):
+    elif kind == "feature_extractor" and has_processor:
         auto: Any = transformers.AutoFeatureExtractor
         with _load_errors("feature extractor", folder):
             processor = auto.from_pretrained(folder, **options)
-    elif kind == "processor" and tokenizer is not None and holds_processor(folder):
+    elif kind == "processor" and tokenizer is not None and has_processor:
+        # Of other families it is not known which token stands for which part of a picture: they read texts alone.
         model_type = base.config.model_type
         if cross_reader(base) is not None or model_type in FAMILIES:
             processor = open_processor(folder, tokenizer.backend, model_type, options)
@@ -453,8 +463,7 @@ def read_gguf_config(source: Source) -> dict[str, Any]:
     gguf = _gguf_file(source)
     with silence(), _load_errors("configuration", folder):
         config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf, local_files_only=True)
-        settings: dict[str, Any] = config.to_dict()
-        return settings
+        return dict(config.to_dict())
 
 
 def _gguf_file(source: Source) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from attnscope.core.attention.probes import Gate, Place, Weights
-from attnscope.core.attention.seam import AttentionCall, Kind, Probe
+from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import input_device, is_spread, name_dtype
 from attnscope.models.hf.check import check_beyond, require_equal, survey_attention, takes_light_masks
@@ -110,7 +110,6 @@ class HuggingFaceModel(Model):
         model: The transformers model, with the head for its task if it has one.
         base: The same without that head.
         survey: Its attention layers, and how far they were checked.
-        layers: Kind -> numbers of the layers that have attention; fewer than info.n_layers in hybrid models.
         at_seam: Whether all of its attention passes the seam; else weights that the model itself returns are shown.
         vocabulary: The tokenizer that it was loaded with.
         tokenizer: The same, or one that refuses texts, if the model reads them only with a picture.
@@ -131,7 +130,6 @@ class HuggingFaceModel(Model):
         self.base: Any = base
         self.info = _describe(raw, base, survey)
         self.survey = survey
-        self.layers: Mapping[Kind, tuple[int, ...]] = survey.layers
         self.at_seam = survey.path == "seam"
         self.device = input_device(base)
         self.is_spread = is_spread(base)
@@ -337,7 +335,7 @@ class HuggingFaceModel(Model):
         n_types = getattr(self.base.config, "type_vocab_size", 0)
         knows_segments = n_types > 1 and accepts(self.base, "token_type_ids")
         # Leave out segments that are all 0: for them GPT-2 would add the embedding of token 0 to every token.
-        if knows_segments and segments is not None and bool(segments.any()):
+        if knows_segments and segments is not None and segments.any():
             inputs["token_type_ids"] = segments
         if target and self.base.config.is_encoder_decoder:
             if batch.target_ids is None:
@@ -357,7 +355,7 @@ class HuggingFaceModel(Model):
             require_length(self.info, ids.shape[1])
         if mask is not None:
             ids = ids.masked_fill(~mask, pad_id(self.base))
-        self.require_known(ids)
+        require_numbers(self.info, ids, vocab_size(self.base))
         inputs = {f"{prefix}input_ids": ids}
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask.long()
@@ -398,7 +396,7 @@ class HuggingFaceModel(Model):
     @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding: ids (batch, token) -> (batch, token, d), without gradient."""
-        self.require_known(ids)
+        require_numbers(self.info, ids, vocab_size(self.base))
         with take_turn([self.base]):
             output = self.base.get_input_embeddings()(ids.to(self.device))
         # I-BERT returns (rows, scale of its quantisation).
@@ -415,10 +413,6 @@ class HuggingFaceModel(Model):
         note = f"random weights, seed {seed}"
         raw = RawModel(twin, self.vocabulary, f"{self.info.name} untrained", notes=(note,))
         return HuggingFaceModel(raw, twin, replace(survey, checked=False))
-
-    def require_known(self, ids: Tensor) -> None:
-        """Refuse ids that the model has no embedding for."""
-        require_numbers(self.info, ids, vocab_size(self.base))
 
     def _forward_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments of the forward, on the model's device.
@@ -495,9 +489,10 @@ def can_resume(rerun: Rerun, base: PreTrainedModel) -> bool:
             gate = Gate({place: factors})
             resumed = rerun.again(gate, first=rerun.block([place]), times=2)
             whole = rerun.again(gate, first=0, times=2)
-            require_equal({}, {"hidden": resumed.hidden}, {"hidden": whole.hidden}, allowed)
-            if resumed.logits is not None and whole.logits is not None:
-                require_equal({}, {"hidden": resumed.logits}, {"hidden": whole.logits}, allowed)
+            for ours, theirs in ((resumed.hidden, whole.hidden), (resumed.logits, whole.logits)):
+                # Logits are compared like hidden states, relative to the largest.
+                if ours is not None and theirs is not None:
+                    require_equal({}, {"hidden": ours}, {"hidden": theirs}, allowed)
     except Exception:  # a model may fail in any way where part of it is set aside
         return False
     return True

@@ -207,7 +207,7 @@ def reads_pictures_in_text(base: PreTrainedModel) -> bool:
 def hears_windows(base: PreTrainedModel) -> bool:
     """Return whether a model is like Whisper: two convolutions and an encoder hear a fixed window, a decoder writes."""
     encoder = getattr(base, "encoder", None)
-    convolves = hasattr(encoder, "conv1") and hasattr(encoder, "conv2")
+    convolves = hasattr(encoder, "conv2")
     is_encoder_decoder = bool(base.config.is_encoder_decoder)
     return base.main_input_name == "input_features" and is_encoder_decoder and convolves
 
@@ -261,6 +261,23 @@ def picture_tower(base: PreTrainedModel) -> PreTrainedModel | None:
         return None
     tower = base_of(tower)
     return tower if sees_pictures_only(tower) else None
+
+
+def parts_of_config(*configs: Any) -> list[Any]:
+    """Return configurations, and those within them for parts of a model (its vision tower, say), each once.
+
+    Those that name no attention implementation are left out.
+    """
+    parts: dict[int, Any] = {}
+    waiting = list(configs)
+    while waiting:
+        config = waiting.pop()
+        # A part that a model lacks is None.
+        if id(config) in parts or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        parts[id(config)] = config
+        waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return list(parts.values())
 
 
 def quantisation(config: Any) -> str:

@@ -10,8 +10,6 @@ context variable, so each thread has its own. Outside of a run, attention is com
 For long texts, masks of (query, key) take gigabytes. Then the mask functions return *light masks*: the padding alone,
 (batch, 1, 1, key). The causality or sliding window that such a mask leaves out is kept apart (`LightRule`) until the
 same mask arrives at the attention function. Masks with any other rule are written out.
-
-This module knows no files, no tokenizers and no text.
 """
 
 import contextlib
@@ -44,19 +42,21 @@ from attnscope.core.attention.probes import Place
 from attnscope.core.attention.seam import AttentionCall, Kind, Probe, attend, attend_with_weights
 from attnscope.errors import AttnscopeError
 from attnscope.models.devices import device_of, fork_rng
+from attnscope.models.hf.parts import parts_of_config
 from attnscope.models.turns import take_turn
 
 LIKE_SDPA = "attnscope"
 LIKE_EAGER = "attnscope_explicit"
 """The two names of our functions among transformers' attention implementations; see above."""
 
-_HARMLESS = frozenset(
+_HARMLESS_NAMES = (
     # Only other kernels read these: packed sequences, and windows that the mask holds already.
     "cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k sliding_window deterministic "
     # Models hand these on to all their modules; no attention function of transformers reads them.
     "position_ids cache_position use_cache output_attentions output_hidden_states return_dict "
-    "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids".split()
+    "output_router_logits num_items_in_batch position_embeddings token_type_ids mm_token_type_ids"
 )
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 """Arguments that do not change what attention computes. Any other one is refused unless it is None or False."""
 
 LIGHT_FROM = 1024
@@ -127,8 +127,10 @@ class _Run:
         return output
 
     def next_place(self, module: nn.Module) -> Place:
-        """Return the place of the attention that a module computes now, and take it off `waiting`."""
-        # A rehearsal does not know places: it counts attentions.
+        """Return the place of the attention that a module computes now, and take it off `waiting`.
+
+        A rehearsal does not know places: it counts attentions.
+        """
         if self.probe is None:
             return "encoder", len(self.seen)
         if not self.waiting.get(module):
@@ -262,7 +264,7 @@ def attention_function(
     bias_mask, more_bias = mask_and_bias(position_bias, query.dtype)
     # Leave out a light mask that hides nothing, for it keeps kernels from their fastest way. One with a window stays:
     # probes reuse what they worked out for a mask, and must not take a windowed layer for one without a window.
-    if rule is not None and rule.window is None and mask is not None and bool(mask.all()):
+    if rule is not None and rule.window is None and mask is not None and mask.all():
         mask = None
     # Causality stands for a mask that is left out. A single query, though, continues a text from cached keys: it sees
     # them all.
@@ -319,9 +321,7 @@ def mask_and_bias(added: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | No
     lowest = max(torch.finfo(added.dtype).min, torch.finfo(dtype).min)
     mask = added > lowest / 2
     bias = added.where(mask, 0.0)
-    hides_none = bool(mask.all())
-    adds_some = bool(bias.any())
-    return None if hides_none else mask, bias if adds_some else None
+    return None if mask.all() else mask, bias if bias.any() else None
 
 
 def attention_function_like_eager(
@@ -349,12 +349,7 @@ def implementation_for(model: PreTrainedModel) -> str:
 
 
 def _mask(write_out: Callable[..., Tensor | None], request: dict[str, Any]) -> Tensor | None:
-    """Return a light mask of many keys, in a run that takes them; else the one that transformers' function writes out.
-
-    Args:
-        write_out: The mask function of transformers.
-        request: Its arguments.
-    """
+    """Return a light mask of many keys, in a run that takes them; else call transformers' function to write it out."""
     run = _run.get()
     if run is None or run.light_from is None:
         return write_out(**request)
@@ -448,11 +443,7 @@ def use_attention(model: nn.Module, implementation: str | None) -> Iterator[None
 
     What forward passes change is put back too (see `restore_state`), so that no text depends on those before it. Other
     threads wait for their turn with the model meanwhile. Gradients flow through tensors that a probe brings, but not
-    into the model.
-
-    Args:
-        model: The model, or any module.
-        implementation: A name that transformers knows; None = the one that the model has. Other modules have none.
+    into the model. The implementation is a name that transformers knows; None = the one that the model has.
     """
     # Composite models (LLaVA) have a configuration per part, and each names its own implementation.
     configs = parts_of_config(
@@ -499,22 +490,6 @@ def _switch(
     return [(config, config._attn_implementation_internal) for config in configs]
 
 
-def parts_of_config(*configs: Any) -> list[Any]:
-    """Return configurations, and those within them for parts of a model (its vision tower, say), each once.
-
-    Those that name no attention implementation are left out.
-    """
-    parts: dict[int, Any] = {}
-    waiting = list(configs)
-    while waiting:
-        config = waiting.pop()
-        if config is None or id(config) in parts or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        parts[id(config)] = config
-        waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return list(parts.values())
-
-
 # Leaving a model as it is ----------------------------------------------------------------------------------------
 
 _CONTAINERS = frozenset({dict, OrderedDict, list, set})
@@ -529,8 +504,8 @@ def restore_state(model: nn.Module, configs: Iterable[Any]) -> Iterator[None]:
     the global random states of torch (on the CPU and the model's device) and NumPy: BigBird draws the blocks that it
     attends to, and a caller's own draws must not depend on what is looked at.
 
-    Buffers are put back as the tensors that they were; what is written into one stays. Those of a model that
-    accelerate spreads over devices are left to it, which moves them.
+    Buffers are put back as the tensors that they were; what is written into one stays. Where accelerate spreads a
+    model over devices, it moves buffers itself.
     """
     # Copy the containers, not their contents: buffers stay the same tensors.
     before: list[tuple[Any, Any]] = []

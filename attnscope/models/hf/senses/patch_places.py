@@ -1,8 +1,8 @@
-"""Which token of a prompt stands for which part of a picture, family by family of models that read pictures.
+"""Find out which token of a prompt stands for which part of a picture, for each family of vision-language models.
 
-The places come from what a processor gives out and from the model's own code, never from a guess. What a processor
-makes of a photo is put together again from its tiles. A photo of slopes shows whether they fit: there every pixel says
-where in the photo it was.
+A processor may cut a photo into tiles of pixels, and the model may merge patches. The functions here join the tiles
+again, by what the processor and the model's own code say. To test that, a photo is processed whose colours tell where
+each pixel was (`slopes`): joined, its tiles must show them in order (`area_of`).
 """
 
 import sys
@@ -23,14 +23,14 @@ from attnscope.models.hf.senses.eyes_and_ears import tokens_before
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A picture that a model is given of a photo: all of it put together from tiles, or all of it made small.
+    """A picture that a model is given of a photo: joined from tiles, or the whole photo in a small size.
 
     Attributes:
-        photo: The number of the photo.
-        pixels: As the model is given it, (3, height, width).
-        cells: Which picture token stands for each patch, counted from the first, or which key of cross-attention;
-            (row, column), int64, -1 = none.
-        is_small: Whether it is all of the photo made small, beside one with more detail.
+        photo: The index of the photo.
+        pixels: The normalised pixels that the model gets, (3, height, width).
+        cells: Index of the token that stands for each patch, among all tokens of pictures; or of the key, if words
+            attend to the picture by cross-attention. (row, column), int64; -1 = none.
+        is_small: Whether it is the whole photo in a small size, where the same photo also comes in tiles.
     """
 
     photo: int
@@ -44,9 +44,9 @@ class PhotoPrompt:
     """The output of a transformers processor for photos and a question, with the model and the photos.
 
     Attributes:
-        base: The model, without a head.
+        base: The model without the head for its task.
         processor: Its processor.
-        inputs: What the processor returned: arguments of the forward, and more that it says of the photos.
+        inputs: What the processor returned: arguments of the forward by name, and sizes of photos and tiles.
         images: The photos.
     """
 
@@ -62,17 +62,17 @@ class PhotoPrompt:
 
     @property
     def pixels(self) -> Tensor:
-        """Return the pixels as the model gets them."""
+        """Return the pixels that the processor made; their shape depends on the family."""
         pixels: Tensor = self.inputs["pixel_values"]
         return pixels
 
 
 Cut = tuple[list[Pane], int]
-"""The pictures that a model is given, and how many tokens or keys stand for them in all."""
+"""The pictures that a model is given of all photos, and how many tokens or keys stand for them in all."""
 
 
 def unplaced(reason: str) -> AttnscopeError:
-    """Return the error that it is not known which token stands for which part of a picture."""
+    """Return the error for a picture of which it is not known which token stands for which part."""
     return AttnscopeError(
         f"the model cannot be shown on pictures: {reason}", "its text alone can be: leave out --image"
     )
@@ -84,13 +84,13 @@ def unplaced(reason: str) -> AttnscopeError:
 def one_grid(
     prompt: PhotoPrompt, patch: tuple[int, int], n_before: int = 0, *, is_filled: bool = False
 ) -> Cut:
-    """Cut each photo into one grid of patches, row by row.
+    """Return each photo as one grid of patches, whose tokens come row by row.
 
     Args:
-        prompt: What the processor made of the photos.
+        prompt: The processed photos; pixels are (photo, 3, height, width).
         patch: Height and width of a patch, in pixels.
-        n_before: How many tokens of each photo stand for no place, before its patches.
-        is_filled: Whether what is beyond whole patches is filled up to one; else it is cut off.
+        n_before: How many tokens of each photo come before its patches, such as CLS.
+        is_filled: Whether pixels beyond the last whole patch are padded to a patch; else they are cut off.
     """
     pixels = prompt.pixels
     if len(pixels) != len(prompt.images):
@@ -105,9 +105,7 @@ def one_grid(
     n_each = n_before + rows * columns
     cells = _count(rows, columns) + n_before
     covered = pixels[:, :, : rows * patch_height, : columns * patch_width]
-    panes = []
-    for number, picture in enumerate(covered):
-        panes.append(Pane(number, picture, cells + number * n_each))
+    panes = [Pane(number, picture, cells + number * n_each) for number, picture in enumerate(covered)]
     return panes, n_each * len(panes)
 
 
@@ -115,7 +113,7 @@ def _llava(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     n_before = 0
     if config.vision_feature_select_strategy == "full":
-        # The CLS token of the tower stays among the picture tokens.
+        # "full" keeps the CLS token of the tower among the picture tokens.
         n_before = len(tokens_before(prompt.base.vision_tower))
     patch = config.vision_config.patch_size
     return one_grid(prompt, (patch, patch), n_before)
@@ -123,42 +121,45 @@ def _llava(prompt: PhotoPrompt) -> Cut:
 
 def _gemma3(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
+    # Tokens are a square grid, each of some merged patches: the side of what one token stands for, in pixels
     cell = config.vision_config.image_size // round(config.mm_tokens_per_image**0.5)
     return one_grid(prompt, (cell, cell))
 
 
 def _llava_next(prompt: PhotoPrompt) -> Cut:
-    """Have the model pack the numbers of patches in place of their features: they show which token is which patch."""
+    """Join tiles as the model does: its code arranges the features of patches as tokens, cut to the photo's shape.
+
+    It is given the index of each patch in place of its features, so the tokens tell which patches they stand for.
+    """
     from transformers.models.llava_next import modeling_llava_next as code
 
     grid_shape: Any = code.get_anyres_image_grid_shape
     config = prompt.base.config
     strategy = config.vision_feature_select_strategy
-    if strategy != "default" and tokens_before(prompt.base.vision_tower):
-        raise unplaced("it keeps the CLS token of each tile among its patches")
     size = config.vision_config.image_size
     patch = config.vision_config.patch_size
     side = size // patch
+    # The model adds a token at the end of each row; -1 marks it.
     row_end = -torch.ones(1, dtype=torch.float64)
     panes = []
     n_tokens = 0
     for number, photo in enumerate(prompt.inputs["image_sizes"]):
         pixels = prompt.pixels[number]
-        # The first tile is all of the photo made small.
+        # The first tile is the whole photo in a small size.
         down, across = grid_shape(photo, config.image_grid_pinpoints, size)
         n_tiles = 1 + down * across
-        # Features of one number: (tile, patch, 1)
-        patch_numbers = _count(n_tiles, side * side).double()[..., None]
-        packed, _ = prompt.base.pack_image_features([patch_numbers], photo[None], strategy, row_end)
-        # Which patch each token stands for, (token,), -1 = the end of a row.
+        # Indices in place of features: (tile, patch, 1)
+        patch_indices = _count(n_tiles, side * side).double()[..., None]
+        packed, _ = prompt.base.pack_image_features([patch_indices], photo[None], strategy, row_end)
+        # The patch of each token: (token,)
         patch_of_token = packed[0].view(-1).long()
         is_patch = patch_of_token >= 0
-        # Which token stands for each patch, -1 = none: (tile * row * column,) -> (tile, row, column)
+        # The token of each patch, -1 = none: (tile * row * column,) -> (tile, row, column)
         token_of_patch = torch.full((n_tiles * side * side,), -1)
         token_of_patch[patch_of_token[is_patch]] = is_patch.nonzero()[:, 0] + n_tokens
         cells = token_of_patch.view(n_tiles, side, side)
         n_tokens += len(patch_of_token)
-        # Of the tiles with detail the model keeps what the photo covers; of a narrow photo nothing.
+        # In the other tiles only rows and columns that the photo covers have tokens; if it is narrow, none has.
         fine_cells = join_tiles(cells[1:], down, across)
         rows = (fine_cells >= 0).any(1)
         columns = (fine_cells >= 0).any(0)
@@ -174,7 +175,7 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
 def _idefics3(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
     cell = config.vision_config.patch_size * config.scale_factor
-    # Have the processor say how many rows and columns of tiles it makes.
+    # Process the photos once more, so that the processor says how many rows and columns of tiles it makes.
     cut = prompt.processor.image_processor(
         [list(prompt.images)], return_row_col_info=True, return_tensors="pt"
     )
@@ -184,42 +185,40 @@ def _idefics3(prompt: PhotoPrompt) -> Cut:
 
 def _internvl(prompt: PhotoPrompt) -> Cut:
     config = prompt.base.config
-    images = prompt.processor.image_processor
-    # The processor's own function says how many tiles each photo becomes.
-    code: Any = sys.modules[type(images).__module__]
-    size = (images.size["height"], images.size["width"])
+    image_processor = prompt.processor.image_processor
+    # The module of the processor's class has the function that chooses the tiles of a photo.
+    code: Any = sys.modules[type(image_processor).__module__]
+    size = (image_processor.size["height"], image_processor.size["width"])
     shapes = []
     for photo_size in prompt.sizes:
         across, down = code.get_optimal_tiled_canvas(
-            photo_size, size, images.min_patches, images.max_patches
+            photo_size, size, image_processor.min_patches, image_processor.max_patches
         )
-        # A single tile holds all of the photo: there are none with more detail.
-        if down * across == 1:
-            down = across = 0
-        shapes.append((down, across))
+        # A photo of one tile comes only as a whole.
+        shapes.append((0, 0) if down * across == 1 else (down, across))
     cell = round(config.vision_config.patch_size[0] / config.downsample_ratio)
     return _tiles(prompt.pixels, cell, shapes)
 
 
 def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
-    """Return the cut of photos into tiles, row by row, each photo followed by one tile that holds all of it.
+    """Return photos of tiles, which come row by row; the last tile of each photo is the whole photo in a small size.
 
     Args:
-        tiles: Their pixels: (tile, 3, height, width).
-        cell: Pixels along a side of what one token stands for.
-        shapes: Rows and columns of tiles of each photo; (0, 0) = only the tile of all of it.
+        tiles: The pixels of all tiles: (tile, 3, height, width).
+        cell: The side of the square that one token stands for, in pixels.
+        shapes: Rows and columns of tiles of each photo, without its last; (0, 0) = there are no others.
     """
     n_tiles = sum(down * across + 1 for down, across in shapes)
     if n_tiles != len(tiles):
         raise unplaced(f"its processor makes {len(tiles)} tiles, and says that there are {n_tiles}")
-    # Which picture token stands for each patch: (tile, row, column)
+    # The token of each patch: (tile, row, column)
     rows = tiles.shape[2] // cell
     columns = tiles.shape[3] // cell
     cells = _count(len(tiles), rows * columns).view(-1, rows, columns)
     panes = []
     first = 0
     for number, (down, across) in enumerate(shapes):
-        # The tiles with detail, if there are any, then the one of all of the photo.
+        # The tiles to join, if there are any, then the whole photo.
         last = first + down * across
         if last > first:
             whole = join_tiles(tiles[first:last], down, across)
@@ -230,23 +229,21 @@ def _tiles(tiles: Tensor, cell: int, shapes: Sequence[tuple[int, int]]) -> Cut:
 
 
 def _qwen(prompt: PhotoPrompt) -> Cut:
-    """Put patches back into rows: they come in the order of the blocks that are merged."""
-    images = prompt.processor.image_processor
-    merge = images.merge_size
-    patch = images.patch_size
+    """Put patches back into rows. They come block by block, and each block of merge x merge patches is one token."""
+    image_processor = prompt.processor.image_processor
+    merge = image_processor.merge_size
+    patch = image_processor.patch_size
     panes = []
     n_patches = 0
-    for number, grid in enumerate(prompt.inputs["image_grid_thw"]):
-        n_frames, rows, columns = (int(n) for n in grid)
-        if n_frames != 1:
-            raise unplaced(f"its processor makes {n_frames} frames of a photo")
+    # A photo has one step in time, of which the processor makes two equal frames.
+    for number, (_, rows, columns) in enumerate(prompt.inputs["image_grid_thw"].tolist()):
         down = rows // merge
         across = columns // merge
         patches = prompt.pixels[n_patches : n_patches + rows * columns]
-        # (block row, block column, row, column, colour, frame, y, x), of which all frames are alike
+        # (block row, block column, row in block, column in block, colour, y, x), of the first frame
         blocks = patches.view(down, across, merge, merge, 3, -1, patch, patch)[..., 0, :, :]
+        # (colour, block row, row in block, y, block column, column in block, x) -> (3, height, width)
         whole = blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
-        # Each block is one token.
         cells = _count(down, across) + n_patches // merge**2
         panes.append(Pane(number, whole, cells))
         n_patches += rows * columns
@@ -254,7 +251,7 @@ def _qwen(prompt: PhotoPrompt) -> Cut:
 
 
 def _count(rows: int, columns: int) -> Tensor:
-    """Return the numbers from 0 on, row by row: (row, column)."""
+    """Return the indices from 0 on, row by row: (row, column)."""
     return torch.arange(rows * columns).view(rows, columns)
 
 
@@ -276,17 +273,17 @@ FAMILIES: dict[str, Callable[[PhotoPrompt], Cut]] = {
     "qwen3_vl": _qwen,
     "smolvlm": _idefics3,
 }
-"""Type of a configuration -> the cut of pictures by models that read them among words."""
+"""`model_type` of a configuration -> function for models that read pictures among the tokens of their text."""
 
 
 # Where in the photo -----------------------------------------------------------------------------------------------
 
 _LEAST_SIDE = 16
-"""Pixels of a photo below which slopes are too coarse to tell places by."""
+"""The shortest side of a photo, in pixels, of which slopes tell the places of pixels."""
 
 
 def slopes(height: int, width: int) -> NDArray[np.uint8]:
-    """Return a photo whose red says how far right a pixel is, whose green how far down, and whose blue is full."""
+    """Return a photo, (height, width, 3): red rises from left to right, green from top to bottom; blue is 255."""
     down = np.linspace(0, 255, height)
     across = np.linspace(0, 255, width)
     green, red = np.meshgrid(down, across, indexing="ij")
@@ -298,24 +295,30 @@ def slopes(height: int, width: int) -> NDArray[np.uint8]:
 def area_of(
     picture: NDArray[np.uint8], height: int, width: int
 ) -> tuple[float, float, float, float] | None:
-    """Return the area of a photo that a picture covers: left, top, right and lower edge, in pixels.
+    """Return the area of a photo that a picture covers: left, top, right and lower edge, in pixels; None = too few.
 
-    The picture is what became of the slopes of the photo's size. Return None for photos of a few pixels. Refuse a
-    picture that is not the photo in one piece: it would be shaded in wrong places.
+    Args:
+        picture: What the processor made of the slopes, (row, column, 3).
+        height: The height of the photo, in pixels; likewise `width`.
+        width: Its width.
+
+    Raises:
+        AttnscopeError: The picture does not show the slopes in order: weights would be drawn in wrong places.
     """
     if min(height, width) < _LEAST_SIDE:
         return None
-    is_photo = picture[:, :, 2] > 250  # what fills up is darker
+    # Blue is lower in what a processor adds to a photo, its padding.
+    is_photo = picture[:, :, 2] > 250
     edges = []
     for axis, size in ((1, width), (0, height)):
-        # Fit a line along an axis from places in the picture to places in the photo: (pixel,) each
+        # For each pixel, take its place along this axis in the picture, and by its colour that in the photo: (pixel,)
         in_picture = np.nonzero(is_photo)[axis] + 0.5
         if len(np.unique(in_picture)) < 2:
             return None
-        # Red, channel 0, tells places along axis 1; green, channel 1, along axis 0.
+        # Red, channel 0, rises along axis 1; green, channel 1, along axis 0.
         in_photo = picture[:, :, 1 - axis][is_photo] / 255 * (size - 1) + 0.5
         slope, start = np.polyfit(in_picture, in_photo, 1)
-        # Filters bend the slope at its ends by a pixel of the photo or of the picture; a shade is 1/255 of a side.
+        # Resizing bends the slope at its ends, by a pixel of the photo or of the picture; a shade is 1/255 of a side.
         allowed = 2 * size / 255 + 3 * max(1.0, abs(slope))
         if np.abs(in_photo - (slope * in_picture + start)).max() > allowed:
             raise AttnscopeError(

@@ -1,7 +1,7 @@
-"""Turn photos and a text into inputs of vision-language models, by the model's own processor.
+"""Turn photos and a text into inputs of a vision-language model, by its own processor.
 
-`VisionLanguageReader` reads pictures as tokens among those of its text, as LLaVA does, and holds what all families
-share. Those whose words or queries attend to patches by cross-attention are in cross_readers.py.
+`VisionLanguageReader` is for models that read pictures as tokens among those of the text, as LLaVA does. Its subclasses
+in cross_readers.py are for models whose words or learned queries attend to the patches by cross-attention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,14 +41,15 @@ if TYPE_CHECKING:
 
 
 class VisionLanguageReader(Sense):
-    """The part of a model that reads pictures and words. It may have come without a processor.
+    """The part of a model that reads pictures and words.
 
     Attributes:
-        among_words: Whether tokens of the text stand for patches; else words or queries attend to the patches.
-        describes: Whether it writes of a picture without being given words.
+        among_words: Whether tokens of the text stand for patches; else words or queries attend to the patches by
+            cross-attention.
+        describes: Whether it can be given a picture without words.
         reads_words: Whether it takes words.
         takes_several_photos: Whether a prompt may have more than one photo.
-        ids_name: The forward's argument for the words.
+        ids_name: The forward's argument for the ids of the words.
     """
 
     among_words = True
@@ -59,35 +60,41 @@ class VisionLanguageReader(Sense):
 
     def __init__(self, model: "HuggingFaceModel", processor: Any) -> None:
         super().__init__(model, processor)
-        self._images: Any = getattr(processor, "image_processor", processor)
+        self._image_processor: Any = getattr(processor, "image_processor", processor)
         self._writer = HuggingFaceWriter(model)
-        # The number of the token that stands for pictures, if there is one.
+        # The id of the token that stands for pictures, if there is one.
         self._picture_id: int | None = getattr(self._base.config, "image_token_id", None)
+        # Shapes of inputs on which the seam was compared with the model's own output
         self._compared_shapes: set[tuple[int, ...]] = set()
 
     def view(self, photos: Sequence[Photo], text: str, n: int = 0) -> SensoryInput:
         """Return photos and a text as the model takes them, and at most n tokens that it writes, greedily.
 
-        What the seam gives is compared with what the model computes as it is, the first time at least.
+        On the first photos, the output through the seam is compared with that of the unchanged model.
+
+        Raises:
+            AttnscopeError: The prompt is too long, it is not known which token stands for which part of a picture, or
+                the two outputs differ.
         """
         self._require_processor("processor")
         if len(photos) > 1 and not self.takes_several_photos:
             raise AttnscopeError(f"{self._name} sees one photo at a time", "give one --image")
 
-        # What the processor makes of photos and text, and where in it the patches are.
+        # Process photos and text, and find the tokens or keys of patches.
         prompt = self._write_prompt(text, len(photos))
         output = self._make_prompt([photo.image for photo in photos], prompt)
         ids = self._ids_of(output.inputs)
         n_given = len(ids)
         require_length(self.model.info, n_given + n)
         pictures, labels = self._place_pictures(output, photos, prompt)
+        # Keep what the forward takes; processors return more.
         inputs = {}
         for name, value in output.inputs.items():
             if isinstance(value, Tensor) and accepts(self._base, name):
                 dtype = self._base.dtype if value.is_floating_point() else None
                 inputs[name] = value.to(self.model.device, dtype)
 
-        # What the model writes after it.
+        # Let the model write, and read what it wrote after the prompt.
         notes: tuple[str, ...] = ()
         if n:
             written = self._write(inputs, n)
@@ -101,31 +108,31 @@ class VisionLanguageReader(Sense):
     # Prompts ---------------------------------------------------------------------------------------------------------
 
     def _write_prompt(self, text: str, n_photos: int) -> str:
-        """Return the prompt, photos before the text: by the model's chat template, else by marks alone."""
+        """Return the prompt: photos before the text, by the model's chat template if it has one."""
         if not getattr(self._processor, "chat_template", None):
-            # For cross-attention no mark of a picture is wanted, or the processor writes it.
+            # With cross-attention, the text needs no token for a picture, or the processor adds it.
             if not self.among_words:
                 return text
-            mark = str(getattr(self._processor, "image_token", "<image>"))
-            return mark * n_photos + text
+            image_token = str(getattr(self._processor, "image_token", "<image>"))
+            return image_token * n_photos + text
         content = [{"type": "image"}] * n_photos
         content.append({"type": "text", "text": text})
         messages: Any = [{"role": "user", "content": content}]
-        # SmolVLM's own method asks its video processor, which may be missing.
+        # SmolVLM overrides this method and needs a video processor there, which may be missing.
         template = ProcessorMixin.apply_chat_template
         with as_failure(f"the chat template of {self._name} fails"):
             prompt = template(self._processor, messages, tokenize=False, add_generation_prompt=True)
         return str(prompt)
 
     def _make_prompt(self, images: Sequence[Any], prompt: str) -> PhotoPrompt:
-        """Return what the processor makes of images and a prompt, with them and the model."""
+        """Return what the processor makes of images and a prompt, with the images, the processor and the model."""
         with as_failure(f"the processor of {self._name} fails"), silence():
             inputs = self._process(images, prompt)
         return PhotoPrompt(self._base, self._processor, inputs, images)
 
     def _process(self, images: Sequence[Any], prompt: str) -> dict[str, Any]:
         """Return the processor's tensors for photos and a prompt, by argument of the forward."""
-        # Templates write the token that begins a text themselves.
+        # If the chat template has written the token that begins a text, the tokenizer must not add another.
         start = getattr(self._processor.tokenizer, "bos_token", None)
         options = {}
         if start and prompt.startswith(start):
@@ -134,22 +141,18 @@ class VisionLanguageReader(Sense):
         return dict(inputs)
 
     def _ids_of(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return the token numbers of the text among a forward's arguments."""
+        """Return the token ids of the text among a forward's arguments; [] for models that take none."""
         if not self.reads_words:
             return []
-        ids: list[int] = inputs[self.ids_name][0].tolist()
-        return ids
+        return list(inputs[self.ids_name][0].tolist())
 
-    def _stand_ins(self, inputs: Mapping[str, Any]) -> list[int]:
-        """Return where tokens of the text stand for pictures."""
-        return [
-            position
-            for position, number in enumerate(self._ids_of(inputs))
-            if number == self._picture_id
-        ]
+    def _picture_positions(self, inputs: Mapping[str, Any]) -> list[int]:
+        """Return the positions of the tokens of the text that stand for pictures."""
+        ids = self._ids_of(inputs)
+        return [position for position, token_id in enumerate(ids) if token_id == self._picture_id]
 
     def _write(self, inputs: Inputs, n: int) -> list[int]:
-        """Return the numbers of what the model writes, greedily, without a token that ends a text."""
+        """Return the ids of at most n tokens that the model writes, greedily, without one that ends a text."""
         n_given = inputs[self.ids_name].shape[1]
         return self._writer.answer(inputs, n, n_given, self._picture_id)
 
@@ -158,9 +161,9 @@ class VisionLanguageReader(Sense):
         n_more = len(ids) - inputs[self.ids_name].shape[1]
         longer = dict(inputs)
         longer[self.ids_name] = torch.tensor([list(ids)], device=self.model.device)
-        # Written tokens are real ones, and of the type of words.
-        fillings = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
-        for name, value in fillings.items():
+        # Written tokens are no padding (1), and of the type of words (0).
+        added_values = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
+        for name, value in added_values.items():
             if name in inputs:
                 longer[name] = pad(inputs[name], (0, n_more), value=value)
         return longer
@@ -168,7 +171,7 @@ class VisionLanguageReader(Sense):
     # Pictures --------------------------------------------------------------------------------------------------------
 
     def _cut(self, output: PhotoPrompt) -> Cut:
-        """Return the pictures that the model is given, and how many tokens or keys stand for them."""
+        """Return the pictures that the model is given, and how many tokens or keys stand for them in all."""
         kind = self._base.config.model_type
         if kind not in FAMILIES:
             raise unplaced(
@@ -179,74 +182,74 @@ class VisionLanguageReader(Sense):
     def _place_pictures(
         self, output: PhotoPrompt, photos: Sequence[Photo], prompt: str
     ) -> tuple[tuple[Picture, ...], dict[int, str]]:
-        """Return the pictures, each with the positions that stand for its patches, and labels of these positions.
+        """Return the pictures, and position -> label, such as "3,5", of each token or key that stands for a patch.
 
-        A position is that of a token in the prompt, or of a key of cross-attention.
+        A position is that of a token in the prompt or, with cross-attention, of a key.
         """
         panes, n_tokens = self._cut(output)
         positions = np.arange(n_tokens)
         if self.among_words:
-            positions = np.array(self._stand_ins(output.inputs))
+            positions = np.array(self._picture_positions(output.inputs))
         if len(positions) != n_tokens:
             raise unplaced(
                 f"{len(positions)} tokens of the prompt stand for pictures that have {n_tokens}"
             )
-        # Photos whose colours rise to the right and down go the same way: a picture's colours tell what it covers.
-        sloping = [Image.fromarray(slopes(*size)) for size in output.sizes]
-        guides, _ = self._cut(self._make_prompt(sloping, prompt))
+        # Process photos of the same sizes whose colours tell where each pixel was: they show what each picture covers.
+        slope_photos = [Image.fromarray(slopes(*size)) for size in output.sizes]
+        slope_panes, _ = self._cut(self._make_prompt(slope_photos, prompt))
         names = [photo.source for photo in photos]
         pictures = []
         labels: dict[int, str] = {}
-        for number, (pane, guide) in enumerate(zip(panes, guides, strict=True)):
+        for number, (pane, slope_pane) in enumerate(zip(panes, slope_panes, strict=True)):
             # The position that stands for each patch, -1 = none: (row, column)
             cells = pane.cells.numpy()
             cells = np.where(cells >= 0, positions[cells], -1).astype(np.int32)
-            rows, columns = cells.shape
-            # A photo that comes twice is told apart by a number.
+            # The second photo of a name is called "name (2)".
             source = names[pane.photo]
             n_before = names[: pane.photo].count(source)
             if n_before:
                 source += f" ({n_before + 1})"
             if pane.is_small:
                 source += SMALL
-            area = area_of(self._colours(guide), *output.sizes[pane.photo])
+            area = area_of(self._colours(slope_pane), *output.sizes[pane.photo])
             size = photos[pane.photo].image.size
-            colours = self._colours(pane)
-            pictures.append(Picture(colours, (rows, columns), source, size, cells, area))
+            pictures.append(Picture(self._colours(pane), cells.shape, source, size, cells, area))
             prefix = f"{number}:" if len(panes) > 1 else ""
-            for (row, column), cell in np.ndenumerate(cells):
-                labels[int(cell)] = f"{prefix}{row},{column}"
-        labels.pop(-1, None)
+            for (row, column), position in np.ndenumerate(cells):
+                if position >= 0:
+                    labels[int(position)] = f"{prefix}{row},{column}"
         return tuple(pictures), labels
 
     def _colours(self, pane: Pane) -> NDArray[np.uint8]:
-        return np.ascontiguousarray(undo_normalisation(self._images, pane.pixels[None]))
+        """Return the colours of a picture before its normalisation: (height, width, 3)."""
+        return np.ascontiguousarray(undo_normalisation(self._image_processor, pane.pixels[None]))
 
     # Tokens ----------------------------------------------------------------------------------------------------------
 
     def _name_tokens(
         self, inputs: Inputs, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
-        """Return the words, and where pictures are not among them the queries and keys of each kind of attention.
+        """Return the words; with cross-attention also kind of attention -> its queries and keys.
 
         Args:
             inputs: The forward's arguments.
             photos: The photos.
             labels: Position of a token or key that stands for a patch -> its label.
-            n_given: How many words were given; the model wrote the others.
+            n_given: How many tokens of the text were given; the model wrote those after them.
         """
         return self._words(inputs, labels, n_given), {}
 
     def _words(self, inputs: Inputs, labels: Mapping[int, str], n_given: int) -> Tokens:
-        """Return the text. Tokens of patches are named by these labels, other tokens of a picture "picture"."""
-        marks = {**dict.fromkeys(self._stand_ins(inputs), "picture"), **labels}
-        return self.model.vocabulary.encode_among(self._ids_of(inputs), marks, n_given)
+        """Return the tokens of the text. Those that stand for pictures are named by their label, else "picture"."""
+        names = dict.fromkeys(self._picture_positions(inputs), "picture")
+        names.update(labels)
+        return self.model.vocabulary.encode_among(self._ids_of(inputs), names, n_given)
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
-        """Refuse a model whose output through the seam differs from its own, or that has attention of other sizes.
+        """Refuse a model whose output through the seam differs from its own, or whose attention has unexpected sizes.
 
-        It is compared once; with cross-attention, whose layers no check at load has seen, once for each shape of a
-        picture.
+        The model is compared on the first input. With cross-attention, whose layers no check at load has seen, it is
+        compared on the first input of each shape.
         """
         survey = self.model.survey
         shape: tuple[int, ...] = ()
@@ -256,9 +259,9 @@ class VisionLanguageReader(Sense):
             return
 
         def observe(call: AttentionCall) -> Tensor:
-            known = axes.get(call.kind)
-            if known is not None:
-                sizes = (survey.n_heads[call.kind], len(known.queries), len(known.keys))
+            expected = axes.get(call.kind)
+            if expected is not None:
+                sizes = (survey.n_heads[call.kind], len(expected.queries), len(expected.keys))
                 if sizes != (call.n_heads, call.query.shape[2], call.key.shape[2]):
                     raise AttnscopeError(
                         f"{call.kind} layer {call.layer} has other attention than the {sizes[0]} heads of {sizes[1]} "
