@@ -135,11 +135,11 @@ def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
     assert model.resumes
     with torch.no_grad():
         rerun = model.rerun(batch)
-        n_blocks = len({rerun.block([place]) for place in _places(model)})
+        n_blocks = len({rerun.block([place]) for place in rerun.calls})
         assert n_blocks == sum(
             n for kind, n in zip(model.info.kinds, model.info.n_layers, strict=True) if kind != "cross"
         )
-        for place in _places(model):
+        for place in rerun.calls:
             gate = _gates(model, batch, 3, place, model.info.n_heads[model.info.kinds.index(place[0])])
             short = rerun.again(gate, rerun.block([place]), 3)
             repeated = Batch(
@@ -149,10 +149,6 @@ def test_a_rerun_from_the_layer_on_is_the_whole_forward(name):
             whole = model.outputs(repeated, gate)
             torch.testing.assert_close(short.hidden, whole.hidden, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(short.logits, whole.logits, rtol=1e-4, atol=1e-4)
-
-
-def _places(model):
-    return [(kind, layer) for kind, layers in model.layers.items() for layer in layers]
 
 
 def test_a_model_is_left_as_it_was():
@@ -176,7 +172,7 @@ def test_a_model_that_cannot_be_resumed_is_computed_whole(monkeypatch):
     batch = batch_of(model)
     with torch.no_grad():
         rerun = model.rerun(batch)
-        assert {rerun.block([place]) for place in _places(model)} == {0}
+        assert {rerun.block([place]) for place in rerun.calls} == {0}
         gate = Gate({("encoder", 2): torch.zeros(3)})
         torch.testing.assert_close(rerun.again(gate).hidden, model.outputs(batch, gate).hidden)
 

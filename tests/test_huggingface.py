@@ -291,7 +291,7 @@ def test_hybrids_show_the_layers_that_have_attention_with_their_true_numbers():
     probe = Weights()
     shown.run(batches(False)[0], probe)
     assert shown.info.n_layers == (3,)
-    assert shown.layers == {"decoder": (1,)}
+    assert shown.survey.layers == {"decoder": (1,)}
     assert list(probe.maps["decoder"]) == [1]
 
 

@@ -155,7 +155,7 @@ def test_layers_called_hybrid_have_attention(model_type):
     boost(model)
     shown = wrap(model)
     assert shown.info.path == "seam"
-    assert shown.layers == {"decoder": (1, 3)}
+    assert shown.survey.layers == {"decoder": (1, 3)}
     assert difference_from_eager(shown, model) < 2e-5
 
 
