@@ -158,7 +158,12 @@ class PairRuns:
         assert outputs.logits is not None  # the model has answers
         return self.batch.difference(outputs.logits).cpu().double()
 
-    def effects(self, changes: Sequence[Change], source: Activations | None = None) -> Tensor:
+    def effects(
+        self,
+        changes: Sequence[Change],
+        source: Activations | None = None,
+        report: Callable[[float], None] | None = None,
+    ) -> Tensor:
         """Return the effect of each change alone on the logit difference, (change, pair), float64, on the CPU.
 
         It is positive where the change restores the answer (denoise), or destroys it (noise).
@@ -166,11 +171,13 @@ class PairRuns:
         Args:
             changes: The changes.
             source: The run that values come from; None = the other run.
+            report: Called with the share of the changes that is done, after each pass.
         """
         source = source or self.source
         n_pairs = len(self._changed.ids)
         differences = torch.empty(len(changes), n_pairs, dtype=torch.float64)
         places = [[change.unit.place] for change in changes]
+        n_done = 0
         for first_block, indices in self._rerun.plan(places, PASS_TOKENS):
             # Several changes run side by side, each on its own copy of the pairs: texts are (change * pair).
             patches: dict[Place, list[Patch]] = {}
@@ -183,6 +190,9 @@ class PairRuns:
                 patches.setdefault(unit.place, []).append(patch)
             outputs = self._again(Patched(patches), first_block, len(indices))
             differences[indices] = self._difference(outputs)
+            n_done += len(indices)
+            if report is not None:
+                report(n_done / len(changes))
         return self._sign * (differences - self._unpatched)
 
     def isolate(self, sender: Unit) -> tuple[Activations, Tensor]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from attnscope.core.intervals import benjamini_hochberg
 from attnscope.core.interventions import Activations, By
@@ -71,7 +72,7 @@ def patch(
         model: A decoder, a classifier, or an encoder with its head for masked words.
         pairs: The pairs; see `attnscope.Pairs`.
         options: What is patched.
-        report: Called after each batch of pairs.
+        report: Called after each pass of the model, with how far the study is.
 
     Raises:
         AttnscopeError: No pair can be patched, or the model has no answers, or no such class.
@@ -213,25 +214,31 @@ class _Study:
         self,
         step: str,
         numbers: list[int],
-        measure: Callable[[PairRuns], Measured],
+        measure: Callable[[PairRuns, Callable[[float], None]], Measured],
     ) -> tuple[Measured, bool]:
         """Measure pairs batch by batch; return what was measured, and whether all were.
 
-        After an interruption these are the pairs up to there, and {} if there is none.
+        After an interruption these are the pairs up to there, and {} if there is none. `measure` calls the function
+        that it gets with the share of the batch that is done: a batch may take minutes.
         """
         parts: list[Measured] = []
         n_done = 0
         n_tokens = 0
+
+        def report(share_of_batch: float) -> None:
+            if self._report is not None:
+                share = (n_done + share_of_batch * len(batch.numbers)) / len(numbers)
+                self._report(Progress(n_done, n_tokens, share, step))
+
         complete = True
         for batch in batches_of(self._model, self._read_pairs, numbers):
             try:
                 with torch.no_grad():
-                    part = measure(PairRuns(self._model, batch, self._options.direction))
+                    part = measure(PairRuns(self._model, batch, self._options.direction), report)
                 parts.append({"number": batch.numbers, **part})
                 n_done += len(batch.numbers)
                 n_tokens += 2 * batch.clean.ids.numel()
-                if self._report is not None:
-                    self._report(Progress(n_done, n_tokens, n_done / len(numbers), step))
+                report(0.0)
             except KeyboardInterrupt:
                 complete = False
                 break
@@ -243,7 +250,7 @@ class _Study:
             joined[name] = np.concatenate([part[name] for part in parts])
         return _select(joined, np.argsort(joined["number"])), complete
 
-    def _measure(self, runs: PairRuns) -> Measured:
+    def _measure(self, runs: PairRuns, report: Callable[[float], None]) -> Measured:
         """Return all that is measured of a batch; where they are asked for, also the estimates of all units."""
         measured: Measured = {"clean": runs.clean.numpy(), "corrupt": runs.corrupt.numpy()}
         if self._n_exact is not None:
@@ -253,9 +260,9 @@ class _Study:
                 of_unit = by_token[unit.place][:, unit.number]  # (pair, token)
                 estimates.append(of_unit.sum(1))
             measured["estimated"] = torch.stack(estimates, 1).numpy()
-        return measured | self._measure_effects(runs)
+        return measured | self._measure_effects(runs, report)
 
-    def _measure_effects(self, runs: PairRuns) -> Measured:
+    def _measure_effects(self, runs: PairRuns, report: Callable[[float], None]) -> Measured:
         """Return the effects of all units on a batch, (pair, unit), and with `positions` of each position alone.
 
         They are 0 for units that are not tried.
@@ -272,7 +279,7 @@ class _Study:
         for unit, span in product(units, spans):
             changes.append(Change(unit, self._options.by, span))
         # (change, pair) -> (pair, unit, span). The first span is all tokens, the others are single ones.
-        by_change = runs.effects(changes).T.numpy()
+        by_change = runs.effects(changes, report=report).T.numpy()
         n_pairs = len(by_change)
         by_span = by_change.reshape(n_pairs, len(units), len(spans))
         at_all_tokens = by_span[..., 0]
@@ -399,10 +406,13 @@ def _select(measured: Measured, rows: NDArray[Any]) -> Measured:
     return {name: values[rows] for name, values in measured.items()}
 
 
-def _measure_paths(paths: Sequence[HeadPath], runs: PairRuns) -> Measured:
+def _measure_paths(
+    paths: Sequence[HeadPath], runs: PairRuns, report: Callable[[float], None]
+) -> Measured:
     """Return the effects of paths on a batch, (pair, path); those of a sender follow each other, the logits first."""
-    effects = []
+    effects: list[Tensor] = []
     for sender in dict.fromkeys(path.sender for path in paths):
+        report(len(effects) / len(paths))
         # Change what one head writes, and see how far the logits and each reader carry it.
         reached, to_logits = runs.isolate(sender)
         effects.append(to_logits)
