@@ -58,11 +58,10 @@ def class_to_load(config: Any, *, is_gguf: bool) -> Any:
         # A GGUF file that names no class holds a language model, the first of the tasks.
         if is_gguf and not architectures and class_name is not None:
             return auto
-    for class_name in architectures:
-        named_class = getattr(transformers, class_name, None)
+    for name in architectures:
+        named_class = getattr(transformers, name, None)
         # AutoModel loads T5's encoder as a whole T5, and knows no class for some configurations.
-        needs_name = class_name.endswith("EncoderModel")
-        needs_name = needs_name or type(config) not in modeling_auto.MODEL_MAPPING
+        needs_name = name.endswith("EncoderModel") or type(config) not in modeling_auto.MODEL_MAPPING
         if needs_name and isinstance(named_class, type) and issubclass(named_class, PreTrainedModel):
             return named_class
     return transformers.AutoModel

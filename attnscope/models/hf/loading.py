@@ -460,9 +460,10 @@ def _first_module(key: str, model: PreTrainedModel) -> str:
 def read_gguf_config(source: Source) -> dict[str, Any]:
     """Return the configuration in a GGUF file, as transformers reads it."""
     folder = source.files_folder
-    gguf = _gguf_file(source)
     with silence(), _load_errors("configuration", folder):
-        config = transformers.AutoConfig.from_pretrained(folder, gguf_file=gguf, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, gguf_file=_gguf_file(source), local_files_only=True
+        )
         return dict(config.to_dict())
 
 
