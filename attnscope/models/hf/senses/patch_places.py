@@ -136,6 +136,8 @@ def _llava_next(prompt: PhotoPrompt) -> Cut:
     grid_shape: Any = code.get_anyres_image_grid_shape
     config = prompt.base.config
     strategy = config.vision_feature_select_strategy
+    if strategy != "default" and tokens_before(prompt.base.vision_tower):
+        raise unplaced("it keeps the CLS token of each tile among its patches")
     size = config.vision_config.image_size
     patch = config.vision_config.patch_size
     side = size // patch
