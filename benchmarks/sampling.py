@@ -24,7 +24,7 @@ def read_sample(
     units = drawing.sample(model, options)
     sampled = {(unit.chunk.text_index, unit.chunk.number): unit.queries for unit in units}
     make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
-    rows = run(make, (model,), texts, HeadSums(), block=BLOCK).done.rows
+    rows = run(make, (model,), texts, HeadSums(), block_size=BLOCK).done.rows
     for unit in units:
         unit.rows = rows[unit.chunk.text_index, unit.chunk.number]
     return units, counts

@@ -131,7 +131,7 @@ def read_sample(
     if with_rows:
         sampled = {(unit.chunk.text_index, unit.chunk.number): unit.queries for unit in units}
         make = partial(HeadMeasurer, counts=counts, special=special, sampled=sampled)
-        rows = run(make, (model,), listed, HeadSums(), block=len(listed)).done.rows
+        rows = run(make, (model,), listed, HeadSums(), block_size=len(listed)).done.rows
         for unit in units:
             unit.rows = rows[unit.chunk.text_index, unit.chunk.number]
     return units, counts

@@ -1,17 +1,18 @@
 """Go over texts once, and add up what a study measures on them.
 
-A study is a `Measurer`: it cuts a block of texts into batches, measures one by a forward pass or several, and adds the
-result to a `Part`. Parts of different blocks merge. This loop does all the rest: it leaves out copies, halves batches
-that do not fit into memory, says how far it is, keeps what is done after Ctrl-C or a failure, and shares blocks among
-workers (`studies.workers`). It knows no measure.
+A study brings a `Measurer`. It cuts a block of texts into batches, runs the model on each batch, and adds what it
+measured to a `Part`: the sums over the texts of one block. Parts of different blocks merge. This loop does all the
+rest: it leaves out copies of texts, halves batches that do not fit into memory, reports progress, keeps the finished
+blocks after Ctrl-C or a failure, and shares blocks among workers (`studies.workers`). It knows no measure.
 """
 
 import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from copy import copy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Generic, Self, TypeVar
 
@@ -33,7 +34,7 @@ from attnscope.studies.inputs.texts import (
 from attnscope.studies.workers import Outcome, Workers
 
 STEP = "the study of a later text"
-"""What the record of a failure calls the step that failed, if the study does not name it."""
+"""The name of the loop in the record of a failure, if the study gives it none."""
 
 R = TypeVar("R")
 
@@ -45,17 +46,19 @@ R = TypeVar("R")
 class Part:
     """Hold sums over some texts. A study adds fields: numbers, tuples, objects with `merge`, and mappings of these.
 
-    A field whose name opens with an underscore holds what one block needs while it is measured, and no sum.
+    Fields whose names begin with an underscore serve one block while it is measured. They are not merged.
 
     Attributes:
         n_texts: How many whole texts were added.
-        n_tokens: Their tokens.
-        n_chunked: How many of them came in several chunks.
-        broken: Texts of this block on which the model computes NaN or infinity: index in the corpus → where. Nothing
-            of them is added.
+        n_tokens: How many tokens these texts have.
+        n_chunked: How many of these texts came in several chunks.
+        broken: The texts of the block being measured on which the model computes NaN or infinity: index in the corpus
+            → where it came up first. They are not part of any sum.
         left_out: The broken texts of all finished blocks.
-        halved_to: To how few tokens batches were halved for want of memory; None = they were not.
+        n_halved: In how many blocks batches were halved for want of memory.
         unknown: Words that the tokenizer does not know.
+        _n_rows: How many rows of each text were measured: index in the corpus → count. See `count_row`.
+        _whole_texts: The indexes of the texts whose rows all were measured, none of them broken.
     """
 
     n_texts: int = 0
@@ -63,21 +66,20 @@ class Part:
     n_chunked: int = 0
     broken: dict[int, Place] = field(default_factory=dict)
     left_out: LeftOut = LeftOut()
-    halved_to: int | None = None
+    n_halved: int = 0
     unknown: UnknownWords = UnknownWords()
-    _n_rows: dict[int, int] = field(default_factory=dict)
-    _whole: set[int] = field(default_factory=set)
+    _n_rows: Counter[int] = field(default_factory=Counter)
+    _whole_texts: set[int] = field(default_factory=set)
 
-    def complete_text(self, text: int, n_rows: int) -> bool:
-        """Count a measured row of a text, such as a chunk; return whether that was its last, and no row is broken.
+    def count_row(self, text_index: int, n_rows: int) -> bool:
+        """Count a measured row of a text; return whether the text is whole now: it has all rows, and none is broken.
 
-        Such texts are whole: `_whole` holds their indexes.
+        A row is one input of the model, such as a chunk of the text. The text has `n_rows` of them.
         """
-        n_measured = self._n_rows.get(text, 0) + 1
-        self._n_rows[text] = n_measured
-        is_whole = n_measured == n_rows and text not in self.broken
+        self._n_rows[text_index] += 1
+        is_whole = self._n_rows[text_index] == n_rows and text_index not in self.broken
         if is_whole:
-            self._whole.add(text)
+            self._whole_texts.add(text_index)
         return is_whole
 
     def merge(self, other: Self) -> Self:
@@ -85,17 +87,18 @@ class Part:
         both = copy(self)
         for name, value in other.lasting_fields().items():
             setattr(both, name, _add(getattr(self, name), value))
-        both.halved_to = min(filter(None, (self.halved_to, other.halved_to)), default=None)
         return both
 
     def lasting_fields(self) -> dict[str, Any]:
-        """Return the fields that outlast a block: those whose names open with no underscore."""
-        names = [each.name for each in fields(self) if not each.name.startswith("_")]
-        return {name: getattr(self, name) for name in names}
+        """Return the fields that are merged over blocks, by name: those that begin with no underscore."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
 
 def _add(first: Any, second: Any) -> Any:
-    """Return the sum of the values that a field has in two parts; None adds nothing."""
+    """Return the sum of a field's values in two parts; None = this part has no value.
+
+    Numbers are added, tuples joined, mappings added key by key, and other objects merged.
+    """
     if first is None:
         return second
     if second is None:
@@ -105,7 +108,6 @@ def _add(first: Any, second: Any) -> Any:
         for name, value in second.items():
             sums[name] = _add(first.get(name), value)
         return sums
-    # Tuples are joined.
     if isinstance(first, int | tuple):
         return first + second
     return first.merge(second)
@@ -120,12 +122,12 @@ class Measurer(ABC, Generic[P]):
     A block is any object with `texts`, each of which has an `index` in the corpus, a `source` and a `line`.
 
     Attributes:
-        room: Halves batches that do not fit into memory.
-        tokenizer: The tokenizer of its texts; None = it measures no texts, or random tokens.
+        halver: Halves batches that do not fit into memory.
+        tokenizer: The tokenizer whose unknown words are listed; None = no words are read, such as of random tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
-        self.room = Room()
+        self.halver = BatchHalver()
         self.tokenizer = tokenizer
 
     @abstractmethod
@@ -134,22 +136,28 @@ class Measurer(ABC, Generic[P]):
 
     @abstractmethod
     def batches(self, block: Any) -> Iterable[Sequence[Any]]:
-        """Cut a block into batches, the longest texts first: shorter ones fit into the memory that those have freed."""
+        """Cut a block into batches, the longest texts first: shorter ones fit into the memory that those have freed.
+
+        If the measurer has a tokenizer, each item of a batch has `tokens`, and the `text_index` of its text.
+        """
 
     @abstractmethod
     def measure(self, batch: Any) -> Any:
-        """Run the model on a batch. It must change no part: where memory runs out, it is called again on half of it."""
+        """Run the model on a batch, and return what was measured.
+
+        It must change no part: if memory runs out, it is called again on each half of the batch.
+        """
 
     @abstractmethod
     def add(self, part: P, batch: Any, result: Any) -> None:
-        """Add what was measured on a batch to a part. Ctrl-C waits until that is done."""
+        """Add what was measured on a batch to a part. The loop puts Ctrl-C off until this returns."""
 
     def finish(self, part: P) -> P:
-        """Return the part of a block that is done, in its final form."""
+        """Return the part of a block after its last batch, in its final form."""
         return part
 
 
-# What comes of it
+# What the loop returns
 
 
 @dataclass
@@ -157,9 +165,9 @@ class Run(Generic[P]):
     """Hold the sums over a corpus, and what happened on the way.
 
     Attributes:
-        done: The sums over all texts that were measured.
+        done: The merged parts of all blocks that were measured.
         complete: Whether the loop came to the end of the corpus.
-        lost: Blocks that were given up as their workers died, as problems of a corpus.
+        lost: The blocks that were given up since their workers died, each as an entry for `problems` of a corpus.
         failures: The failure that ended the loop, as `failure` describes it; empty = there was none.
         error: The exception of that failure; None = there was none.
         notes: Sentences on an interruption and on halved batches, for a reader of the result.
@@ -175,25 +183,25 @@ class Run(Generic[P]):
     n_copies: int = 0
 
     def problems(self, info: ModelInfo) -> list[dict[str, Any]]:
-        """Return the texts that were not studied, as problems of a corpus."""
+        """Return the texts that were not studied, as entries for `problems` in the `corpus` of a record."""
         return [*self.lost, *self.done.left_out.problems(info)]
 
     def about(self, info: ModelInfo, notes: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the `run` of a record: the model, notes and failures."""
+        """Return what a record holds as its `run`: the model, notes and failures."""
         about = run_of(info, [*notes, *self.notes])
         if self.failures:
             about["failures"] = self.failures
         return about
 
     def corpus(self, texts: Texts, info: ModelInfo) -> dict[str, Any]:
-        """Return the `corpus` of a record: the texts, how many were measured, and what became of the others."""
-        described = describe_texts(texts)
-        return described | {
+        """Return what a record holds as its `corpus`: the texts, how many were measured, and why others were not."""
+        description = describe_texts(texts)
+        return description | {
             "n_texts": self.done.n_texts,
             "n_tokens": self.done.n_tokens,
             "n_chunked": self.done.n_chunked,
             "n_copies": self.n_copies,
-            "problems": [*described["problems"], *self.problems(info)],
+            "problems": [*description["problems"], *self.problems(info)],
             "unknown_words": self.done.unknown.note,
             "complete": self.complete,
         }
@@ -208,26 +216,26 @@ def run(
     texts: Texts,
     empty: P,
     *,
-    block: int,
+    block_size: int,
     **options: Any,
 ) -> Run[P]:
-    """Cut a corpus into blocks, and go over them. Copies of earlier texts are left out and counted.
+    """Cut a corpus into blocks, and measure them. Copies of earlier texts are left out and counted.
 
     Args:
-        measurer: Makes the measurer of the models; with workers it is pickled.
-        models: The models, as a rule one.
+        measurer: As for `run_blocks`.
+        models: As for `run_blocks`.
         texts: The corpus.
-        empty: A part without texts.
-        block: The most texts of a block.
+        empty: As for `run_blocks`.
+        block_size: The most texts of a block.
         options: `workers`, `report` and `step` of `run_blocks`.
     """
     copies = Copies()
     result = run_blocks(
         measurer,
         models,
-        blocks(distinct(texts, copies), block),
+        blocks(distinct(texts, copies), block_size),
         empty,
-        share=lambda cut: share_read(texts, cut.texts[-1].index),
+        share=lambda block: share_read(texts, block.texts[-1].index),
         **options,
     )
     result.n_copies = copies.n
@@ -247,24 +255,25 @@ def run_blocks(
 ) -> Run[P]:
     """Measure blocks, and merge their parts in the order of the blocks.
 
-    After Ctrl-C, or a failure after some texts, the blocks that are done count. If Ctrl-C comes within the first block,
-    its texts that are done count: they are its longest, and a note says so.
+    If Ctrl-C or an error ends the loop, the finished blocks are kept. If Ctrl-C comes within the first block, its
+    finished texts are kept: they are its longest, and a note says so.
 
     Args:
-        measurer: Makes the measurer of the models; with workers it is pickled.
+        measurer: A function of the models that makes their measurer; with workers it is pickled.
         models: The models, as a rule one.
         all_blocks: The blocks; they are read one after the other as they are needed.
         empty: A part without texts.
-        workers: How workers load each model; None = this process measures.
+        workers: For each model, how workers load it; None = this process measures.
         report: Called with the progress after each batch; with workers after each block.
-        step: What the record of a failure calls this step.
-        share: Returns, for a block that was just read, how much of the corpus has been read, 0 to 1; None = unknown.
+        step: The name of this loop in the record of a failure.
+        share: A function of a block that was just read: how much of the corpus has been read, 0 to 1; None = unknown.
 
     Raises:
-        AttnscopeError: Something fails before any block is done, or no worker could begin.
+        AttnscopeError: No worker could begin.
+        Exception: Any other error, if it comes before a block with texts is done.
     """
     result = Run(empty)
-    sums = _InOrder(empty)
+    sums = _SumsInOrder(empty)
     # How much of the corpus had been read before the first block, and after each block.
     shares_read: list[float | None] = [0.0]
 
@@ -273,10 +282,11 @@ def run_blocks(
             shares_read.append(share(block))
             yield block
 
-    def tell(number: int, fraction: float, part: P) -> None:
-        """Report that a fraction of a block is done; its part is not among the sums yet."""
+    def report_progress(number: int, fraction: float, part: P) -> None:
+        """Report that a fraction of block `number` is done. `part` holds those of its texts that `sums` lacks."""
         if report is None:
             return
+        # Interpolate between the shares that were read before and after the block.
         before, after = shares_read[number : number + 2]
         share_done = None
         if after is not None:
@@ -284,20 +294,22 @@ def run_blocks(
         report(Progress(sums.n_texts + part.n_texts, sums.n_tokens + part.n_tokens, share_done))
 
     try:
-        # Measure the blocks in this process, or by workers.
         if workers is None:
-            outcomes = _measure_here(measurer(*models), read_blocks(), tell)
+            outcomes = _measure_here(measurer(*models), read_blocks(), report_progress)
         else:
-            outcomes = _measure_by_workers(measurer, models, read_blocks(), workers)
-        # Add their parts. Ctrl-C waits until a part is added as a whole.
+            loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
+            executor = workers[0].executor_on(models[0].info.device)
+            outcomes = executor.map_blocks(_WorkerFunction(loaders, measurer), read_blocks())
+        # Add the part of each block. Ctrl-C waits until all of it is added.
         with closing(outcomes):
             for outcome in outcomes:
                 with delay_interrupts():
                     sums.take(outcome.number, outcome.result)
                 if outcome.lost:
                     result.lost.append(_describe_lost(outcome.block, outcome.lost))
+                # Workers do not report their batches. The texts of the block are in `sums` already.
                 if workers is not None:
-                    tell(outcome.number, 1.0, empty)
+                    report_progress(outcome.number, 1.0, empty)
     # Keep what was done before an interruption or a failure.
     except KeyboardInterrupt as interruption:
         result.complete = False
@@ -308,59 +320,61 @@ def run_blocks(
         result.error = error
         result.failures.append(failure(step, error))
         result.complete = False
-    # Blocks count as well that were done before an earlier one.
-    if sums.add_waiting() and not result.failures:
+    # Workers may have finished later blocks while an earlier one was not done: these count too.
+    has_gap = sums.add_waiting()
+    if has_gap and not result.failures:
         result.notes.append(
             "Interrupted: these are whole blocks of texts, but not the first ones of the corpus."
         )
     result.done = sums.done
-    if result.done.halved_to is not None:
+    if result.done.n_halved:
         result.notes.append("Memory did not suffice for whole batches: they were halved.")
     return result
 
 
 def _describe_lost(block: Any, why: str) -> dict[str, Any]:
-    """Return a block that was given up as a problem of the corpus."""
+    """Return an entry for `problems` of a corpus: the block was given up, and why."""
     n_lost = amount(len(block.texts), "text from here on was", "texts from here on were")
     first = block.texts[0]
     return asdict(Problem(first.source, first.line, f"{n_lost} not studied: {why}"))
 
 
-class _InOrder(Generic[P]):
-    """Add up the parts of blocks in the order of the corpus, in whatever order they come.
+class _SumsInOrder(Generic[P]):
+    """Merge the parts of blocks in the order of the corpus, though workers finish them in any order.
 
     Attributes:
-        done: The sum of the parts that were added.
-        n_texts: The texts of all parts, also of those that wait for the part of an earlier block.
-        n_tokens: Their tokens.
+        done: The merged parts; a part waits until those of all earlier blocks are merged.
+        n_texts: The texts of the merged and the waiting parts.
+        n_tokens: The tokens of these texts.
     """
 
     def __init__(self, empty: P) -> None:
         self.done = empty
         self.n_texts = 0
         self.n_tokens = 0
+        # The parts that wait, by the number of their block.
         self._waiting: dict[int, P | None] = {}
+        # The number of the block whose part is merged next.
         self._next = 0
 
     def take(self, number: int, part: P | None) -> None:
-        """Take the part of a block by its number; None = the block was given up."""
+        """Take the part of block `number`; None = the block was given up."""
         self._waiting[number] = part
         if part is not None:
             self.n_texts += part.n_texts
             self.n_tokens += part.n_tokens
-        # Add all parts whose earlier ones are there.
         while self._next in self._waiting:
-            self._add(self._next)
+            self._merge(self._next)
             self._next += 1
 
     def add_waiting(self) -> bool:
-        """Add the parts that still wait, as no further one will come; return whether there are any."""
+        """Merge the parts that still wait, since no further one will come; return whether there were any."""
         numbers = sorted(self._waiting)
         for number in numbers:
-            self._add(number)
+            self._merge(number)
         return bool(numbers)
 
-    def _add(self, number: int) -> None:
+    def _merge(self, number: int) -> None:
         part = self._waiting.pop(number)
         if part is not None:
             self.done = self.done.merge(part)
@@ -370,16 +384,16 @@ class _InOrder(Generic[P]):
 
 
 def _measure_here(
-    measurer: Measurer[P], all_blocks: Iterable[Any], tell: Callable[[int, float, P], None]
+    measurer: Measurer[P], all_blocks: Iterable[Any], report: Callable[[int, float, P], None]
 ) -> Generator[Outcome, None, None]:
     """Measure blocks in this process, one after the other, and yield the part of each.
 
-    If Ctrl-C comes while no earlier block has a text that counts, the texts of this block that are done are kept.
+    A block that Ctrl-C cuts off is dropped, unless there would be no text at all without it.
 
     Args:
         measurer: The measurer.
         all_blocks: The blocks.
-        tell: Called after each batch with the number of the block, the fraction of it that is done, and its part.
+        report: Called after each batch with the number of the block, the fraction of it that is done, and its part.
 
     Raises:
         KeyboardInterrupt: The user ended it; with a note if only some texts of a block are kept.
@@ -387,38 +401,39 @@ def _measure_here(
     n_texts = 0
     for number, block in enumerate(all_blocks):
         part = measurer.start(block)
+        interruption = None
         try:
             for fraction in _add_batches(measurer, block, part):
-                tell(number, fraction, part)
-        except KeyboardInterrupt:
-            # Earlier blocks are there, or no text is done: this block counts nothing.
+                report(number, fraction, part)
+        except KeyboardInterrupt as error:
+            # Drop the block if an earlier one has texts, or if none of its own is done.
             if n_texts or not part.n_texts:
                 raise
-            done = _finish(measurer, block, part)
-            yield Outcome(number, block, done)
-            # Say so, unless Ctrl-C came after the last text.
-            n_all = len(block.texts)
-            if done.n_texts + done.left_out.n == n_all:
-                raise
-            note = "Interrupted in the first block of texts, which begins with the longest"
-            raise KeyboardInterrupt(f"{note}: these are {done.n_texts:,} of its {n_all:,}.") from None
+            interruption = error
         done = _finish(measurer, block, part)
         n_texts += done.n_texts
         yield Outcome(number, block, done)
+        if interruption is not None:
+            # A note is due, unless Ctrl-C came after the last text.
+            n_all = len(block.texts)
+            if done.n_texts + done.left_out.n != n_all:
+                note = "Interrupted in the first block of texts, which begins with the longest"
+                interruption = KeyboardInterrupt(f"{note}: these are {done.n_texts:,} of its {n_all:,}.")
+            raise interruption
 
 
 def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
     """Measure a block and add it to its part, batch by batch; yield after each the fraction of tokens that is done."""
     batches = list(measurer.batches(block))
-    # Unknown words in the order of the corpus; `text_index` is the index of an item's text.
+    # List unknown words in the order of the corpus, not in that of the batches.
     if measurer.tokenizer is not None:
         items = sorted(chain(*batches), key=lambda item: item.text_index)
         part.unknown = UnknownWords.of(measurer.tokenizer, [item.tokens for item in items])
     n_tokens = sum(map(padded_size, batches))
     n_done = 0
     for batch in batches:
-        # Where memory does not suffice, the batch comes in several pieces.
-        for piece, result in measurer.room.each(batch, measurer.measure):
+        # A batch that does not fit into memory comes in several pieces.
+        for piece, result in measurer.halver.run(batch, measurer.measure):
             with delay_interrupts():
                 measurer.add(part, piece, result)
         n_done += padded_size(batch)
@@ -426,36 +441,24 @@ def _add_batches(measurer: Measurer[P], block: Any, part: P) -> Iterator[float]:
 
 
 def _finish(measurer: Measurer[P], block: Any, part: P) -> P:
-    """Return the part of a block that is done: it names the texts left out, and drops what only this block needed."""
-    lasting = measurer.finish(part).lasting_fields()
-    lasting |= {
+    """Return the part of a measured block as it is merged with others: without the fields that serve this block."""
+    finished = measurer.finish(part)
+    merged_fields = finished.lasting_fields() | {
         "broken": {},
         "left_out": LeftOut.of(block.texts, part.broken),
-        "halved_to": measurer.room.tokens,
+        "n_halved": int(measurer.halver.most_tokens is not None),
     }
-    return type(part)(**lasting)
-
-
-def _measure_by_workers(
-    measurer: Callable[..., Measurer[P]],
-    models: Sequence[Model],
-    all_blocks: Iterable[Any],
-    workers: Sequence[Workers],
-) -> Generator[Outcome, None, None]:
-    """Measure blocks by workers, each of which loads the models once, and yield their parts in any order."""
-    loaders = [each.loader(model) for each, model in zip(workers, models, strict=True)]
-    executor = workers[0].executor_on(models[0].info.device)
-    return executor.map_blocks(_InWorker(loaders, measurer), all_blocks)
+    return type(part)(**merged_fields)
 
 
 @dataclass(eq=False)
-class _InWorker(Generic[P]):
-    """Measure blocks in a worker, which loads the models once. It is pickled before that.
+class _WorkerFunction(Generic[P]):
+    """Measure blocks in a worker. It is pickled before `load`, as a `studies.workers.Function`.
 
     Attributes:
-        loaders: Each loads one of the models.
-        make: Makes the measurer of the models.
-        measurer: The measurer, once the models are loaded.
+        loaders: A function for each model, which loads it.
+        make: A function of the models that makes their measurer.
+        measurer: The measurer; `load` sets it.
     """
 
     loaders: Sequence[Callable[[], Model]]
@@ -468,65 +471,64 @@ class _InWorker(Generic[P]):
 
     def __call__(self, block: Any) -> P:
         """Return the part of a block."""
-        outcome = next(_measure_here(self.measurer, [block], lambda *_: None))
-        part: P = outcome.result
-        return part
+        part = self.measurer.start(block)
+        for _ in _add_batches(self.measurer, block, part):
+            pass
+        return _finish(self.measurer, block, part)
 
 
 # Memory
 
 
-class Room:
-    """Halve batches that do not fit into the memory of the device, and later ones of their size at once.
+class BatchHalver:
+    """Run a function on batches, and halve those that do not fit into the memory of the device.
 
-    It also halves batches of texts that must not be padded together (`MixedLengthsError`), whatever their size. Results
-    agree up to rounding: torch may sum a batch of another shape in another order.
+    Later batches of that size are halved at once. Texts that must not be padded together (`MixedLengthsError`) are
+    halved too. Results agree up to rounding, since torch may sum batches of another shape in another order.
 
     Attributes:
-        tokens: The most tokens, padding included, of several texts that are tried together; None = no batch failed yet.
+        most_tokens: The most tokens, padding included, of several texts that are tried together; None = no limit yet.
     """
 
     def __init__(self) -> None:
-        self.tokens: int | None = None
+        self.most_tokens: int | None = None
 
-    def each(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
+    def run(self, batch: Sequence[Any], do: Callable[[Any], R]) -> Iterator[tuple[Sequence[Any], R]]:
         """Call `do` with a batch, or with pieces of it that fit; yield each piece and its result.
 
         Raises:
             AttnscopeError: A single text does not fit.
         """
         n_tokens = padded_size(batch)
-        middle = len(batch) // 2
-        # Try it whole, unless as many tokens did not fit before. A single text is always tried.
-        if not middle or self.tokens is None or n_tokens <= self.tokens:
-            result = self._try(batch, do)
-            if result is not None:
-                yield batch, result[0]
+        is_single = len(batch) < 2
+        # Try the whole batch, unless as many tokens did not fit before. A single text is always tried.
+        if is_single or self.most_tokens is None or n_tokens <= self.most_tokens:
+            is_memory_full = False
+            try:
+                result = do(batch)
+            except MixedLengthsError:
+                if is_single:
+                    raise
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                is_memory_full = True
+            else:
+                yield batch, result
                 return
-        if not middle:
+            # Now the exception is gone, and with it its frames, which held the tensors that filled the memory.
+            if is_memory_full:
+                _empty_cache()
+                self.most_tokens = max(1, n_tokens // 2)
+        if is_single:
             raise AttnscopeError(
                 f"one text of {n_tokens:,} tokens does not fit into memory",
                 "cut it into chunks (--chunk), choose fewer layers, --dtype bfloat16, or --device cpu",
             )
-        # Try both halves, and halves of these.
+        # Run both halves, and halve them in turn if they do not fit either.
+        middle = len(batch) // 2
         for half in (batch[:middle], batch[middle:]):
-            yield from self.each(half, do)
-
-    def _try(self, batch: Sequence[Any], do: Callable[[Any], R]) -> tuple[R] | None:
-        """Return the result as a tuple, as it may be None itself; None = the batch must be halved."""
-        try:
-            return (do(batch),)
-        except MixedLengthsError:
-            if len(batch) == 1:
-                raise
-            return None
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Now the exception is gone, and with it its frames, which held the tensors that filled the memory.
-        _give_memory_back()
-        self.tokens = max(1, padded_size(batch) // 2)
-        return None
+            yield from self.run(half, do)
 
 
 def padded_size(batch: Sequence[Sized]) -> int:
@@ -534,8 +536,8 @@ def padded_size(batch: Sequence[Sized]) -> int:
     return len(batch) * max(map(len, batch), default=0)
 
 
-def _give_memory_back() -> None:
-    """Give back what torch keeps of a device's memory for later."""
+def _empty_cache() -> None:
+    """Have torch give back the memory of the device that it keeps for later tensors."""
     torch = sys.modules["torch"]
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

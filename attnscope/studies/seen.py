@@ -1,4 +1,4 @@
-"""Keep a model's attention on a batch, from which `core.attention.row_samples.read_rows` reads rows of weights."""
+"""Run a model and keep its attention on a batch. `core.attention.row_samples.read_rows` then reads weights from it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,20 @@ from attnscope.core.attention.seam import AttentionCall
 from attnscope.models.model import Batch, Model
 
 Attention = AttentionCall | Tensor
-"""The attention of a layer on a batch: its call, or the dense weights of a model whose attention passes no seam."""
+"""The attention of a layer on a batch: the call of the seam, the function that computes attention in every model.
+
+For a model whose attention does not pass the seam, it is the weights, (batch, head, query, key).
+"""
 
 
-def see(
+def keep_attention(
     model: Model, batch: Batch, layers: Sequence[int] | None = None
 ) -> Mapping[Any, Mapping[int, Any]]:
-    """Run a model on a batch without gradients, and return kind → layer → `Attention`; `layers` None = all."""
+    """Run a model on a batch without gradients; return the attention of some layers, or of all (None).
+
+    Returns:
+        Kind of attention → layer → `Attention`.
+    """
     # Without the seam there are no calls to keep.
     probe = Weights(layers) if model.info.path == "eager" else keep_calls(layers)
     with torch.no_grad():

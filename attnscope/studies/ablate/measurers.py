@@ -28,7 +28,7 @@ from attnscope.studies.ablate.reading import ReadBatch, Reader, Row
 from attnscope.studies.failures import Place as BrokenPlace
 from attnscope.studies.failures import broken_rows
 from attnscope.studies.inputs.texts import Report, Texts
-from attnscope.studies.run import STEP, Measurer, Part, Room, Run, run
+from attnscope.studies.run import STEP, BatchHalver, Measurer, Part, Run, run
 from attnscope.studies.workers import Workers
 
 Head = tuple[Kind, int, int]
@@ -78,7 +78,7 @@ class TextPart(Part):
         rows = self._rows.setdefault(row.text_index, [])
         rows.append((row, numbers))
         # True at the last row of a text, if none is broken: the text is whole now.
-        if self.complete_text(row.text_index, row.n_rows):
+        if self.count_row(row.text_index, row.n_rows):
             self.n_texts += 1
             self.n_tokens += sum(each.n_tokens for each, _ in rows)
 
@@ -86,7 +86,7 @@ class TextPart(Part):
         """Return for each whole text of the block the sum over its rows, (text, …), and its predictions, (text,)."""
         sums = []
         n_predictions = []
-        for text in sorted(self._whole):
+        for text in sorted(self._whole_texts):
             rows = self._rows[text]
             sums.append(sum(numbers for _, numbers in rows))
             n_predictions.append(sum(len(row.positions) for row, _ in rows))
@@ -169,7 +169,7 @@ def _measure(
         (passes.reader.model,),
         passes.texts,
         TextPart(sums=RunningSums(shape)),
-        block=BLOCK,
+        block_size=BLOCK,
         workers=workers,
         report=report,
         step=step,
@@ -253,8 +253,8 @@ def outputs_of(passes: Passes) -> Iterator[tuple[int, HeadOutputs]]:
         # A text without tokens has no rows; of a long one the first row stands for it.
         batches = reader.batches(Block(0, (text,)))
         if batches:
-            # `Room` refuses, with a hint, a row that does not fit into memory.
-            for _, outputs in Room().each(batches[0][:1], read_outputs):
+            # `BatchHalver` refuses, with a hint, a row that does not fit into memory.
+            for _, outputs in BatchHalver().run(batches[0][:1], read_outputs):
                 yield text.index, {place: output[0] for place, output in outputs.items()}
 
 
@@ -346,8 +346,8 @@ class Cutting(RowMeasurer):
             whole_logs = read.log_probabilities(rerun.whole.logits, 1)
             numbers[0] = _numbers_by_row(read, whole[None], whole_logs, whole_logs)[0]
             # Run it again from the first changed layer on, with as many cuts per pass as fit: PASS_TOKENS, or fewer
-            # (`room.tokens`) once memory ran out.
-            pass_tokens = PASS_TOKENS if self.room.tokens is None else self.room.tokens
+            # (`halver.most_tokens`) once memory ran out.
+            pass_tokens = PASS_TOKENS if self.halver.most_tokens is None else self.halver.most_tokens
             places = [[(kind, layer) for kind, layer, _ in cut.heads] for cut in self._cuts]
             for first_block, cut_indices in rerun.plan(places, pass_tokens):
                 n_cuts = len(cut_indices)

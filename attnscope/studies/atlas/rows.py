@@ -29,8 +29,8 @@ from attnscope.studies.atlas.scores import Scores
 from attnscope.studies.atlas.tables import KindTables, ReadText
 from attnscope.studies.heads.measuring import decoder_start, target_of
 from attnscope.studies.inputs.texts import Progress, Report, batch_of, special_ids
-from attnscope.studies.run import Room
-from attnscope.studies.seen import Attention, count_heads, see
+from attnscope.studies.run import BatchHalver
+from attnscope.studies.seen import Attention, count_heads, keep_attention
 
 Head = tuple[str, int, int]
 """A head: kind of attention, layer, number."""
@@ -235,15 +235,15 @@ def read_rows(
         """Return the attention on a batch, by kind and layer."""
         tokens = [chunk.tokens for chunk in batch]
         targets = [] if start is None else [target_of(start, source) for source in tokens]
-        return see(model, batch_of(tokens, targets))
+        return keep_attention(model, batch_of(tokens, targets))
 
-    # Read sampled texts first, as far as an interruption allows: the tables need them. `room` halves a batch that does
-    # not fit in memory, and gives each part with its attention.
+    # Read sampled texts first, as far as an interruption allows: the tables need them. A batch that does not
+    # fit into memory comes in parts, each with its attention.
     n_tokens = sum(map(len, unit_of))
     n_tokens_done = 0
-    room = Room()
+    halver = BatchHalver()
     for batch in [*batches(sampled, TOKEN_BUDGET), *batches(others, TOKEN_BUDGET)]:
-        for part, attention in room.each(batch, run):
+        for part, attention in halver.run(batch, run):
             for place, chunk in enumerate(part):
                 # An interruption waits until a text is in all tables.
                 with delay_interrupts():

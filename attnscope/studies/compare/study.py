@@ -40,7 +40,7 @@ from attnscope.studies.failures import Place
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.texts import AnyTexts, Report, batch_of, special_ids, texts_of
 from attnscope.studies.run import Measurer, Part, run
-from attnscope.studies.seen import count_heads, see
+from attnscope.studies.seen import count_heads, keep_attention
 from attnscope.studies.workers import Workers
 
 Head = tuple[int, int]
@@ -186,7 +186,7 @@ def _measure(
         models,
         texts,
         PairPart(),
-        block=BLOCK,
+        block_size=BLOCK,
         workers=workers,
         report=report,
         step="the comparison on a later text",
@@ -319,7 +319,7 @@ class PairMeasurer(Measurer[PairPart]):
                 continue
             # Chunks of a long text add up to one text.
             part._sums[chunk.text_index] = part._sums.get(chunk.text_index, 0.0) + sums
-            if part.complete_text(chunk.text_index, chunk.n_chunks):
+            if part.count_row(chunk.text_index, chunk.n_chunks):
                 finished.append(part._sums.pop(chunk.text_index))
                 part.n_texts += 1
                 part.n_tokens += chunk.n_queries
@@ -369,7 +369,7 @@ class _Attention:
 
     def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
         self.kind = model.info.kinds[0]
-        self._layers = sorted(see(model, batch, chosen.layers).get(self.kind, {}).items())
+        self._layers = sorted(keep_attention(model, batch, chosen.layers).get(self.kind, {}).items())
         # All heads of these layers, and the indices of those that are compared.
         all_heads: list[Head] = []
         for layer, attention in self._layers:

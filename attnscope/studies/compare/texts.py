@@ -25,7 +25,7 @@ from attnscope.studies.compare.study import Head, distance_arrays, heads_table, 
 from attnscope.studies.inputs.provenance import run_of
 from attnscope.studies.inputs.reading import Prompt, Reading, read
 from attnscope.studies.maps.running import outline, run_model
-from attnscope.studies.seen import see
+from attnscope.studies.seen import keep_attention
 
 Integers = NDArray[np.int64]
 
@@ -287,7 +287,7 @@ def _single_head_weights(
         return None, "no single head: this model's queries and keys are not at hand"
     # The model has one kind of attention: take its calls by layer.
     layers = [layer for layer, _ in picked]
-    (by_layer,) = see(model, reading.batch(model.info.device), layers).values()
+    (by_layer,) = keep_attention(model, reading.batch(model.info.device), layers).values()
     # A string says why there is no such head.
     call = single_head([(by_layer[layer], head) for layer, head in picked])
     if isinstance(call, str):

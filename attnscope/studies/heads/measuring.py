@@ -340,7 +340,7 @@ class HeadMeasurer(Measurer[HeadSums]):
             part.n_tokens += len(chunk) - chunk.n_repeated
             if result.rows[row]:
                 part.rows[chunk.text_index, chunk.number] = result.rows[row]
-            if part.complete_text(chunk.text_index, chunk.n_chunks):
+            if part.count_row(chunk.text_index, chunk.n_chunks):
                 part.n_texts += 1
                 part.n_chunked += chunk.n_chunks > 1
                 for tally in part.tallies.values():

@@ -269,7 +269,7 @@ def study_heads(
     empty = empty or HeadSums()
     for number, maker in enumerate(makers):
         run_report = scale_report(step_report, number, len(makers))
-        last = run(maker, (model,), texts, empty, block=BLOCK, workers=shared, report=run_report)
+        last = run(maker, (model,), texts, empty, block_size=BLOCK, workers=shared, report=run_report)
         runs.append(last)
         problems = [*problems, *last.problems(model.info)]
         if not last.complete:

@@ -287,7 +287,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
             text = part._texts[piece.text_index]
             if index in broken:
                 part.broken.setdefault(text.index, broken[index])
-            if part.complete_text(text.index, len(text.pieces)):
+            if part.count_row(text.index, len(text.pieces)):
                 part.n_texts += text.n_texts
                 part.n_tokens += text.n_tokens
                 if piece.chunk.n_chunks > 1:
@@ -302,7 +302,7 @@ class LinkMeasurer(Measurer[MeasuredPart]):
             # Texts without a link that can be measured are studied too.
             if not text.pieces:
                 part.n_texts += text.n_texts
-            if text.index in part._whole:
+            if text.index in part._whole_texts:
                 for piece in text.pieces:
                     cells += piece.cells
                     hits.append(part._hits[piece])
