@@ -158,9 +158,8 @@ def _make(
         ]
         cue, decoy_cue, question, full_stop = [np.array(hay.encode(text), np.int64) for text in texts]
     # The haystack has the tokens that needle, decoy, question and final answer leave of the length.
-    n_other = (
-        len(hay.before) + len(cue) + len(decoy_cue) + len(question) + 2 * len(full_stop) + 3 * n_answer
-    )
+    parts = (hay.before, cue, decoy_cue, question, full_stop, full_stop)
+    n_other = sum(map(len, parts)) + 3 * n_answer
     n_haystack = length - n_other
     if n_haystack < _SHORTEST_HAYSTACK:
         raise AttnscopeError(

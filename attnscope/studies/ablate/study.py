@@ -88,13 +88,7 @@ def ablate(
     """
     options = options or AblateOptions()
     loss = None if options.loss == "none" else model.loss
-    reader = Reader(
-        model,
-        loss,
-        seed=options.seed,
-        target=options.target,
-        answer=options.answer,
-    )
+    reader = Reader(model, loss, seed=options.seed, target=options.target, answer=options.answer)
     _check_options(model, options, loss)
     passes = Passes(reader, texts_of(corpus, model), workers)
     # Heads' outputs on the first text give their shapes. Resampling takes those of DONORS texts other than the one at
