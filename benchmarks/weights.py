@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import attnscope
-from attnscope.questions.weights import COMPOSITIONS, WeightsOptions
+from attnscope.questions.weights import INPUT_LETTERS, WeightsOptions
 from tests.conftest import VOCABULARY, write_tokenizer
 from tests.test_stream import random_model
 
@@ -56,7 +56,7 @@ def differences(name: str) -> dict[str, float]:
     copying = (values.sum(-1).real / values.abs().sum(-1)).flatten().numpy()
     found = {"copying": float(np.abs(copying - ours["heads"]["copying"]).max())}
     n = len(ours["heads"])
-    for number, by in enumerate(COMPOSITIONS):
+    for number, by in enumerate(INPUT_LETTERS):
         scores = theirs.all_composition_scores(by)
         scores = getattr(scores, "scores", scores).reshape(n, n).numpy()
         defined = np.isfinite(ours["composition"][number])

@@ -147,24 +147,24 @@ class TestScales:
         scale = self.scale(0.1, 0.8)
         assert scale.low == 0
         assert scale.high == 0.8
-        assert scale.share(0.2) == 0.25
+        assert scale.fraction(0.2) == 0.25
 
     def test_what_has_two_signs_has_its_zero_in_the_middle(self):
         scale = self.scale(-3.0, 1.0)
         assert scale.low == -3
         assert scale.high == 3
-        assert scale.share(0) == 0.5
+        assert scale.fraction(0) == 0.5
 
     def test_the_baseline_is_on_the_scale(self):
         scale = self.scale(1.0, 2.0, baseline=4.0)
-        assert scale.share(4.0) == 1
+        assert scale.fraction(4.0) == 1
         assert scale.baseline_text == "4.00"
 
     @pytest.mark.parametrize("values", [(0.0,), (NAN,), (5.0, 5.0), (-2.0,), (1e-9,), (1e9, -1e9)])
     def test_odd_values_have_a_scale(self, values):
         scale = self.scale(*values)
         assert scale.high > scale.low
-        assert all(0 <= scale.share(value) <= 1 for value in values if math.isfinite(value))
+        assert all(0 <= scale.fraction(value) <= 1 for value in values if math.isfinite(value))
 
 
 class TestLargeMaps:

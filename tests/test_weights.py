@@ -9,7 +9,7 @@ import torch
 
 import attnscope
 from attnscope.core import weights as core
-from attnscope.questions.weights import COMPOSITIONS, WeightsOptions, expected_share, variation_of
+from attnscope.questions.weights import INPUT_LETTERS, WeightsOptions, expected_share, variation_of
 from tests.conftest import write_tiny
 from tests.test_stream import random_model
 
@@ -64,7 +64,7 @@ def test_scores_and_composition_are_those_of_whole_matrices_with_grouped_queries
         pairs = {"Q": (scores.T, wrote), "K": (scores, wrote), "V": (reads["O"] @ reads["V"], wrote)}
         for by, (x, y) in pairs.items():
             share = np.linalg.norm(x @ y) / np.linalg.norm(x) / np.linalg.norm(y)
-            assert got["composition"][COMPOSITIONS.index(by), sender, receiver] == pytest.approx(
+            assert got["composition"][INPUT_LETTERS.index(by), sender, receiver] == pytest.approx(
                 share, abs=1e-6
             )
     assert np.isnan(got["composition"][:, 6:, 6:]).all()

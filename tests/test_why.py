@@ -85,7 +85,7 @@ def test_parts_sum_to_the_model_s_own_score(name):
     may = scores if kind == "encoder" else scores[: QUERY + 1]
     total = float(record["pairs"].sum()) + record.bias
     assert total == pytest.approx(float(scores[KEY] - may.mean()), abs=1e-4)
-    assert record.off <= record.score["rounding"] < 1e-3
+    assert record.discrepancy <= record.score["rounding"] < 1e-3
     assert record["parts"]["query_nats"].sum() == pytest.approx(
         record["parts"]["key_nats"].sum(), abs=1e-9
     )

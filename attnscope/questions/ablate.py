@@ -257,12 +257,12 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
     if len(together):
         shown = together.select(np.isin(together["quantity"], quantities))
         yield Ranking(
-            what=f"without {list_some(ablation.head_names, _MOST_NAMED)}",
+            header=f"without {list_some(ablation.head_names, _MOST_NAMED)}",
             noun="quantity",
             names=[heads.columns[name].title for name in shown["quantity"].tolist()],
             table=shown,
             columns=["value"],
-            most=len(shown),
+            n_printed=len(shown),
         )
     # The terminal shows one map, that of the main quantity; figures show all.
     for name in quantities:

@@ -220,7 +220,7 @@ class Atlas(Result):
             columns.append("kl_explained")
         names = self.head_names
         ranking = rank_heads(
-            self, columns, order, printed="with --all", heading="all heads", most=len(order)
+            self, columns, order, printed="with --all", heading="all heads", n_printed=len(order)
         )
         n_examples = amount(-(-len(self.table("examples")) // max(len(heads), 1)), "excerpt")
         order_words = ", those with most to say first" if sort is None else ""

@@ -259,7 +259,7 @@ def _models_report(comparison: Comparison) -> Report:
     blocks = [
         Ranking(
             heading=f"the heads that differ most from those of the same number, by {distance_line(name)}",
-            what="head",
+            header="head",
             names=names,
             table=heads,
             columns=["distance", Words("best match", matches)],
@@ -312,7 +312,7 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
     column = number(name, "distance of two heads", short=short)
     return Ranking(
         heading=heading,
-        what="heads",
+        header="heads",
         noun="pair",
         names=[f"{names[a]}{joint}{names[b]}" for a, b in pairs.tolist()],
         table=Table({}, {}).with_column(column, value, low=low, high=high),

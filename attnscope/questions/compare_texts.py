@@ -124,7 +124,7 @@ def picked_report(comparison: Comparison) -> Report:
     heading = distance_line(comparison.distance_name)
     distances = comparison.distance()
     blocks = [
-        Grid(heading=heading, values=distances, rows=names, columns=names, most=len(names)),
+        Grid(heading=heading, values=distances, rows=names, columns=names, n_printed=len(names)),
         Special(printed="never", figure="picked", view=side_by_side),
         Special(printed="never", figure="differences", view=how_they_differ),
     ]

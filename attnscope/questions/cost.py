@@ -164,17 +164,17 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(
             heading=title.format(n=cost.options["n_tokens"]),
-            what="",
+            header="",
             names=names,
             table=table,
             columns=[value_column],
             order=rows,
-            most=len(rows),
+            n_printed=len(rows),
         )
     yield Ranking(
         heading="formulas",
         printed="with --all",
-        what="",
+        header="",
         names=names,
         table=table,
         columns=[value_column, Words("formula", formulas, wraps=True)],

@@ -76,20 +76,25 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
     whole_columns = [Words("what it does", whole_lines, wraps=True), *columns]
     # One head or a few: whole lines; all heads: short ones, the heads with most to say first.
     if is_chosen:
-        yield rank_heads(result, whole_columns, order, most=len(order))
+        yield rank_heads(result, whole_columns, order, n_printed=len(order))
     else:
         columns.insert(0, Words("what it does", short_lines))
         if sort == "entropy" and "entropy_nats" in table:
             columns.insert(0, "entropy_nats")
         shown = order
-        most = _MOST_SORTED
+        n_printed = _MOST_SORTED
         if sort is None:
             shown = largest_first(_how_much_to_say(result), _MOST_LISTED)
-            most = _MOST_LISTED
-        yield rank_heads(result, columns, shown, most=most)
+            n_printed = _MOST_LISTED
+        yield rank_heads(result, columns, shown, n_printed=n_printed)
         yield _what_next(result, len(order) - len(shown))
         yield rank_heads(
-            result, whole_columns, order, heading="every head", printed="with --all", most=len(order)
+            result,
+            whole_columns,
+            order,
+            heading="every head",
+            printed="with --all",
+            n_printed=len(order),
         )
     # Roles as a grid of letters, and the numbers behind them.
     if len(result.table("roles")):
@@ -239,7 +244,7 @@ def _evidence(result: Result) -> Block:
     return Ranking(
         heading="the evidence for each role",
         printed="with --all",
-        what="role",
+        header="role",
         names=list(map(label, names)),
         table=roles.with_column(number_column("baseline"), roles.part("value", "baseline")),
         columns=[
@@ -252,7 +257,7 @@ def _evidence(result: Result) -> Block:
             Words("share", shares),
         ],
         order=np.lexsort((-roles["value"], legend_places)).tolist(),
-        most=len(roles),
+        n_printed=len(roles),
         notes=[
             "a role's value must exceed its baseline and its threshold; share: how much of the head's attention the "
             "value counts: all of it, or that share outside sinks; sink mass: attention on special tokens and the first"

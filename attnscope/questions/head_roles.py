@@ -23,7 +23,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import Report
-from attnscope.report.head_maps import LEFT_PX, HeadCells, cells_of, grids_of, name_kinds, place_kinds
+from attnscope.report.head_maps import LEFT_PX, HeadCells, count_cells, grids_of, name_kinds, place_kinds
 from attnscope.report.matrix import head_grid, room_for
 from attnscope.report.numbers import number
 from attnscope.report.plain_text import heading
@@ -283,7 +283,7 @@ class RoleGrid:
         heads = self.result.table("heads")
         paper = lettering.paper
         grids = grids_of(heads)
-        n_across, n_down = cells_of(grids)
+        n_across, n_down = count_cells(grids)
 
         # The cells: lower where there are many layers, and on paper so low that all stand on one page.
         width = min(_CELL_PX, (paper.room_px - LEFT_PX) / n_across)

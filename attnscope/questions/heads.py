@@ -361,7 +361,7 @@ def _measures_of_all(result: Heads, names: Sequence[str], sort: str | None) -> R
     heads = result.table("heads")
     notes = [printable(f"{name}: {heads.columns[name].meaning}") for name in names]
     return rank_heads(
-        result, names, sort_heads(result, sort), heading="measures", most=len(heads), notes=notes
+        result, names, sort_heads(result, sort), heading="measures", n_printed=len(heads), notes=notes
     )
 
 
@@ -379,7 +379,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
         if math.isfinite(value):
             ranks[measure] = str(1 + int((others[name] > value).sum()))
     return Ranking(
-        what=result.head_names[row],
+        header=result.head_names[row],
         names=[title_of(heads.columns[name]) for name in names],
         table=table,
         columns=["value", "uniform", Words(f"rank of {len(others)}", ranks)],
@@ -418,7 +418,7 @@ def _senses_blocks(result: Heads) -> Iterator[Block]:
     # The head with the largest value of each measure, (measure,).
     rows = [int(np.nanargmax(heads[name])) for name in names]
     yield Ranking(
-        what="measure",
+        header="measure",
         names=list(map(printable, names)),
         table=_estimates(heads, names, rows, "largest"),
         columns=["largest", Words("head", np.array(result.head_names)[rows].tolist()), "uniform"],
@@ -439,7 +439,7 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
     shares[rows, columns] = cells["copied"]
     yield Ranking(
         heading="needle tokens that the model writes, by depth of the needle",
-        what="tokens",
+        header="tokens",
         names=[f"{length:,}" for length in lengths],
         table=Table({}, {}),
         columns=[

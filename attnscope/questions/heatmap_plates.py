@@ -452,7 +452,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
             row = link.query // attention.query_cell
             boxes.append((column - 1, row - 1, column + 2, row + 2))
         notes.append(
-            f"framed: the strongest links{attention.far}, without special tokens and the first token as key"
+            f"framed: the strongest links{attention.far_phrase}, without special tokens and the first token as key"
         )
     figure = MapsFigure(
         **sheet.titles(attention),

@@ -27,7 +27,7 @@ from attnscope.questions.heatmap_plates import Pair
 from attnscope.questions.links import FAINT, LEAST_LINK, find_links, sink_share, strongest_links
 from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
-from attnscope.questions.pooled import PooledHeatmap, PooledMap, around
+from attnscope.questions.pooled import PooledHeatmap, PooledMap, text_around
 from attnscope.report.numbers import largest_first, percent, weight
 from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
 from attnscope.report.table import TextColumn, TextTable
@@ -407,7 +407,9 @@ def _pooled_table(record: PooledHeatmap, attention: PooledMap) -> TextTable:
         _head_column(attention),
         TextColumn("e^entropy", entropy, right=True, drop=2),
         TextColumn("most received", received, wraps=True, least=20, drop=1),
-        TextColumn(f"strongest links{attention.far} (query → key weight)", links, wraps=True, least=16),
+        TextColumn(
+            f"strongest links{attention.far_phrase} (query → key weight)", links, wraps=True, least=16
+        ),
     ]
     return TextTable(columns, heads)
 
@@ -421,7 +423,7 @@ def _pooled_links(attention: PooledMap, pair: Pair, *, with_text: bool) -> Text:
     for link in shown:
         names = []
         for tokens, place in ((attention.queries, link.query), (attention.keys, link.key)):
-            name = around(tokens, place, 20) if with_text else tokens.labels[place]
+            name = text_around(tokens, place, 20) if with_text else tokens.labels[place]
             names.append(f"{safe(name)} @{place}")
         links.append((" → ".join(names), weight(link.weight)))
     return list_numbers(links, "\n" if with_text else "   ")

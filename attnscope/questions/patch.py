@@ -243,7 +243,7 @@ def _blocks(patching: Patching) -> Iterator[Block]:
     for name in ("share", "attribution"):
         if name in heads and np.isfinite(heads[name]).any():
             columns.append(name)
-    yield Ranking(what="head", names=names, table=heads, columns=columns, order=order)
+    yield Ranking(header="head", names=names, table=heads, columns=columns, order=order)
     yield from _paths(patching)
     # (head, position).
     if "position_effects" in patching.grids:
@@ -284,7 +284,7 @@ def _paths(patching: Patching) -> Iterator[Block]:
     columns = ["effect", "q"]
     if np.isfinite(paths["share"]).any():
         columns.append("share")
-    yield Ranking(what="path", names=names, table=paths, columns=columns, order=order)
+    yield Ranking(header="path", names=names, table=paths, columns=columns, order=order)
 
     # The graph: the logits are above all layers.
     is_clear = (low > 0) | (high < 0)

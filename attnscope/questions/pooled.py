@@ -56,7 +56,7 @@ class PooledMap(HeadMaps):
     far_tokens: int
 
     @property
-    def far(self) -> str:
+    def far_phrase(self) -> str:
         """Return the words after "strongest links" that say how far they reach; empty if all are meant."""
         return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
@@ -163,12 +163,12 @@ def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:
         **link._asdict(),
         "query_token": queries.labels[link.query],
         "key_token": keys.labels[link.key],
-        "query_text": around(queries, link.query),
-        "key_text": around(keys, link.key),
+        "query_text": text_around(queries, link.query),
+        "key_text": text_around(keys, link.key),
     }
 
 
-def around(tokens: Tokens, place: int, characters: int = 30) -> str:
+def text_around(tokens: Tokens, place: int, characters: int = 30) -> str:
     """Return the text around a token, which stands between ⟦ and ⟧; its label alone if its characters are not known."""
     start, stop = map(int, tokens.offsets[place])
     if start < 0:

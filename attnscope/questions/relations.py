@@ -274,7 +274,7 @@ def _ranking(result: Relations) -> Block:
         mass=result.at_heads("mass", heads),
     )
     return Ranking(
-        what="query→key",
+        header="query→key",
         noun="relation",
         names=relations["relation"].tolist(),
         table=table,
@@ -288,7 +288,7 @@ def _ranking(result: Relations) -> Block:
             Words("rule", relations["rule"].tolist()),
         ],
         order=result.ranked,
-        most=5,
+        n_printed=5,
     )
 
 

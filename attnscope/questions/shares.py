@@ -34,7 +34,7 @@ class Shares(Result):
         order = largest_first(heads["share"])
         most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
         title = f"from “{source}” to “{target}”"
-        ranking = rank_heads(self, ["share"], order, most=8)
+        ranking = rank_heads(self, ["share"], order, n_printed=8)
         every = HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
         return report_on(
             self,

@@ -232,7 +232,7 @@ def _grid(
 ) -> Grid:
     """Return a matrix of which the terminal shows all rows."""
     return Grid(
-        heading=heading, printed=printed, values=values, rows=rows, columns=columns, most=len(rows)
+        heading=heading, printed=printed, values=values, rows=rows, columns=columns, n_printed=len(rows)
     )
 
 
@@ -257,7 +257,7 @@ def _comparison(split: Split) -> Ranking:
     if len(split.table("drops")):
         words.append(Words("without", without, wraps=True))
     names = list(map(str, split.counts))
-    return Ranking(what="heads", names=names, table=split.table("counts"), columns=words)
+    return Ranking(header="heads", names=names, table=split.table("counts"), columns=words)
 
 
 def _span(heads: Table, head: int) -> str:

@@ -280,7 +280,7 @@ def _blocks(trace: Trace) -> Iterator[Block]:
             values=trace["weights"][:, 0],
             rows=[f"head {head}" for head in heads],
             columns=trace.tokens["key"],
-            most=len(heads),
+            n_printed=len(heads),
         )
     yield Special(view=_Steps(trace))
 

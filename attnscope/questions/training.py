@@ -113,7 +113,7 @@ class Training(Result):
             ranking = Ranking(
                 heading="roles",
                 printed="with --all",
-                what="role",
+                header="role",
                 names=[*roles],
                 table=Table({}, {}),
                 columns=[heads],
@@ -162,7 +162,7 @@ def _trends(training: Training) -> Iterator[Block]:
         yield Trends(
             figure=_FIGURE,
             y="loss, nats",
-            what="texts",
+            noun="texts",
             steps=steps,
             names=["all texts"],
             points=loss[:, None],
@@ -185,18 +185,18 @@ def _trends(training: Training) -> Iterator[Block]:
             limits = (0.0, 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5)
         # Uniform attention is drawn as a level only if it gives all heads the same.
         known = uniform[np.isfinite(uniform)]
-        by_chance = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        uniform_level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
             heading=f"{label(name)}: {measure['meaning']} ({unit_words}); heads with and without the role",
             figure=_FIGURE,
             y=title,
-            what="heads",
+            noun="heads",
             steps=steps,
             names=names,
             points=points,
             limits=limits,
-            by_chance=by_chance,
+            uniform_level=uniform_level,
         )
 
 

@@ -15,12 +15,12 @@ from attnscope.report.wording import report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
 
-READS = {"Q": "query", "K": "key", "V": "value"}
+INPUT_NAMES = {"Q": "query", "K": "key", "V": "value"}
 """The inputs by which a head can read another head, by their letters in composition."""
 
-COMPOSITIONS = tuple(READS)
+INPUT_LETTERS = tuple(INPUT_NAMES)
 
-SHARES = ("previous", "same", "next", "first")
+POSITION_SHARES = ("previous", "same", "next", "first")
 """The columns of attention by position alone: the tokens that are attended to."""
 
 _MOST = 8
@@ -52,7 +52,7 @@ def _score(name: str, meaning: str) -> tuple[Column, ...]:
 N_DRAWS = 39
 """Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
 
-SCORE_PARTS = ("", "_random", "_least", "_most")
+SCORE_SUFFIXES = ("", "_random", "_least", "_most")
 """The endings of the four columns of `_score`."""
 
 
@@ -135,7 +135,7 @@ class HeadWeights(Result):
 
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
         """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
-        excess = self.excess[COMPOSITIONS.index(by)]
+        excess = self.excess[INPUT_LETTERS.index(by)]
         return [divmod(place, len(excess)) for place in largest_first(excess, most)]
 
     def is_outside(self, name: str) -> NDArray[np.bool_]:
@@ -213,7 +213,7 @@ def _answer(weights: HeadWeights) -> Iterator[str]:
         by, sender, receiver = map(int, index)
         part = small_number(weights["composition"][index])
         chance = small_number(weights.expected[index])
-        read = f"{names[receiver]}'s {READS[COMPOSITIONS[by]]}"
+        read = f"{names[receiver]}'s {INPUT_NAMES[INPUT_LETTERS[by]]}"
         numbers = f"composition {part}; random weights have {chance} on average"
         if excess[index] > 0:
             yield f"{read} reads most of what {names[sender]} writes: {numbers}"
@@ -248,10 +248,10 @@ def _pairs(weights: HeadWeights) -> Block:
     pairs = []
     inputs = []
     rows = []
-    for index, by in enumerate(COMPOSITIONS):
+    for index, by in enumerate(INPUT_LETTERS):
         for sender, receiver in weights.strongest(by, _MOST):
             pairs.append(f"{names[sender]} → {names[receiver]}")
-            inputs.append(READS[by])
+            inputs.append(INPUT_NAMES[by])
             at_pair = (index, sender, receiver)
             rows.append((weights["composition"][at_pair], expected[at_pair]))
     columns = (
@@ -262,7 +262,7 @@ def _pairs(weights: HeadWeights) -> Block:
     order = largest_first(table["composition"] - table["chance"])
     return Ranking(
         heading="which heads read which: writer → reader",
-        what="pair",
+        header="pair",
         names=pairs,
         table=table,
         columns=[Words("through its", inputs), "composition", "chance"],
@@ -327,11 +327,11 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
     links = []
-    for index, by in enumerate(COMPOSITIONS):
+    for index, by in enumerate(INPUT_LETTERS):
         for sender, receiver in weights.strongest(by, _MOST):
             part = float(weights["composition"][index, sender, receiver])
             if part > 0:
-                links.append(Link(names[sender], names[receiver], READS[by], part))
+                links.append(Link(names[sender], names[receiver], INPUT_NAMES[by], part))
     if links:
         yield Graph(
             printed="never",
@@ -355,10 +355,10 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
-        _, mean, low, high = (fixed(heads[name + part][row], 2) for part in SCORE_PARTS)
+        _, mean, low, high = (fixed(heads[name + part][row], 2) for part in SCORE_SUFFIXES)
         lines.append(f"{name} {_starred(weights, name)[row]}  random {mean} [{low}, {high}]")
     # The tokens to which the head would attend if tokens had no content.
-    shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in SHARES)
+    shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
     nats = float(heads["same_nats"][row])
     side = "above" if nats >= 0 else "below"
     lines.append(
@@ -379,7 +379,7 @@ def _directions(weights: HeadWeights, row: int, of: str, source: str, target: st
     shares = [percent(share, 1) if np.isfinite(share) else "" for share in mine["share"].tolist()]
     yield Ranking(
         heading=f"singular directions, {source} → {target}",
-        what="share",
+        header="share",
         names=shares,
         table=mine,
         columns=[
@@ -393,7 +393,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the heads that a head reads most, and those that read it most."""
     names = weights.head_names
     titles: list[str] = []
-    columns: dict[str, list[str]] = {by: [] for by in COMPOSITIONS}
+    columns: dict[str, list[str]] = {by: [] for by in INPUT_LETTERS}
     # Of (Q K V, sender, receiver), the head as receiver, then as sender: (Q K V, other head).
     for title, part in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
         excess = weights.excess[part]
@@ -401,7 +401,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
         if not np.isfinite(excess).any():
             continue
         titles.append(title)
-        for index, by in enumerate(COMPOSITIONS):
+        for index, by in enumerate(INPUT_LETTERS):
             others = []
             for other in largest_first(excess[index], 3):
                 others.append(f"{names[other]} {fixed(composition[index, other], 2)}")
@@ -409,10 +409,10 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
     if titles:
         yield Ranking(
             heading="composition, most above chance",
-            what="",
+            header="",
             names=titles,
             table=Table({}, {}),
-            columns=[Words(f"by {READS[by]}", texts, wraps=True) for by, texts in columns.items()],
+            columns=[Words(f"by {INPUT_NAMES[by]}", texts, wraps=True) for by, texts in columns.items()],
         )
 
 

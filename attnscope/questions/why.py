@@ -116,7 +116,7 @@ class Why(Result):
         return float(score["score"] - score["mean"])
 
     @property
-    def off(self) -> float:
+    def discrepancy(self) -> float:
         """Return by how many nats the sum of all pairs and the bias differs from `excess`."""
         return float(abs(self["pairs"].sum() + self.bias - self.excess))
 
@@ -125,9 +125,9 @@ class Why(Result):
         super().require_whole()
         if len(self.table("score")) != 1:
             raise ValueError("it does not have one score")
-        if not self.off <= self.score["rounding"]:
+        if not self.discrepancy <= self.score["rounding"]:
             raise ValueError(
-                f"its parts sum to {self.off:.3g} more or less than its score; rounding explains "
+                f"its parts sum to {self.discrepancy:.3g} more or less than its score; rounding explains "
                 f"{self.score['rounding']:.3g}"
             )
 
@@ -187,13 +187,13 @@ def _parts(why: Why) -> Ranking:
     parts = why.table("parts")
     largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     return Ranking(
-        what="part (nats)",
+        header="part (nats)",
         noun="part",
         names=parts["part"].tolist(),
         table=parts,
         columns=["query_nats", "key_nats"],
         order=largest_first(largest),
-        most=8,
+        n_printed=8,
     )
 
 
@@ -209,12 +209,12 @@ def _pairs(why: Why) -> Ranking:
     )
     table = Table.of_arrays((column,), nats=values[rows, columns])
     return Ranking(
-        what="pair: query → key",
+        header="pair: query → key",
         names=pair_names,
         table=table,
         columns=["nats"],
         order=range(len(pair_names)),
-        most=5,
+        n_printed=5,
         noun="pair",
     )
 
@@ -262,7 +262,7 @@ def _guide(why: Why) -> list[str]:
     guide = [
         f"the parts of each side{with_bias} sum to the {number(abs(why.excess))} nats, as all pairs do; each part is "
         "less its mean over keys; norms are frozen; tokens: the embeddings",
-        f"check: the sum differs from the model's score by {small_number(why.off)}; rounding explains "
+        f"check: the sum differs from the model's score by {small_number(why.discrepancy)}; rounding explains "
         f"{small_number(why.score['rounding'])}",
     ]
     if not math.isnan(why.score["softcap"]):

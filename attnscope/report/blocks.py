@@ -23,10 +23,10 @@ class Block:
     Attributes:
         heading: Its title in the terminal.
         printed: When the terminal shows it.
-        figure: The name of the figure that shows it, without ending; empty = none does. Blocks of one name share a
-            figure.
+        figure: The name of the figure that shows it, which is also its file's stem; empty = no figure. Blocks with the
+            same name share a figure.
         title: The title of that figure, after the name of the model.
-        notes: Sentences that a reader of this block must know.
+        notes: Sentences below this block, without which it would be misread.
     """
 
     heading: str = ""
@@ -40,8 +40,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    Alone in a figure it is large, with numbers and intervals; of over 100 heads, only the ten largest have numbers.
-    Several in one figure are small, side by side.
+    A figure with one such block draws a large map, with numbers and intervals in its cells (of more than 100 heads, only
+    the ten largest numbers). A figure with several draws small maps side by side.
 
     Attributes:
         heads: The table of heads.
@@ -74,51 +74,56 @@ class Ranking(Block):
     """Rows of a table in an order, with the intervals of their numbers.
 
     Attributes:
-        what: The header above the names of rows, such as "head".
+        header: The header above the names of rows, such as "head".
         names: A name for each row of the table.
-        table: The numbers.
-        columns: Names of columns of the table, and columns of texts. A narrow terminal leaves out the last ones.
-        order: The rows that are shown, the first one first; None = all, in the order of the table, even without --all.
-        most: How many rows the terminal shows without --all.
-        noun: A noun for a row, as in "and 3 more heads"; empty = `what`.
+        table: The numbers, a row for each name.
+        columns: What stands beside the names, from left to right: a string names a column of `table`, `Words` hold
+            texts. A narrow terminal leaves out the last ones.
+        order: The indices of the rows that are shown, the first one first; None = all rows, in the order of the table,
+            also without --all.
+        n_printed: How many rows of `order` the terminal shows without --all.
+        noun: A singular noun for a row, as in "and 3 more heads"; empty = `header`.
     """
 
-    what: str
+    header: str
     names: Sequence[str]
     table: Table
     columns: Sequence[str | Words]
     order: Sequence[int] | None = None
-    most: int = 5
+    n_printed: int = 5
     noun: str = ""
 
 
 def rank_heads(
     result: Any, columns: Sequence[str | Words], order: Sequence[int], **more: Any
 ) -> Ranking:
-    """Return a ranking of heads of a result, with columns of its table of heads; `more` are further fields of it."""
+    """Return a ranking of the heads of a `results.Result`, with columns of its table of heads.
+
+    `more` are further fields of `Ranking`, such as `heading`.
+    """
     heads = result.table("heads")
     return Ranking(
-        what="head", names=result.head_names, table=heads, columns=columns, order=order, **more
+        header="head", names=result.head_names, table=heads, columns=columns, order=order, **more
     )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Grid(Block):
-    """A matrix of numbers of either sign, (row, column), with names of rows and columns.
+    """A matrix of numbers, which may be negative, with names of rows and columns.
 
     Attributes:
         values: The numbers, (row, column).
         rows: The names of rows, the most important one first.
         columns: The names of columns.
-        most: How many rows the terminal shows without --all.
+        n_printed: How many rows the terminal shows without --all.
         framed: The cells that have a frame in figures, (row, column), bool; None = no cell.
-        drawn_whole: Whether figures show every row, in square cells; else the first twenty.
+        drawn_whole: Whether figures show every row, in square cells. If not, they show the first twenty rows.
     """
 
     values: Floats
     rows: Sequence[str]
     columns: Sequence[str]
-    most: int = 5
+    n_printed: int = 5
     framed: NDArray[np.bool_] | None = None
     drawn_whole: bool = False
 
@@ -128,22 +133,22 @@ class Trends(Block):
     """A quantity over the steps of a training, with a line for each head; the lines that change most have names.
 
     Attributes:
-        y: The name of the quantity, with its unit.
-        what: A plural noun for the lines, such as "heads".
-        steps: The steps.
+        y: The title of the vertical axis: the quantity with its unit.
+        noun: A plural noun for the lines, such as "heads".
+        steps: The training step of each checkpoint, ascending.
         names: The name of each line.
         points: Values and the low and high ends of their intervals, (step, line, 3).
-        limits: The ends of the scale, if they are known.
-        by_chance: The value by chance, if it is the same for all lines.
+        limits: The ends of the vertical axis; None = those of the values.
+        uniform_level: The value under uniform attention, drawn as a level; None = unknown, or not the same for all lines.
     """
 
     y: str
-    what: str
+    noun: str
     steps: Sequence[int]
     names: Sequence[str]
     points: Floats
     limits: tuple[float, float] | None = None
-    by_chance: float | None = None
+    uniform_level: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +159,7 @@ class Link:
         sender: The name of the node where it begins.
         receiver: The name of the node where it ends.
         receiver_input: The input of the receiver that it feeds: "query", "key" or "value"; empty = none of these.
-        weight: Its width, relative to the other lines.
+        weight: How strong it is, above 0: its width is in proportion to the largest weight of the graph.
     """
 
     sender: str
@@ -165,10 +170,11 @@ class Link:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph(Block):
-    """A graph of heads, in a row for each layer, and of the lines from heads to the heads that they feed.
+    """A graph whose nodes are heads, one row of them for each layer, and whose lines go from a head to those it feeds.
 
     Attributes:
-        layers: The layer of each node, by its name; layer 0 is the lowest row. The logits have a layer above all.
+        layers: The layer of each node, by the node's name; layer 0 is the lowest row. A node for the logits has a layer
+            of its own above all others.
         links: The lines.
     """
 
@@ -189,11 +195,12 @@ class Note(Block):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Special(Block):
-    """A block of one question alone, which draws it itself.
+    """A block that only one question has, and that draws itself.
 
     Attributes:
-        view: An object with `show(console, every=...)`, which returns the parts that the terminal prints (with
-            `every` those of --all, too), or with `draw(report, lettering)`, which returns a page for its figure.
+        view: An object with one of two methods. A printed block has `show(console, every=...)`, which returns what the
+            terminal prints; `every` is whether --all was given. A figure has `draw(report, lettering)`, which returns
+            its page.
     """
 
     view: Any
@@ -208,10 +215,10 @@ class Report:
         answer: The answer to the question in one to three sentences, the shortest first.
         blocks: The blocks, in the order in which people read them.
         guide: At most three sentences on how to read the blocks.
-        source: The texts, such as "8 pairs, 80 tokens: pairs.jsonl".
+        source: Which texts were studied, such as "8 pairs, 80 tokens: pairs.jsonl".
         subtitle: A line below the title of figures.
-        problems: Sentences on what went wrong, with texts or parts of the study, shown always.
-        notes: Sentences that few need: the terminal shows them with --all, figures always.
+        problems: Sentences on texts or parts of the study that failed; always shown.
+        notes: Sentences that few readers need, on the whole report: the terminal shows them with --all, figures always.
     """
 
     model: str
@@ -224,7 +231,7 @@ class Report:
     notes: Sequence[str] = ()
 
     def figures(self) -> dict[str, list[Block]]:
-        """Return the blocks of each figure by its name, in their order."""
+        """Return the blocks of each figure, by the name of the figure, in the order of the report."""
         by_name: dict[str, list[Block]] = {}
         for block in self.blocks:
             if block.figure:

@@ -91,7 +91,7 @@ class Scale:
         """Return the name of the colormap."""
         return TWO_WAYS if self.low < 0 else ONE_WAY
 
-    def share(self, value: float) -> float:
+    def fraction(self, value: float) -> float:
         """Return the place of a number along the colours, from 0 to 1."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
@@ -143,7 +143,7 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
     return grids
 
 
-def cells_of(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
+def count_cells(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
     """Return how many cells the maps of all kinds, one below the other, have across and down."""
     n_across = max(len(grid.heads) for grid in grids.values())
     n_down = sum(len(grid.layers) for grid in grids.values())
@@ -285,7 +285,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     paper = lettering.paper
 
     # The size of cells: all layers of a screen's page are about 1000 pixels high, if each is at least 44.
-    n_across, n_down = cells_of(grids)
+    n_across, n_down = count_cells(grids)
     room = paper.room_px - LEFT_PX
     cell_width = paper.whole(min(240.0, room / n_across), 24)
     tallest = max(24 if paper.fixed else 44, 1000 // n_down)
@@ -347,7 +347,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     for (left, top), value, text, interval in zip(corners, values, texts, intervals, strict=True):
         x = left + 0.5 * cell_width - 1
         y = top + 0.5 * cell_height - 1
-        ink = ink_on(hex_of(cmap, scale.share(value))) if math.isfinite(value) else FAINT
+        ink = ink_on(hex_of(cmap, scale.fraction(value))) if math.isfinite(value) else FAINT
         numbers.append(Number(x, y - rise, text, size, ink))
         if has_intervals and interval:
             numbers.append(Number(x, y + cell_height * 0.22, interval, interval_size, ink))
@@ -373,7 +373,7 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     """Lay out small maps of the columns of a table; on narrow paper one or two stand side by side."""
     paper = lettering.paper
     grids = grids_of(table)
-    n_across, n_down = cells_of(grids)
+    n_across, n_down = count_cells(grids)
     few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
     columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
     # Cells as large as the width, and then the height, allows.
@@ -453,7 +453,7 @@ def _draw_cells(
     """
     baseline = table.part(name, "baseline")
     drawn = page.draw_cells(
-        cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.share
+        cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.fraction
     )
     if not fades or scale.low < 0 or not (table[name] > baseline).any():
         return
@@ -480,10 +480,10 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
 
     # Lines over the bar at both ends of the baseline, and a triangle below their middle.
     x, y, width, height = bar
-    ends = {x + width * scale.share(value) for value in scale.baseline}
+    ends = {x + width * scale.fraction(value) for value in scale.baseline}
     page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
     below = y + height + size_px * 2.4
-    middle = scale.share(sum(scale.baseline) / 2)
+    middle = scale.fraction(sum(scale.baseline) / 2)
     triangle_x = x + width * middle
     page.write(triangle_x, below, "▲", size_px, ha="center", color=INK)
     # The value, on the longer side; without room it is left out, as a note explains the triangle.

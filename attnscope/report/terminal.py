@@ -150,11 +150,11 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
     if order is None:
         order = range(len(block.names))
         every = True
-    rows = list(order if every else order[: block.most])
+    rows = list(order if every else order[: block.n_printed])
     # Names stay whole up to 30 characters, then wrap.
     widest = max((len(block.names[row]) for row in rows), default=1)
     names = TextColumn(
-        block.what,
+        block.header,
         lambda row: printable(block.names[row]),
         style="bold",
         wraps=widest > 30,
@@ -170,7 +170,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
             columns += _number_columns(block.table, column, drop, rows)
     parts: list[RenderableType] = [TextTable(columns, rows, gap=2)]
     if len(rows) < len(order):
-        n_more = amount(len(order) - len(rows), f"more {block.noun or block.what}")
+        n_more = amount(len(order) - len(rows), f"more {block.noun or block.header}")
         parts.append(Text(f"and {n_more}: --all prints all", style="dim"))
     return parts
 
@@ -212,8 +212,8 @@ def _number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> 
 
 def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
     """Return a matrix of numbers."""
-    most = len(block.rows) if every else block.most
-    return [matrix(block.values[:most], block.rows[:most], block.columns, console, bold=True)]
+    n_rows = len(block.rows) if every else block.n_printed
+    return [matrix(block.values[:n_rows], block.rows[:n_rows], block.columns, console, bold=True)]
 
 
 def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
@@ -223,7 +223,7 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     n_lines = len(block.names)
     lines = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
     if not np.isfinite(values[:, lines]).any():
-        return [Text(f"{block.y}: undefined for all {block.what} on these texts", style="dim")]
+        return [Text(f"{block.y}: undefined for all {block.noun} on these texts", style="dim")]
     low = min(float(np.nanmin(values[:, lines])), 0.0)
     high = float(np.nanmax(values[:, lines]))
 
@@ -239,7 +239,7 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     width = max(6, 2 + max(map(len, headers)))
     steps = spread_evenly(len(headers), max(2, (console.width - _NAME_CELLS) // width))
     names = TextColumn(
-        (block.what if block.heading else block.y).ljust(_NAME_CELLS - 2),
+        (block.noun if block.heading else block.y).ljust(_NAME_CELLS - 2),
         lambda line: printable(block.names[line]),
         wraps=True,
         least=_NAME_CELLS - 2,
@@ -250,7 +250,7 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     notes = []
     if len(lines) < n_lines:
         selection = "changes most" if len(headers) > 1 else "is largest"
-        notes.append(f"the {len(lines)} of {n_lines} {block.what} in which it {selection}")
+        notes.append(f"the {len(lines)} of {n_lines} {block.noun} in which it {selection}")
     if len(steps) < len(headers):
         notes.append(f"{len(steps)} of {len(headers)} steps have room in {console.width} columns")
     return [TextTable(columns, lines, gap=1), *dim_lines(notes)]

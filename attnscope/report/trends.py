@@ -63,7 +63,7 @@ def draw_trends(report: Report, blocks: Sequence[Trends], lettering: Lettering) 
         notes = [*filter(None, [report.source]), *report.footer]
         for block in blocks:
             notes += block.notes
-        if any(block.by_chance is not None for block in blocks):
+        if any(block.uniform_level is not None for block in blocks):
             notes.append(
                 "dotted: by chance, that is uniform attention, or of composition random directions"
             )
@@ -111,8 +111,8 @@ def _draw_plot(axes: Any, block: Trends, scale: float, families: Sequence[str]) 
     others = np.delete(block.points[..., 0], chosen, 1)
     for values in others.T:
         axes.plot(steps, values, color=_OTHER, linewidth=0.7 * scale, alpha=0.7, zorder=1)
-    if block.by_chance is not None:
-        axes.axhline(block.by_chance, color=FAINT, linewidth=scale, linestyle=(0, (2, 2)), zorder=1)
+    if block.uniform_level is not None:
+        axes.axhline(block.uniform_level, color=FAINT, linewidth=scale, linestyle=(0, (2, 2)), zorder=1)
     # A single line is black; a single step is a dot.
     is_single = len(block.names) == 1
     colors = (INK,) if is_single else _COLORS

@@ -30,10 +30,10 @@ from attnscope.models.inside.projections import hooks
 from attnscope.models.inside.stream import Stream, stream_of
 from attnscope.models.model import Batch, Model
 from attnscope.questions.weights import (
-    COMPOSITIONS,
+    INPUT_LETTERS,
     N_DRAWS,
-    SCORE_PARTS,
-    SHARES,
+    POSITION_SHARES,
+    SCORE_SUFFIXES,
     HeadWeights,
     WeightsOptions,
 )
@@ -133,16 +133,16 @@ class _Weights:
         for attention in stream.attentions:
             self._rows[attention.layer] = slice(n_heads, n_heads + attention.n_heads)
             n_heads += attention.n_heads
-        # SCORE_PARTS are the score itself, and the mean, the least and the largest of random heads.
-        names = [*product(("copying", "matching"), SCORE_PARTS), ("same_nats", "")]
-        names += product(SHARES, ("", "_baseline"))
+        # SCORE_SUFFIXES are the score itself, and the mean, the least and the largest of random heads.
+        names = [*product(("copying", "matching"), SCORE_SUFFIXES), ("same_nats", "")]
+        names += product(POSITION_SHARES, ("", "_baseline"))
         self._columns = {name + part: np.full(n_heads, np.nan) for name, part in names}
         self._directions: list[dict[str, Any]] = []
         # What each head reads of each head of an earlier layer. (composition, sender, receiver)
-        self._shares = np.full((len(COMPOSITIONS), n_heads, n_heads), np.nan, np.float32)
+        self._shares = np.full((len(INPUT_LETTERS), n_heads, n_heads), np.nan, np.float32)
         # How few directions hold what a head writes and reads: shares by chance follow from it.
         self._sender_spread = np.full(n_heads, np.nan)
-        self._receiver_spread = np.full((len(COMPOSITIONS), n_heads), np.nan)
+        self._receiver_spread = np.full((len(INPUT_LETTERS), n_heads), np.nan)
         # For each layer so far: its rows, and the `sender_factors` of its heads, (head, d_model, d_head).
         self._sent: list[tuple[slice, Tensor]] = []
 
@@ -266,7 +266,7 @@ class _Weights:
                 self._draws[name, width] = left @ core @ right.mT
             own, chance = scores_and_chance(right_factor, core, left_factor, self._draws[name, width])
             parts = (own, chance.mean(1), chance.amin(1), chance.amax(1))
-            for ending, values in zip(SCORE_PARTS, parts, strict=True):
+            for ending, values in zip(SCORE_SUFFIXES, parts, strict=True):
                 self._columns[name + ending][rows] = values.cpu().double().numpy()
 
     def _add_directions(self, vocabulary: _Vocabulary, maps: Maps, first: int) -> None:
@@ -330,7 +330,7 @@ class _Weights:
 
     def _add_composition(self, maps: Maps, rows: slice) -> None:
         """Add what the heads of a layer read of those of earlier layers, and keep what they write for later ones."""
-        # In the order of COMPOSITIONS: by queries, keys and values.
+        # In the order of INPUT_LETTERS: by queries, keys and values.
         for composition, which in enumerate(("KQ", "QK", "OV")):
             if which in maps:
                 # What the heads read, up to a rotation of their d_head dimensions, (head, d_head, d_model).
@@ -411,11 +411,11 @@ def _by_position(call: AttentionCall) -> dict[str, Tensor]:
     )
     uniform = replace(mean_call, query=mean_query * 0, bias=None, sinks=None)
     # Average the weights on four keys over the queries for which these differ: the previous, the same, the next and the
-    # first token, in the order of SHARES.
+    # first token, in the order of POSITION_SHARES.
     queries = torch.arange(2, max(2, query.shape[2] - 1))
     keys = (queries - 1, queries, queries + 1, queries * 0)
     for ending, mean_attention in (("", mean_call), ("_baseline", uniform)):
         pattern = attention_weights(mean_attention)[0].cpu().double()  # (head, query, key)
-        for name, key_positions in zip(SHARES, keys, strict=True):
+        for name, key_positions in zip(POSITION_SHARES, keys, strict=True):
             columns[name + ending] = pattern[:, queries, key_positions].mean(1)
     return columns

@@ -111,7 +111,7 @@ def why(
     require_rounding(
         f"something else adds to the stream of {model.info.name}: the score of {result.name} differs from the sum of "
         "what its heads, its feed-forward networks, its embeddings and biases add",
-        result.off,
+        result.discrepancy,
         result.score["rounding"],
         "what the head does can still be seen: attnscope ablate",
     )
