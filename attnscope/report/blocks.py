@@ -40,8 +40,8 @@ class Block:
 class HeadMap(Block):
     """A column of a table of heads as a map: layers down, heads across, one map per kind of attention.
 
-    A figure with one such block draws a large map, with numbers and intervals in its cells (of more than 100 heads, only
-    the ten largest numbers). A figure with several draws small maps side by side.
+    A figure with one such block draws a large map, with numbers and intervals in its cells; of more than 100 heads it
+    writes only the ten largest numbers. A figure with several draws small maps side by side.
 
     Attributes:
         heads: The table of heads.
@@ -139,7 +139,7 @@ class Trends(Block):
         names: The name of each line.
         points: Values and the low and high ends of their intervals, (step, line, 3).
         limits: The ends of the vertical axis; None = those of the values.
-        uniform_level: The value under uniform attention, drawn as a level; None = unknown, or not the same for all lines.
+        uniform_level: The value of all lines under uniform attention, drawn as a level; None = not known, or not one.
     """
 
     y: str
@@ -159,7 +159,7 @@ class Link:
         sender: The name of the node where it begins.
         receiver: The name of the node where it ends.
         receiver_input: The input of the receiver that it feeds: "query", "key" or "value"; empty = none of these.
-        weight: How strong it is, above 0: its width is in proportion to the largest weight of the graph.
+        weight: How strong it is; its width is in proportion to the largest weight of the graph.
     """
 
     sender: str
@@ -198,8 +198,8 @@ class Special(Block):
     """A block that only one question has, and that draws itself.
 
     Attributes:
-        view: An object with one of two methods. A printed block has `show(console, every=...)`, which returns what the
-            terminal prints; `every` is whether --all was given. A figure has `draw(report, lettering)`, which returns
+        view: An object with one or both of two methods. For the terminal: `show(console, every=...)`, which returns
+            what is printed; `every` is whether --all was given. For a figure: `draw(report, lettering)`, which returns
             its page.
     """
 
