@@ -12,6 +12,7 @@ from attnscope.drawing.style import Style
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.heatmap_figures import plates_of
 from attnscope.questions.heatmap_plates import draw_plates
+from attnscope.questions.maps import MapPart
 from attnscope.questions.places import Picture
 from attnscope.results.result import Result
 from attnscope.results.result import load_record as load
@@ -183,7 +184,7 @@ def looking_record(seed: int = 0, opening: Sequence[str] = ("<s>",)) -> Heatmap:
         Picture(white[:8, :16], (1, 2), "white.png, small", (240, 160), small, (0, 0, 240, 160)),
     )
     queries = keys.take(np.arange(first, n))
-    made = replace(map_of(queries, keys, kind="decoder", seed=seed), part=(first, 0, n, n))
+    made = replace(map_of(queries, keys, kind="decoder", seed=seed), part=MapPart(first, 0, n, n))
     return record_of(made, text="what is it", pictures=pictures)
 
 

@@ -100,10 +100,10 @@ def test_means_over_heads_and_layers_are_those_of_numpy(over, axis, pick):
         weights *= chosen[..., None, None]
     mean = record.average(over)
     np.testing.assert_allclose(mean.weights, np.nanmean(weights, axis=axis, keepdims=True), atol=1e-7)
-    assert mean.averaged == mean.changes[-1]
+    assert mean.mean_name == mean.changes[-1]
     assert mean.average("all") is mean
     assert stems(mean) == ["mean"]
-    assert mean.averaged in next(iter(plates_of(mean))).title
+    assert mean.mean_name in next(iter(plates_of(mean))).title
     mean.save("mean.npz")
     again = load("mean.npz")
     assert isinstance(again, Heatmap)

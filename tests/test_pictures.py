@@ -11,7 +11,7 @@ import attnscope
 from attnscope.drawing.cells import DARKEST, overlay
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import Heatmap
-from attnscope.questions.heatmap_figures import over_patches, query_of, row_of
+from attnscope.questions.heatmap_figures import query_of, query_patches, query_weights
 from attnscope.senses import photos
 from attnscope.senses.photos import read_photo
 from tests.record_helpers import require_lossless, require_read, stems
@@ -122,8 +122,10 @@ def test_queries_are_named_by_place_and_by_name(record):
     with pytest.raises(AttnscopeError, match="no patch is '3,0'") as error:
         query_of(attention, "3,0")
     assert "from 0,0 to 2,2" in error.value.hint
-    np.testing.assert_allclose(row_of(attention, (1, 2), -1), record.of(1, 2)[1:].astype(float).mean(0))
-    np.testing.assert_array_equal(over_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
+    np.testing.assert_allclose(
+        query_weights(attention, (1, 2), -1), record.of(1, 2)[1:].astype(float).mean(0)
+    )
+    np.testing.assert_array_equal(query_patches(record, (1, 2), 8).ravel(), record.of(1, 2)[8, 1:])
 
 
 def test_sheets_and_files(record, tmp_path):

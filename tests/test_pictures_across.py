@@ -61,7 +61,7 @@ def test_weights_are_those_of_eager_attention(name, models):
     assert tuple(m.kind for m in made.maps) == KINDS[name]
     assert len(made.pictures) == len(photos_for(name))
     for attention in made.maps:
-        first = 0 if attention.part is None else attention.part[0]
+        first = attention.origin[0]
         for place, layer in enumerate(attention.layers):
             wanted = true[attention.kind, layer][:, first:]
             assert attention.weights[place].shape == wanted.shape

@@ -12,7 +12,7 @@ from attnscope.core.attention.seam import attend
 from attnscope.errors import AttnscopeError
 from attnscope.models.hf.senses import patch_places
 from attnscope.models.hf.senses.patch_places import slopes
-from attnscope.questions.heatmap_figures import plates_of, weights_of, words_of
+from attnscope.questions.heatmap_figures import plates_of, word_weights, words_of
 from attnscope.senses.photos import read_photo
 from tests.record_helpers import require_lossless, stems
 from tests.vision_language_helpers import ACROSS, FAMILIES, noise, write_family
@@ -218,7 +218,7 @@ def test_a_weight_is_laid_over_the_cell_of_its_token(record):
     assert [word.tokens for word in words] == [
         (place,) for place in written if not attention.queries.special[place]
     ]
-    mean = weights_of(record, words[-1], record.chosen(attention))
+    mean = word_weights(record, words[-1], record.chosen(attention))
     np.testing.assert_allclose(
         mean, attention.weights[:, :, words[-1].tokens[0]].astype(float).mean((0, 1))
     )

@@ -98,7 +98,7 @@ def page_of(
     if with_roles is not None:
         manifest["roles"] = with_roles.roles
     # Means of heads have names in place of the numbers of a head.
-    if records and records[0].averaged:
+    if records and records[0].mean_name:
         manifest["means"] = names = {}
         for attention in records[0].maps:
             for layer, head in attention.pairs:

@@ -139,7 +139,7 @@ def describe_text(text: PageText, blocks: list[str], step: float) -> dict[str, A
         # The map with patches as keys, and which row of the square map its first row is.
         patches = _describe_map(record, with_ordinary_patches(record), None, blocks, PATCH_STEP)
         attention = one_key.maps[0]
-        patches["first"] = 0 if attention.part is None else attention.part[0]
+        patches["first"] = attention.origin[0]
         if attention.kind == "cross":
             patches["first"] = len(square.maps[0].queries) - len(record.maps[0].queries)
         described["looking"] = patches

@@ -23,7 +23,16 @@ from attnscope.questions.map_changes import (
     renormalise,
     with_all_rows,
 )
-from attnscope.questions.maps import LINK, MAP_TABLES, ROLLOUT, HeadMaps, MapsResult, freeze, spans
+from attnscope.questions.maps import (
+    LINK_COLUMNS,
+    MAP_TABLES,
+    ROLLOUT,
+    HeadMaps,
+    MapPart,
+    MapsResult,
+    freeze,
+    spans,
+)
 from attnscope.questions.places import Picture, Sound, SpokenWord
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
@@ -140,7 +149,7 @@ class Heatmap(MapsResult[AttentionMap]):
 
         The first token of a decoder is a sink where the map is of a text, holds it, and no sinks were hidden.
         """
-        first_query, first_key = attention.first
+        first_query, first_key = attention.origin
         # Without a kind only special tokens are sinks; it is empty where the first token is missing or no sink.
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         queries = attention.queries.sinks("" if first_query else kind)
@@ -237,8 +246,7 @@ class Heatmap(MapsResult[AttentionMap]):
             part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
                 # A part of rows has all keys, so these tell which word its first query is now.
-                first_query = part[0]
-                part = (int(word_of[first_query]), 0, len(columns), len(columns))
+                part = MapPart(int(word_of[part.first_query]), 0, len(columns), len(columns))
             weights = merge_weights(attention.weights, rows, columns)
             queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
@@ -247,11 +255,11 @@ class Heatmap(MapsResult[AttentionMap]):
             across, among_words = maps[:2]
             if across.part is not None and among_words.part is not None:
                 first_query, _, n_queries, _ = among_words.part
-                maps[0] = replace(across, part=(first_query, 0, n_queries, len(across.keys)))
+                maps[0] = replace(across, part=MapPart(first_query, 0, n_queries, len(across.keys)))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "words"), pictures=pictures)
 
     @property
-    def averaged(self) -> str:
+    def mean_name(self) -> str:
         """Return what its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
         return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
 
@@ -265,7 +273,7 @@ class Heatmap(MapsResult[AttentionMap]):
             AttnscopeError: There is no such mean.
         """
         require_choice("mean over", over, [*AXES])
-        if self.averaged:
+        if self.mean_name:
             return self
         heads_of_maps = [self.chosen(attention) for attention in self.maps]
         maps = []
@@ -302,13 +310,13 @@ class Heatmap(MapsResult[AttentionMap]):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return a row for each weight of the heads that are shown, the names of columns first."""
-        yield LINK
+        yield LINK_COLUMNS
         for attention in self.maps:
-            first_query, first_key = attention.first
+            first_query, first_key = attention.origin
             queries, keys = attention.queries.labels, attention.keys.labels
             for layer, head in self.chosen(attention):
                 # A mean over layers has no layer, and what stands in the place of heads has a name.
-                layer_name = "mean" if self.averaged and attention.n_layers == 1 else layer
+                layer_name = "mean" if self.mean_name and attention.n_layers == 1 else layer
                 head_name = attention.head_name(head) if attention.head_names else head
                 weights = attention.of(layer, head)
                 for query, key in largest_of_rows(weights, self.top):
@@ -336,7 +344,7 @@ class Heatmap(MapsResult[AttentionMap]):
             document["links"] = [dict(zip(header, row, strict=True)) for row in rows]
         return document
 
-    def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
+    def extra_contents(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
         """Return the words of a recording as a table, pictures and sound as arrays, and what describes these."""
         tables: dict[str, Table] = {}
         arrays: dict[str, NDArray[Any]] = {}
@@ -361,7 +369,7 @@ class Heatmap(MapsResult[AttentionMap]):
         return tables, arrays, options
 
     @classmethod
-    def read_more(cls, stored: Result) -> dict[str, Any]:
+    def read_extra(cls, stored: Result) -> dict[str, Any]:
         """Return the pictures and the sound that were kept."""
         options, arrays = stored.options, stored.grids
         more: dict[str, Any] = {}

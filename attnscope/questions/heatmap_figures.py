@@ -130,19 +130,19 @@ def query_of(attention: AttentionMap, query: str | None) -> tuple[int, str]:
     return token, name if tokens.special[token] else f"patch {name}"
 
 
-def row_of(attention: AttentionMap, pair: Pair, query: int) -> Floats:
+def query_weights(attention: AttentionMap, pair: Pair, query: int) -> Floats:
     """Return the attention of a query to each token, (key,); for -1 the mean over all patches."""
     weights = attention.of(*pair).astype(np.float64)
     row: Floats = weights[~attention.queries.special].mean(0) if query < 0 else weights[query]
     return row
 
 
-def over_patches(record: Heatmap, pair: Pair, query: int) -> Floats:
+def query_patches(record: Heatmap, pair: Pair, query: int) -> Floats:
     """Return the attention of a query to each patch, (row, column)."""
     attention = record.maps[0]
     picture = record.picture
     assert picture is not None
-    return row_of(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
+    return query_weights(attention, pair, query)[~attention.keys.special].reshape(picture.grid)
 
 
 def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[Plate]:
@@ -170,11 +170,11 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
     # Files are named by the query; a patch such as 3,5 is 3-5 there.
     stem_end = MEAN if token < 0 else attention.queries.labels[token].replace(",", "-")
     for sheet in sheets_of(record, attention, after=f"-{stem_end}"):
-        values = [over_patches(record, pair, token) for pair in sheet.heads]
+        values = [query_patches(record, pair, token) for pair in sheet.heads]
         facts = [""] * len(values)
         if has_others:
             for map_index, pair in enumerate(sheet.heads):
-                off = row_of(attention, pair, token)[attention.keys.special].sum()
+                off = query_weights(attention, pair, token)[attention.keys.special].sum()
                 facts[map_index] = f"{off:.2f} off the picture"
         subject = f"{sheet.subject}: what {name} attends to"
         if attention.kind == ROLLOUT:
@@ -266,7 +266,7 @@ def _find_words(record: Heatmap, query: str, words: Sequence[Word]) -> set[int]:
     """Return the places among the queries that a user names; places such as @70 count all tokens."""
     attention = record.maps[0]
     tokens = attention.queries
-    first_query, _ = attention.first
+    first_query, _ = attention.origin
     # Where a place comes before the queries, @-1 names nothing.
     shifted = re.sub(r"@(\d+)", lambda place: f"@{max(int(place[1]) - first_query, -1)}", query)
     named = set(tokens.find(shifted))
@@ -286,7 +286,7 @@ def _name(tokens: Tokens, group: Sequence[int]) -> str:
     return tokens.labels[group[0]].removeprefix("·")
 
 
-def weights_of(record: Heatmap, word: Word, heads: Iterable[Pair]) -> Floats:
+def word_weights(record: Heatmap, word: Word, heads: Iterable[Pair]) -> Floats:
     """Return the attention of a word to each token, (key,): the mean over heads and over its tokens."""
     tokens = list(word.tokens)
     rows = []
@@ -299,7 +299,7 @@ def weights_of(record: Heatmap, word: Word, heads: Iterable[Pair]) -> Floats:
     return mean
 
 
-def share_of(picture: Picture, row: Floats) -> float:
+def picture_share(picture: Picture, row: Floats) -> float:
     """Return how much of a row of attention, (key,), goes to a picture."""
     return float(np.nansum(picture.over(row)))
 
@@ -317,7 +317,7 @@ def _word_plates(record: Heatmap, style: Style, query: str | None) -> Iterator[P
     if words_note:
         notes.append(words_note)
     # All words over each picture.
-    rows = [(word.name, weights_of(record, word, heads)) for word in words]
+    rows = [(word.name, word_weights(record, word, heads)) for word in words]
     for number, picture in enumerate(record.pictures):
         sheet = Sheet(f"{several}{_mark(record, number)}", "grid", heads, f"{several} look")
         yield _word_plate(record, picture, sheet, rows, notes, style)
@@ -343,11 +343,11 @@ def _rows_of_word(
     """Return a word's attention, (key,), by head where heads were picked, else by layer: with titles, and a note."""
     if record.picked is not None or len(heads) == 1:
         name_of = record.maps[0].name_of
-        return [(name_of(*pair), weights_of(record, word, [pair])) for pair in heads], "head by head"
-    rows = [("all layers", weights_of(record, word, heads))]
+        return [(name_of(*pair), word_weights(record, word, [pair])) for pair in heads], "head by head"
+    rows = [("all layers", word_weights(record, word, heads))]
     for layer in sorted({layer for layer, _ in heads}):
         of_layer = [pair for pair in heads if pair[0] == layer]
-        rows.append((f"layer {layer}", weights_of(record, word, of_layer)))
+        rows.append((f"layer {layer}", word_weights(record, word, of_layer)))
     return rows, "the mean of each layer's heads"
 
 
@@ -365,7 +365,7 @@ def _word_plate(
     titles = []
     for title, row in rows:
         values.append(np.nan_to_num(picture.over(row)))
-        facts.append(f"{share_of(picture, row):.0%} on the picture")
+        facts.append(f"{picture_share(picture, row):.0%} on the picture")
         titles.append(title)
     notes = [*notes, "percentages: how much of the attention goes to this picture, all patches together"]
     subject = f"where {sheet.subject} · {record.text}"

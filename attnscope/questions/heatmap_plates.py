@@ -162,9 +162,9 @@ def sheets_of(
     """
     heads = record.chosen(attention)
     is_picked = record.picked is not None
-    if isinstance(record, Heatmap) and record.averaged:
+    if isinstance(record, Heatmap) and record.mean_name:
         form: Form = "single" if len(heads) == 1 else "grid"
-        return [Sheet(f"{before}mean{after}", form, heads, record.averaged)]
+        return [Sheet(f"{before}mean{after}", form, heads, record.mean_name)]
     sheets = []
     layers = sorted({layer for layer, _ in heads})
     # The overview of one layer would be the same in small.

@@ -16,11 +16,11 @@ from attnscope.drawing.inks import blend
 from attnscope.errors import amount
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_figures import (
-    over_patches,
+    picture_share,
     query_of,
-    row_of,
-    share_of,
-    weights_of,
+    query_patches,
+    query_weights,
+    word_weights,
     words_of,
 )
 from attnscope.questions.heatmap_plates import Pair
@@ -317,10 +317,10 @@ def _picture(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     token, name = query_of(attention, query)
 
     def strongest(pair: Pair) -> str:
-        return _name_patch(over_patches(record, pair, token))
+        return _name_patch(query_patches(record, pair, token))
 
     def elsewhere(pair: Pair) -> str:
-        return f"{row_of(attention, pair, token)[attention.keys.special].sum():.2f}"
+        return f"{query_weights(attention, pair, token)[attention.keys.special].sum():.2f}"
 
     columns = [_head_column(attention), TextColumn("strongest patch", strongest)]
     if attention.keys.special.any():
@@ -341,9 +341,9 @@ def _words(record: Heatmap, query: str | None) -> Iterable[RenderableType]:
     for picture in record.pictures:
         rows = []
         for word in words:
-            weights = weights_of(record, word, heads)
+            weights = word_weights(record, word, heads)
             patches = np.nan_to_num(picture.over(weights))
-            rows.append((word.name, percent(share_of(picture, weights)), _name_patch(patches)))
+            rows.append((word.name, percent(picture_share(picture, weights)), _name_patch(patches)))
         yield Text(safe(picture.facts))
         yield TextTable(columns, rows)
         yield Text()

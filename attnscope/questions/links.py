@@ -97,7 +97,7 @@ def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:
         same: NDArray[np.bool_] = (queries == keys).all(-1) & (queries >= 0).all(-1)
         return same
     # Else the diagonal, moved by where a part begins.
-    first_query, first_key = attention.first
+    first_query, first_key = attention.origin
     rows, columns = np.indices((n_queries, n_keys))
     return np.asarray(rows + first_query == columns + first_key)
 

@@ -1,7 +1,6 @@
 """Change maps of weights: leave out keys, merge word pieces and patches, average heads. NumPy only.
 
-The maps (`questions.maps`) hold an array of weights, (layer, head, query, key), and what its axes stand for. `part` is
-None for whole maps; else it is (first query, first key, queries of the whole, keys of the whole).
+The maps (`questions.maps`) hold an array of weights, (layer, head, query, key), and what its axes stand for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, amount
-from attnscope.questions.maps import M
+from attnscope.questions.maps import M, MapPart
 from attnscope.questions.places import Picture
 
 LEAST_LEFT = 0.01
@@ -140,7 +139,7 @@ def merge_pictures(attention: M, pictures: Sequence[Picture]) -> M:
             # Queries are keys too, and are counted by groups. Of a part without rows, `first_query` is n_keys.
             first_query = int(group_of[min(first_query, n_keys - 1)])
             n_queries = n_groups
-        part = (first_query, 0, n_queries, n_groups)
+        part = MapPart(first_query, 0, n_queries, n_groups)
     changed: dict[str, Any] = {attention.ARRAYS[0]: weights.astype(np.float32)}
     keys = replace(attention.keys.take(firsts), labels=labels)
     return replace(attention, **changed, keys=keys, part=part)

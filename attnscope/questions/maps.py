@@ -6,7 +6,7 @@ result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cros
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,8 @@ KINDS = ("encoder", "decoder", "cross")
 ROLLOUT = "rollout"
 """The kind of maps that follow tokens through layers, which is none of the model's own."""
 
-LINK = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
+LINK_COLUMNS = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
 """The columns of a weight between two tokens, in files."""
-
-_PART = ("first_query", "first_key", "whole_queries", "whole_keys")
 
 MAP_TABLES: Mapping[str, Any] = {
     "maps": (
@@ -54,6 +52,22 @@ MAP_TABLES: Mapping[str, Any] = {
 """The columns of the tables that every result of maps has."""
 
 
+class MapPart(NamedTuple):
+    """Hold which rows and columns of a whole map a part has: those from its first query and its first key on.
+
+    Attributes:
+        first_query: The row of the whole map that is the part's first one.
+        first_key: The column of the whole map that is the part's first one.
+        whole_queries: How many queries the whole map has.
+        whole_keys: How many keys the whole map has.
+    """
+
+    first_query: int
+    first_key: int
+    whole_queries: int
+    whole_keys: int
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadMaps:
     """The maps of the heads of one kind of attention; those of a head lie at its place in `layers` and `heads`.
@@ -68,8 +82,7 @@ class HeadMaps:
         n_layers: How many layers of this kind the model has.
         n_heads: How many heads a layer has (the most, where layers differ).
         n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
-        part: Of which map this is a part: (first query, first key, queries of the whole, keys of the whole); None = it
-            is the whole.
+        part: Which part of a whole map this is; None = it is the whole.
         head_names: What stands in the place of heads is called, such as "mean attention"; empty = they are heads.
     """
 
@@ -83,7 +96,7 @@ class HeadMaps:
     n_layers: int
     n_heads: int
     n_kv_heads: int
-    part: tuple[int, int, int, int] | None = None
+    part: MapPart | None = None
     head_names: tuple[str, ...] = ()
 
     @property
@@ -93,8 +106,8 @@ class HeadMaps:
         return values
 
     @property
-    def first(self) -> tuple[int, int]:
-        """Return which query and which key of the whole map come first."""
+    def origin(self) -> tuple[int, int]:
+        """Return where the map begins in the whole map: the row and the column of its first query and its first key."""
         return (0, 0) if self.part is None else self.part[:2]
 
     def head_name(self, head: int) -> str:
@@ -158,7 +171,7 @@ class HeadMaps:
 
     def numbers(self, names: Sequence[str]) -> dict[str, Any]:
         """Return its row of the table of maps, which has columns of these names."""
-        part = dict(zip(_PART, self.part or (-1, -1, -1, -1), strict=True))
+        part = dict(zip(MapPart._fields, self.part or (-1, -1, -1, -1), strict=True))
         return {name: part[name] if name in part else getattr(self, name) for name in names}
 
     @classmethod
@@ -185,8 +198,8 @@ class HeadMaps:
         queries, keys = (
             tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys"))
         )
-        part: Any = tuple(row.pop(name) for name in _PART)
-        is_part = part[0] >= 0
+        part = MapPart(*(row.pop(name) for name in MapPart._fields))
+        is_part = part.first_query >= 0
         # Arrays come along the rows of heads, (head, ...), and become (layer, head, ...).
         laid: dict[str, Any] = {}
         for name in cls.ARRAYS:
@@ -240,7 +253,7 @@ class MapsResult(Result, Generic[M]):
     picked: tuple[tuple[int, int], ...] | None = None
 
     def __post_init__(self) -> None:
-        tables, grids, options = self.more_parts()
+        tables, grids, options = self.extra_contents()
         columns = self.TABLES["maps"]
         names = [column.name for column in columns]
         tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
@@ -326,13 +339,13 @@ class MapsResult(Result, Generic[M]):
 
     # Tables
 
-    def more_parts(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
+    def extra_contents(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
         """Return tables, arrays and options beside those of the maps."""
         return {}, {}, {}
 
     @classmethod
-    def read_more(cls, stored: Result) -> dict[str, Any]:
-        """Return the fields that `more_parts` were made of."""
+    def read_extra(cls, stored: Result) -> dict[str, Any]:
+        """Return the fields that `extra_contents` were made of."""
         return {}
 
     @classmethod
@@ -356,7 +369,7 @@ class MapsResult(Result, Generic[M]):
             run=stored.run,
             picked=None if picked is None else tuple((int(layer), int(head)) for layer, head in picked),
             **{name: freeze(options[name]) for name in cls.FIELDS},
-            **cls.read_more(stored),
+            **cls.read_extra(stored),
         )
 
     def require_whole(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.questions.maps import LINK, MAP_TABLES, HeadMaps, MapsResult
+from attnscope.questions.maps import LINK_COLUMNS, MAP_TABLES, HeadMaps, MapsResult
 from attnscope.results.table import Array, count
 from attnscope.results.tokens import Tokens
 
@@ -141,9 +141,9 @@ class PooledHeatmap(MapsResult[PooledMap]):
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Yield the names of columns, then a row for each far link."""
-        yield LINK
+        yield LINK_COLUMNS
         for link in self.described_links():
-            yield [link[name] for name in LINK]
+            yield [link[name] for name in LINK_COLUMNS]
 
     def to_json(self, **more: Any) -> str:
         """Return one JSON document, with the far links and the text around them."""

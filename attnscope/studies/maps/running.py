@@ -20,7 +20,7 @@ from attnscope.host import require_memory
 from attnscope.models.info import ModelInfo
 from attnscope.models.model import Model
 from attnscope.questions.heatmap import AttentionMap, Heatmap
-from attnscope.questions.maps import HeadMaps, spans
+from attnscope.questions.maps import HeadMaps, MapPart, spans
 from attnscope.questions.pooled import PooledHeatmap, PooledMap
 from attnscope.studies.failures import refusal
 from attnscope.studies.inputs.provenance import run_of
@@ -138,7 +138,7 @@ def _outline_map(
         n_layers=info.n_layers[kind_index],
         n_heads=n_heads,
         n_kv_heads=info.n_kv_heads[kind_index],
-        part=(rows.start, columns.start, len(queries), len(keys)) if is_part else None,
+        part=MapPart(rows.start, columns.start, len(queries), len(keys)) if is_part else None,
     )
 
 
@@ -235,7 +235,7 @@ def run_probe(model: Model, reading: Reading, probe: Probe) -> None:
 
 def _slices_of(attention: AttentionMap) -> tuple[slice, slice]:
     """Return which queries and which keys of the whole map are in a part of it."""
-    first_query, first_key = attention.first
+    first_query, first_key = attention.origin
     rows = slice(first_query, first_query + len(attention.queries))
     return rows, slice(first_key, first_key + len(attention.keys))
 
