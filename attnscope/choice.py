@@ -43,7 +43,7 @@ class Choice:
                 "heads are chosen either singly or by layers and heads", "give --pick, or -L and -H"
             )
 
-    def within(self, info: ModelInfo) -> Chosen:
+    def within(self, info: ModelInfo) -> ChosenHeads:
         """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
         layers = self.layers
         heads = self.heads
@@ -52,7 +52,7 @@ class Choice:
             picked = tuple(dict.fromkeys(self.pick))
             layers = tuple(layer for layer, _ in picked)
             heads = tuple(head for _, head in picked)
-        return Chosen(
+        return ChosenHeads(
             _within("layer", layers, max(info.n_layers), info.name),
             _within("head", heads, max(info.n_heads), info.name),
             picked,
@@ -77,7 +77,7 @@ def _within(noun: str, numbers: tuple[int, ...] | None, n: int, model_name: str)
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenHeads:
     """The heads of a model that a user chose: those numbered `heads` in each of `layers`, or single ones of these."""
 
     layers: tuple[int, ...]

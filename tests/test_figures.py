@@ -196,7 +196,7 @@ def test_an_overview_shows_the_largest_weight_of_a_block():
 
 
 def test_figures_too_large_to_draw_are_pooled(monkeypatch):
-    monkeypatch.setattr(layout, "MOST_PX", 3_000_000)
+    monkeypatch.setattr(layout, "MAX_PAGE_PIXELS", 3_000_000)
     record = simple(300, layers=1, heads=4)
     canvas = page_of(record, "L00")
     assert canvas.pool > 1

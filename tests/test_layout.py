@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnscope.drawing import layout
-from attnscope.drawing.layout import SCREEN, Around, Paper, Wanted, arrange, nice_ticks
+from attnscope.drawing.layout import SCREEN, Margins, PanelRequest, Paper, arrange, nice_ticks
 from attnscope.drawing.map_figure import Axis
 from attnscope.report.numbers import tick_texts
 
@@ -32,9 +32,9 @@ def require_apart(boxes, width, height):
 
 def labelled(n, shape, label_px=60, **more):
     """Maps with labels at their left and below."""
-    room = Around(left=label_px, above=26, below=label_px)
+    room = Margins(left=label_px, above=26, below=label_px)
     least = max(2, min(9, 1000 // max(shape)))
-    return Wanted(n=n, shape=shape, around=lambda cell: room, least_cell_px=least, **more)
+    return PanelRequest(n=n, shape=shape, around=lambda cell: room, least_cell_px=least, **more)
 
 
 def boxes_of(places):
@@ -65,13 +65,13 @@ def test_panels_never_overlap_and_are_on_the_page(n, rows, columns, label_px):
 
 
 def test_rows_of_a_given_height_take_the_width_that_is_left():
-    wanted = Wanted(
+    request = PanelRequest(
         n=4, columns=2, shape=(8, 1), row_px=20, names_px=100, largest_px=900, largest_cell_px=900
     )
     for paper in (SCREEN, Paper.of_width(6.9, 6.5, 300, True, None)):
-        places = arrange(wanted, paper)
+        places = arrange(request, paper)
         assert places.panel[1] == 160
-        assert 2 * places.panel[0] + wanted.gap_px + 100 == pytest.approx(paper.room_px, abs=2)
+        assert 2 * places.panel[0] + request.gap_px + 100 == pytest.approx(paper.room_px, abs=2)
 
 
 @given(

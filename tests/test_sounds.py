@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.io import wavfile
 
 import attnscope
-from attnscope.drawing.cells import fit
+from attnscope.drawing.cells import pool_to_pixels
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap_sounds import share_after_sound
 from attnscope.senses.recordings import read_recording
@@ -105,7 +105,9 @@ def test_records_are_read_back_and_drawn(record, tmp_path):
     with Image.open(paths[0]) as image:
         assert image.width > 900
     assert record._repr_png_().startswith(b"\x89PNG")
-    np.testing.assert_array_equal(fit(np.array([[1, 5, 2, 0, 7]], np.float32), (2, 1)), [[5, 7]])
+    np.testing.assert_array_equal(
+        pool_to_pixels(np.array([[1, 5, 2, 0, 7]], np.float32), (2, 1)), [[5, 7]]
+    )
 
 
 def test_recordings_of_many_kinds(tmp_path, whisper):

@@ -1,7 +1,7 @@
 """Run `attnscope ablate`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.questions.ablate import AblateOptions
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
 
@@ -10,7 +10,7 @@ def ablate(
     *,
     texts: TextsWanted,
     order: AblateOptions,
-    model: Chosen,
+    model: ModelOptions,
     running: SharedWork,
     drawing: Drawing,
     files: Files,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Files
+from attnscope.cli.shared import Files, ModelOptions
 from attnscope.studies.atlas.options import AtlasOptions
 from attnscope.studies.heads.options import Describing
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
@@ -14,7 +14,7 @@ def atlas(
     texts: TextsWanted,
     order: AtlasOptions,
     describing: Describing,
-    model: Chosen,
+    model: ModelOptions,
     running: SharedWork,
     files: Files,
 ) -> None:

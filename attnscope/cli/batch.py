@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, MapDrawing, Printing
+from attnscope.cli.shared import MapDrawing, ModelOptions, Printing
 from attnscope.errors import AttnscopeError, amount, one_line
 from attnscope.options import option, options
 from attnscope.studies.batch.options import BatchOptions
@@ -39,7 +39,12 @@ class BatchTexts(TextFiles):
 
 
 def batch(
-    *, texts: BatchTexts, order: BatchOptions, model: Chosen, drawing: MapDrawing, printing: Printing
+    *,
+    texts: BatchTexts,
+    order: BatchOptions,
+    model: ModelOptions,
+    drawing: MapDrawing,
+    printing: Printing,
 ) -> None:
     """Draw every text of a file as `heatmap` draws one, with an index.html of all.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.studies.compare.options import CompareOrder
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
@@ -20,7 +20,7 @@ def compare(
     *,
     texts: TextsWanted,
     order: CompareOrder,
-    model: Chosen,
+    model: ModelOptions,
     running: SharedWork,
     drawing: Drawing,
     files: Files,
@@ -44,7 +44,11 @@ def compare(
 
 
 def _over_corpus(
-    texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
+    texts: TextsWanted,
+    order: CompareOrder,
+    model: ModelOptions,
+    running: SharedWork,
+    report: Report | None,
 ) -> Comparison:
     """Compare all heads with each other, with those of another model, or with those of the model without some heads."""
     from attnscope.studies.compare import study
@@ -73,7 +77,11 @@ def _over_corpus(
 
 
 def _on_one_text(
-    texts: TextsWanted, order: CompareOrder, model: Chosen, running: SharedWork, report: Report | None
+    texts: TextsWanted,
+    order: CompareOrder,
+    model: ModelOptions,
+    running: SharedWork,
+    report: Report | None,
 ) -> Comparison:
     """Compare picked heads on a text, or all heads on two."""
     from attnscope.studies.compare.texts import compare_heads, compare_texts

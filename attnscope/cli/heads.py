@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.options import refuse_beside
 from attnscope.studies.heads.options import HeadsOrder
 from attnscope.studies.inputs.options import SharedWork, TextsWanted
@@ -13,7 +13,7 @@ def heads(
     *,
     texts: TextsWanted,
     order: HeadsOrder,
-    model: Chosen,
+    model: ModelOptions,
     running: SharedWork,
     drawing: Drawing,
     files: Files,

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnscope.cli.shared import Chosen, Files, MapDrawing
+from attnscope.cli.shared import Files, MapDrawing, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options, refuse_beside
 from attnscope.studies.inputs.options import OneText, ReadingOptions
@@ -69,7 +69,7 @@ def heatmap(
     source: HeatmapInput,
     reading: ReadingOptions,
     maps: MapOptions,
-    model: Chosen,
+    model: ModelOptions,
     drawing: MapDrawing,
     files: Files,
 ) -> None:
@@ -107,7 +107,7 @@ def heatmap(
     return output.deliver(record, folder)
 
 
-def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Chosen) -> None:
+def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: ModelOptions) -> None:
     """Follow tokens through the layers: by attention alone (Abnar & Zuidema 2020), or with gradients."""
     from attnscope.senses.photos import read_photo
     from attnscope.studies.inputs.reading import Prompt

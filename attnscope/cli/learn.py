@@ -2,7 +2,7 @@
 
 import sys
 
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options, refuse_beside
 from attnscope.questions.cost import CostOptions
@@ -31,7 +31,7 @@ class Quiz:
 
 
 def trace(
-    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: Chosen, files: Files
+    *, source: ExampleOrText, order: TraceOptions, quiz: Quiz, model: ModelOptions, files: Files
 ) -> None:
     """Compute one attention step by step, with every number and its line of NumPy.
 
@@ -59,7 +59,7 @@ def trace(
 
 
 def split(
-    *, source: ExampleOrText, order: SplitOptions, model: Chosen, drawing: Drawing, files: Files
+    *, source: ExampleOrText, order: SplitOptions, model: ModelOptions, drawing: Drawing, files: Files
 ) -> None:
     """See the same queries, keys and values with more and fewer heads.
 

@@ -1,12 +1,12 @@
 """Run `attnscope page`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Printing
+from attnscope.cli.shared import ModelOptions, Printing
 from attnscope.options import refuse_beside
 from attnscope.studies.maps.options import PageOrder
 
 
-def page(*, order: PageOrder, model: Chosen, printing: Printing) -> None:
+def page(*, order: PageOrder, model: ModelOptions, printing: Printing) -> None:
     """Write one HTML file in which you explore all heads, without server or network.
 
     - `attnscope page "The animal didn't cross the street because it was too tired." -o page.html`

@@ -1,7 +1,7 @@
 """Run `attnscope relations`."""
 
 from attnscope.cli.progress import progress
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.options import option, options
 from attnscope.questions.relations import AnnotationOptions, RelationsOptions
@@ -24,7 +24,7 @@ def relations(
     *,
     source: AnnotatedFiles,
     order: RelationsOptions,
-    model: Chosen,
+    model: ModelOptions,
     running: SharedWork,
     drawing: Drawing,
     files: Files,

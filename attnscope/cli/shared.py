@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @options
-class Chosen:
+class ModelOptions:
     """Hold the options for the model, and for loading it."""
 
     PANEL: ClassVar[str] = "Model"

@@ -1,12 +1,14 @@
 """Run `attnscope why`."""
 
-from attnscope.cli.shared import Chosen, Drawing, Files
+from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.errors import UsageError
 from attnscope.questions.why import WhyOptions
 from attnscope.studies.inputs.options import OneText
 
 
-def why(*, source: OneText, order: WhyOptions, model: Chosen, drawing: Drawing, files: Files) -> None:
+def why(
+    *, source: OneText, order: WhyOptions, model: ModelOptions, drawing: Drawing, files: Files
+) -> None:
     """Say why a head attends from one token to another: which earlier parts of the model its query and its key read.
 
     The score before softmax is a sum over pairs: what earlier heads, MLPs, embeddings and biases wrote at the query,

@@ -198,7 +198,7 @@ class Canvas(Drawing):
             clip_on=False,
             **options,
         )
-        self.keep(artist, animated)
+        self.register(artist, animated)
         return artist
 
     def points(self, size_px: float) -> float:
@@ -213,7 +213,7 @@ class Canvas(Drawing):
         needed_px = self.lettering.width_px(longest, size_px) * 1.15 + 4
         return max(1, math.ceil(needed_px / pitch_px))
 
-    def keep(self, artist: Artist, animated: bool = False) -> None:
+    def register(self, artist: Artist, animated: bool = False) -> None:
         """Note whether an artist on the axes is drawn anew in each figure (animated), or is static."""
         artist.set_animated(animated)
         if animated:
@@ -230,7 +230,7 @@ class Canvas(Drawing):
         image.set_data(np.zeros((1, 1)))
         image.set_clim(0, 1)
         self.axes.add_artist(image)
-        self.keep(image, animated)
+        self.register(image, animated)
         # An animated image may be pasted into its box, which is faster than drawing it.
         if animated:
             self._boxes[image] = box
@@ -248,7 +248,7 @@ class Canvas(Drawing):
         left, right, bottom, top = image.get_extent()
         self._cells[image] = left, top, right - left, bottom - top
 
-    def copy(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
+    def repeat_box(self, box: Box, corners: Sequence[tuple[float, float]]) -> None:
         """Repeat the static part of a box at other upper left corners, where nothing else may be.
 
         Only pixels are copied: in vector files, everything must be drawn at each corner.
@@ -270,7 +270,7 @@ class Canvas(Drawing):
 
         artist = LineCollection(segments, colors=color, linewidths=self.points(width_px), **options)
         self.axes.add_collection(artist, autolim=False)
-        self.keep(artist, animated)
+        self.register(artist, animated)
 
     def outline(
         self, boxes: Sequence[Box], color: str, width_px: float, *, animated: bool = False

@@ -28,7 +28,7 @@ def log_share(values: NDArray[Any], top: float) -> Values:
     return np.clip(shares, 0, 1).astype(np.float32)
 
 
-def fit(values: NDArray[Any], room: tuple[float, float]) -> NDArray[Any]:
+def pool_to_pixels(values: NDArray[Any], room: tuple[float, float]) -> NDArray[Any]:
     """Return values, (row, column), at most one per pixel of a room, (width, height): the largest of several."""
     width, height = map(int, room)
     for axis, n_pixels in enumerate((height, width)):

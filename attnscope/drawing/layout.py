@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 MARGIN_PX = 28
 """The margin at each side of a page."""
 
-MIN_WIDTH_PX = 1600
+PAGE_WIDTH_PX = 1600
 """Width of a page on a screen, unless its panels need more, or much less."""
 
-NARROWEST_PX = 1000
+NARROW_WIDTH_PX = 1000
 """Width of a page with panels that are narrow at their largest."""
 
 TITLE_PX = 20.0
@@ -33,17 +33,17 @@ LEGIBLE_PX = 9
 LABEL_SHARE = 0.84
 """Font size of labels, as a share of the distance between two of them."""
 
-MOST_PX = 60_000_000
+MAX_PAGE_PIXELS = 60_000_000
 """The most pixels of a page; a larger one takes gigabytes to draw, and few programs open it."""
 
-TALLEST_INCHES = 9.0
+_TALLEST_INCHES = 9.0
 """The largest height of a figure on paper."""
 
-LEAST_PX = 560
+SMALLEST_WIDTH_PX = 560
 """Width of a page with few cells."""
 
 _NARROW_PX = 800
-_MOSTLY_EMPTY = 0.6  # a page whose panels need less than this share of MIN_WIDTH_PX is narrower
+_MOSTLY_EMPTY = 0.6  # a page whose panels need less than this share of PAGE_WIDTH_PX is narrower
 _SMALL_PANEL_PX = 110  # rather than narrower panels, fewer stand side by side
 _LABELS_AT_MOST = 0.4  # the largest share of labels in the width of a panel with its labels
 _CROP_PX = MARGIN_PX - 4  # a figure of an exact width lacks so much of the margin at each side
@@ -66,7 +66,7 @@ class Paper:
         failed: Parts of the study that failed: every figure says so at its foot.
     """
 
-    width_px: int = MIN_WIDTH_PX
+    width_px: int = PAGE_WIDTH_PX
     fixed: bool = False
     least_px: float = 0.0
     label_px: float = 0.0
@@ -118,9 +118,9 @@ class Paper:
         return self.inch_px == self.dpi and not self.crop_px and self.caption
 
     @property
-    def most_px(self) -> float:
+    def max_height_px(self) -> float:
         """Return the largest height of a layout: on paper of a fixed width that of a page; else there is no limit."""
-        return TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
+        return _TALLEST_INCHES * self.inch_px + 2 * self.crop_ends_px if self.fixed else math.inf
 
     @property
     def crop_ends_px(self) -> float:
@@ -161,7 +161,7 @@ WidthPx = Callable[[str, float], float]
 
 
 @dataclass(frozen=True)
-class Around:
+class Margins:
     """Hold the room around each panel in pixels, for its title, labels and axes."""
 
     left: float = 0
@@ -171,7 +171,7 @@ class Around:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PanelRequest:
     """Say what panels are to be laid out; they have one size, and rows and columns of cells.
 
     Attributes:
@@ -188,14 +188,14 @@ class Wanted:
         largest_cell_px: The largest width of a cell.
         least_cell_px: The least width of a cell on a screen, where the page grows; on paper cells shrink. If it is less
             than 1, several cells may share a pixel.
-        most_px: The largest height of all panels.
+        max_height_px: The largest height of all panels.
         least_width_px: The least width of a page with one panel, or with panels that would leave it mostly empty.
     """
 
     n: int
     shape: tuple[int, int]
     columns: int = 0
-    around: Callable[[float], Around] = lambda cell: Around()
+    around: Callable[[float], Margins] = lambda cell: Margins()
     names_px: float = 0
     foot_px: float = 0
     gap_px: float = 26
@@ -204,12 +204,12 @@ class Wanted:
     largest_px: float = math.inf
     largest_cell_px: float = 96
     least_cell_px: float = 1
-    most_px: float = math.inf
-    least_width_px: float = LEAST_PX
+    max_height_px: float = math.inf
+    least_width_px: float = SMALLEST_WIDTH_PX
 
 
 @dataclass(frozen=True)
-class Places:
+class PanelLayout:
     """Hold the places of panels, all in pixels.
 
     Attributes:
@@ -230,48 +230,48 @@ class Places:
     cell: tuple[float, float]
     panel: tuple[float, float]
     pitch_px: float
-    around: Around
+    around: Margins
     corners: Sequence[tuple[float, float]]
     bottom: int
 
 
-def arrange(wanted: Wanted, paper: Paper) -> Places:
+def arrange(request: PanelRequest, paper: Paper) -> PanelLayout:
     """Place panels as large as the page allows; on a screen the page grows where cells would be too small.
 
     On narrow paper fewer panels than usual stand side by side.
     """
     # Have fewer panels side by side while they are small and that makes their cells larger.
-    columns = wanted.columns or columns_for(wanted.n)
-    cell = _largest_cell(wanted, columns, paper)
-    while not wanted.columns and columns > 1 and cell * wanted.shape[1] < _SMALL_PANEL_PX:
-        larger = _largest_cell(wanted, columns - 1, paper)
+    columns = request.columns or columns_for(request.n)
+    cell = _largest_cell(request, columns, paper)
+    while not request.columns and columns > 1 and cell * request.shape[1] < _SMALL_PANEL_PX:
+        larger = _largest_cell(request, columns - 1, paper)
         if larger <= cell:
             break
         columns -= 1
         cell = larger
     # A page that the panels would leave mostly empty is as narrow as they allow.
-    around = _room_around(wanted, cell, columns, paper)
-    cell_size = (cell, wanted.row_px or cell)
-    panel = (wanted.shape[1] * cell_size[0], wanted.shape[0] * cell_size[1])
+    around = _room_around(request, cell, columns, paper)
+    cell_size = (cell, request.row_px or cell)
+    panel = (request.shape[1] * cell_size[0], request.shape[0] * cell_size[1])
     # On a screen a panel has whole pixels; 1e-4 makes up for rounding.
     if not paper.fixed:
         panel = (max(1, math.floor(panel[0] + 1e-4)), max(1, math.floor(panel[1] + 1e-4)))
-    needed = _needed_width(wanted, columns, panel[0], around)
-    least_width = wanted.least_width_px
-    if wanted.n > 1 and needed >= _MOSTLY_EMPTY * MIN_WIDTH_PX:
-        least_width = MIN_WIDTH_PX
+    needed = _needed_width(request, columns, panel[0], around)
+    least_width = request.least_width_px
+    if request.n > 1 and needed >= _MOSTLY_EMPTY * PAGE_WIDTH_PX:
+        least_width = PAGE_WIDTH_PX
     width = paper.width_for(least_width, needed)
-    zoom = min(2.5, max(1.0, width / MIN_WIDTH_PX))
+    zoom = min(2.5, max(1.0, width / PAGE_WIDTH_PX))
     # Distribute the width that is left between the panels.
     spare = max(0, math.floor(width - needed)) // columns
-    rows = math.ceil(wanted.n / columns)
+    rows = math.ceil(request.n / columns)
     above = around.above * zoom
-    pitch_x = around.left + panel[0] + around.right + wanted.gap_px + spare
+    pitch_x = around.left + panel[0] + around.right + request.gap_px + spare
     pitch_y = above + panel[1] + around.below
-    if wanted.columns and not paper.fixed:
+    if request.columns and not paper.fixed:
         pitch_y += min(spare, 40)  # rows of an overview move apart as its columns do
-    top = wanted.top_px + HEADER_PX * (zoom - 1)
-    x = MARGIN_PX + wanted.names_px + around.left + spare // 2
+    top = request.top_px + HEADER_PX * (zoom - 1)
+    x = MARGIN_PX + request.names_px + around.left + spare // 2
     y = top + above
     # On a screen, panels begin at whole pixels.
     if not paper.fixed:
@@ -279,31 +279,33 @@ def arrange(wanted: Wanted, paper: Paper) -> Places:
         y = round(y)
         pitch_x = math.ceil(pitch_x)
         pitch_y = math.ceil(pitch_y)
-    corners = tile(wanted.n, columns, (x, y), (pitch_x, pitch_y))
-    bottom = math.ceil(top + rows * pitch_y + wanted.foot_px)
-    return Places(width, zoom, columns, cell_size, panel, pitch_x, around, corners, bottom)
+    corners = tile(request.n, columns, (x, y), (pitch_x, pitch_y))
+    bottom = math.ceil(top + rows * pitch_y + request.foot_px)
+    return PanelLayout(width, zoom, columns, cell_size, panel, pitch_x, around, corners, bottom)
 
 
-def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
+def _largest_cell(request: PanelRequest, columns: int, paper: Paper) -> float:
     """Return the largest width of a cell at which panels fit the width of the page and their own limits."""
-    n_rows, n_columns = wanted.shape
-    rows = math.ceil(wanted.n / columns)
+    n_rows, n_columns = request.shape
+    rows = math.ceil(request.n / columns)
     # Unless the columns are set, panels fit one page of paper, with 100 px for what is below them.
-    tallest = wanted.most_px
-    if not wanted.columns:
-        tallest = min(tallest, paper.most_px - wanted.top_px - 100)
+    tallest = request.max_height_px
+    if not request.columns:
+        tallest = min(tallest, paper.max_height_px - request.top_px - 100)
 
     def fits(cell: float) -> bool:
-        around = _room_around(wanted, cell, columns, paper)
-        height = rows * (around.above + n_rows * (wanted.row_px or cell) + around.below) + wanted.foot_px
+        around = _room_around(request, cell, columns, paper)
+        height = (
+            rows * (around.above + n_rows * (request.row_px or cell) + around.below) + request.foot_px
+        )
         # If rows have a fixed height, narrower cells do not make panels lower.
-        is_low = bool(wanted.row_px) or height <= tallest
-        return is_low and _needed_width(wanted, columns, n_columns * cell, around) <= paper.width_px
+        is_low = bool(request.row_px) or height <= tallest
+        return is_low and _needed_width(request, columns, n_columns * cell, around) <= paper.width_px
 
     # Bisect the largest width that fits.
     low = 0.0
-    longest = n_columns if wanted.row_px else max(wanted.shape)
-    high = min(wanted.largest_cell_px, wanted.largest_px / longest)
+    longest = n_columns if request.row_px else max(request.shape)
+    high = min(request.largest_cell_px, request.largest_px / longest)
     if not fits(high):
         for _ in range(24):
             middle = (low + high) / 2
@@ -316,22 +318,22 @@ def _largest_cell(wanted: Wanted, columns: int, paper: Paper) -> float:
         return max(high, 0.01)
     # On a screen a cell is whole pixels wide, or several cells share a pixel.
     whole = math.floor(high + 1e-4) if high >= 1 else high
-    return max(wanted.least_cell_px, whole)
+    return max(request.least_cell_px, whole)
 
 
-def _room_around(wanted: Wanted, cell: float, columns: int, paper: Paper) -> Around:
+def _room_around(request: PanelRequest, cell: float, columns: int, paper: Paper) -> Margins:
     """Return the room around a panel; on paper labels at its left are cut to a share of its width."""
-    around = wanted.around(cell)
+    around = request.around(cell)
     if not paper.fixed:
         return around
-    pitch = (paper.room_px - wanted.names_px - (columns - 1) * wanted.gap_px) / columns
+    pitch = (paper.room_px - request.names_px - (columns - 1) * request.gap_px) / columns
     return replace(around, left=min(around.left, pitch * _LABELS_AT_MOST))
 
 
-def _needed_width(wanted: Wanted, columns: int, panel_px: float, around: Around) -> float:
+def _needed_width(request: PanelRequest, columns: int, panel_px: float, around: Margins) -> float:
     """Return the width of a page with so many panels side by side."""
-    panels = columns * (around.left + panel_px + around.right) + (columns - 1) * wanted.gap_px
-    return 2 * MARGIN_PX + wanted.names_px + panels
+    panels = columns * (around.left + panel_px + around.right) + (columns - 1) * request.gap_px
+    return 2 * MARGIN_PX + request.names_px + panels
 
 
 def label_font(cell_px: float, paper: Paper) -> tuple[int, float]:

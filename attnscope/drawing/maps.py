@@ -16,7 +16,7 @@ import numpy as np
 
 from attnscope.drawing import layout
 from attnscope.drawing.canvas import FAINT, INK, MARK, Box, colormap
-from attnscope.drawing.cells import Pixels, Values, fit, max_pool, overlay, tint
+from attnscope.drawing.cells import Pixels, Values, max_pool, overlay, pool_to_pixels, tint
 from attnscope.drawing.inks import is_dark
 from attnscope.drawing.lettering import Lettering, lettering_for
 from attnscope.drawing.map_figure import Axis, MapsFigure
@@ -95,7 +95,7 @@ class MapsPage(Page):
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
-    def _arrange(self, lettering: Lettering) -> tuple[int, tuple[int, int], layout.Places]:
+    def _arrange(self, lettering: Lettering) -> tuple[int, tuple[int, int], layout.PanelLayout]:
         """Choose how many tokens share a cell: more than one if the page with labels would be too large to draw.
 
         Returns:
@@ -109,19 +109,19 @@ class MapsPage(Page):
         # Maps of an overview are small: those of long texts are pooled from the start.
         pool = 1
         if figure.names and figure.is_labelled:
-            most_cells = max(96, 2 * layout.MIN_WIDTH_PX // len(figure.column_names))
+            most_cells = max(96, 2 * layout.PAGE_WIDTH_PX // len(figure.column_names))
             pool = max(1, math.ceil(max(n_rows, n_columns) / most_cells))
         # Pool more until the page is small enough.
         while True:
             shape = (math.ceil(n_rows / pool), math.ceil(n_columns / pool))
             wanted = self._wanted_small if figure.names else self._wanted_large
             places = layout.arrange(wanted(shape, lettering), lettering.paper)
-            fits = places.width_px * (places.bottom + 200) <= layout.MOST_PX
+            fits = places.width_px * (places.bottom + 200) <= layout.MAX_PAGE_PIXELS
             if fits or max(shape) == 1 or not figure.is_labelled:
                 return pool, shape, places
             pool += 1
 
-    def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
+    def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
         """Return what `layout` needs to know of an overview, whose maps have this many rows and columns of cells.
 
         It has no labels, but names of the rows and columns of maps.
@@ -132,11 +132,11 @@ class MapsPage(Page):
         widest_name = max(lettering.width_px(name, size) for name in figure.row_names)
         # The names of rows stand at the left, those of columns above.
         gap_px = 4 if paper.is_narrow else 8
-        return layout.Wanted(
+        return layout.PanelRequest(
             n=len(figure.row_names) * len(figure.column_names),
             shape=shape,
             columns=len(figure.column_names),
-            around=lambda cell_px: layout.Around(below=gap_px),
+            around=lambda cell_px: layout.Margins(below=gap_px),
             names_px=max(_NAMES_PX, math.ceil(widest_name) + 20),
             gap_px=gap_px,
             top_px=layout.HEADER_PX + 30 + self._strip_px,
@@ -144,10 +144,10 @@ class MapsPage(Page):
             largest_px=_LARGEST_SMALL_PX,
             largest_cell_px=_LARGEST_SMALL_PX,
             least_cell_px=1 if figure.is_labelled else 24 / max(shape),
-            least_width_px=layout.NARROWEST_PX,
+            least_width_px=layout.NARROW_WIDTH_PX,
         )
 
-    def _wanted_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.Wanted:
+    def _wanted_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
         """Return what `layout` needs to know of maps with labels or numbers; a picture is the first panel."""
         figure = self.content
         paper = lettering.paper
@@ -163,7 +163,7 @@ class MapsPage(Page):
         least_cell = 200 / max(shape)
         if figure.is_labelled:
             least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
-        return layout.Wanted(
+        return layout.PanelRequest(
             n=n_panels,
             shape=shape,
             columns=0 if paper.is_narrow and not figure.is_shared else figure.columns,
@@ -174,15 +174,15 @@ class MapsPage(Page):
             largest_px=figure.largest_px,
             largest_cell_px=96 if figure.is_labelled else 1000,
             least_cell_px=least_cell,
-            most_px=_TALLEST_FEW_PX if n_panels <= 2 and figure.is_labelled else math.inf,
-            least_width_px=layout.LEAST_PX if figure.is_labelled else layout.NARROWEST_PX,
+            max_height_px=_TALLEST_FEW_PX if n_panels <= 2 and figure.is_labelled else math.inf,
+            least_width_px=layout.SMALLEST_WIDTH_PX if figure.is_labelled else layout.NARROW_WIDTH_PX,
         )
 
-    def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Around:
+    def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Margins:
         """Return the room around a map with cells of this width: for its title, labels or numbers, and the strip."""
         figure = self.content
         if figure.is_shared:
-            return layout.Around(above=layout.PANEL_HEADER_PX, below=4)
+            return layout.Margins(above=layout.PANEL_HEADER_PX, below=4)
         rows, columns = figure.axes[0]
         _, font = layout.label_font(figure.row_px or cell_px, paper)
         # Leave room for labels, else for numbers, if there are any.
@@ -196,7 +196,7 @@ class MapsPage(Page):
             below = math.ceil(self._column_label_px(font)) + 24
         elif columns.ticks:
             below = 34
-        return layout.Around(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
+        return layout.Margins(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
 
     def _axes(self, number: int) -> tuple[Axis, Axis]:
         """Return the sides of a map: at its left, and below it."""
@@ -293,7 +293,7 @@ class MapsPage(Page):
         below = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below_px)
         for dx, dy, box_width, box_height in (left, below):
             first, *others = [(x + dx, y + dy) for x, y in self.corners]
-            self.copy((*first, box_width, box_height), others)
+            self.repeat_box((*first, box_width, box_height), others)
 
     def _write_caption(self, right: float, y: float, caption: str, room: float) -> None:
         """Write as many of the facts of a caption as have room, so that they end at x = `right`."""
@@ -348,7 +348,7 @@ class MapsPage(Page):
         for x, y, width, _ in self.boxes:
             if y != self.boxes[0][1]:
                 break
-            numbers = fit(np.array([self.content.above]), (width, 1))[0]
+            numbers = pool_to_pixels(np.array([self.content.above]), (width, 1))[0]
             bar_width = width / len(numbers)
             for index, number in enumerate(numbers):
                 bar_height = number * (self._strip_px - 4)
@@ -490,7 +490,7 @@ class MapsPage(Page):
     def _fit(self, values: Values, number: int) -> Values:
         """Return the cells of a map, as many as have room; each shows the largest of the values that share it."""
         if not self.content.is_labelled:
-            return fit(values, self.places.panel)
+            return pool_to_pixels(values, self.places.panel)
         # Values with fewer rows or columns than the map has tokens are pooled already.
         rows, columns = self._axes(number)
         if values.shape != (len(rows), len(columns)):

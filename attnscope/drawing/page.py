@@ -232,7 +232,7 @@ class Page(Canvas):
         width = self.points(1)
         artist = PolyCollection(outlines, linewidths=width, facecolors=colors, edgecolors="none")
         self.axes.add_collection(artist, autolim=False)
-        self.keep(artist)
+        self.register(artist)
 
     def matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]
@@ -347,7 +347,7 @@ class Page(Canvas):
         self,
         rows: Sequence[str],
         columns: Sequence[str],
-        places: layout.Places,
+        places: layout.PanelLayout,
         size_px: float,
         above_px: float,
     ) -> None:

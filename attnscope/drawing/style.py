@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from attnscope.drawing.layout import CAPTION_PX, MIN_WIDTH_PX, Paper
+from attnscope.drawing.layout import CAPTION_PX, PAGE_WIDTH_PX, Paper
 from attnscope.drawing.lettering import find_font
 from attnscope.errors import UsageError, require_choice
 
@@ -111,7 +111,7 @@ class Style:
             dpi = self.dpi or PRINT_DPI
             paper = Paper.of_width(float(self.width), points, dpi, self.caption, self.font, label_points)
         else:
-            paper = Paper(MIN_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
+            paper = Paper(PAGE_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
             # Captions, the smallest letters, get that size: it says how many pixels are an inch, which is 72 points.
             if self.font_size is not None:
                 paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.drawing.cells import fit
+from attnscope.drawing.cells import pool_to_pixels
 from attnscope.errors import AttnscopeError
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.map_changes import LEAST_LEFT
@@ -304,7 +304,7 @@ def pack_thumbnails(weights: Sequence[NDArray[np.float32]]) -> str:
     """
     pictures = []
     for head in weights:
-        pooled = fit(head, (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+        pooled = pool_to_pixels(head, (THUMBNAIL_SIDE, THUMBNAIL_SIDE))
         # A head without attention stays 0, without a division by 0.
         scale = 255 / max(float(pooled.max()), 1e-9)
         pictures.append(np.rint(pooled * scale).astype(np.uint8))

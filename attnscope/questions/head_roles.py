@@ -289,10 +289,10 @@ class RoleGrid:
         width = min(_CELL_PX, (paper.room_px - LEFT_PX) / n_across)
         height = max(20, min(round(0.7 * width), _SCREEN_PX // n_down))
         if paper.fixed:
-            room = int(paper.most_px - _AROUND_PX)
+            room = int(paper.max_height_px - _AROUND_PX)
             height = max(_PAPER_CELL_PX, min(height, room // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
-        page = Page(paper.width_for(layout.MIN_WIDTH_PX, needed), lettering)
+        page = Page(paper.width_for(layout.PAGE_WIDTH_PX, needed), lettering)
         page.head(
             f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source
         )

@@ -293,7 +293,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 
     # The page with its cells, and the numbers in them.
     width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
-    page = Page(paper.width_for(layout.MIN_WIDTH_PX, width), lettering)
+    page = Page(paper.width_for(layout.PAGE_WIDTH_PX, width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
     page.head(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
@@ -388,7 +388,7 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
     down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
     # As many rows as a page holds.
-    tallest = paper.most_px if paper.fixed else _TALLEST_PX
+    tallest = paper.max_height_px if paper.fixed else _TALLEST_PX
     n_rows = max(1, int((tallest - TOP_PX) // down))
     return _Plan(columns, (width, height), (across, down), columns * n_rows)
 

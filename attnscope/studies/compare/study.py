@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnscope.choice import Choice, Chosen
+from attnscope.choice import Choice, ChosenHeads
 from attnscope.core.attention.row_samples import read_rows
 from attnscope.core.attention.seam import AttentionCall, Probe
 from attnscope.core.distance import (
@@ -367,7 +367,7 @@ class _Attention:
         heads: The heads that are compared, in order of layers.
     """
 
-    def __init__(self, model: Model, batch: Batch, chosen: Chosen) -> None:
+    def __init__(self, model: Model, batch: Batch, chosen: ChosenHeads) -> None:
         self.kind = model.info.kinds[0]
         self._layers = sorted(keep_attention(model, batch, chosen.layers).get(self.kind, {}).items())
         # All heads of these layers, and the indices of those that are compared.

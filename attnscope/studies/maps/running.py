@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from attnscope.choice import Chosen, Cut
+from attnscope.choice import ChosenHeads, Cut
 from attnscope.errors import AttnscopeError
 from attnscope.host import require_memory
 from attnscope.models.info import ModelInfo
@@ -47,7 +47,7 @@ N_LINKS = 10
 # The record without weights
 
 
-def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None = None) -> Heatmap:
+def outline(info: ModelInfo, reading: Reading, chosen: ChosenHeads, cut: Cut | None = None) -> Heatmap:
     """Return the record as it will be, without weights: a map for each kind of attention that has a chosen head.
 
     For speech with a transcript, only cross-attention is shown. Where pictures stand among words, patches are shown as
@@ -93,7 +93,13 @@ def outline(info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None =
 
 
 def _outline_map(
-    info: ModelInfo, reading: Reading, chosen: Chosen, cut: Cut | None, kind: str, *, is_needed: bool
+    info: ModelInfo,
+    reading: Reading,
+    chosen: ChosenHeads,
+    cut: Cut | None,
+    kind: str,
+    *,
+    is_needed: bool,
 ) -> AttentionMap | None:
     """Return the map of a kind of attention without weights; None = none of the chosen heads is of this kind.
 
@@ -322,7 +328,7 @@ def _require_memory(record: Heatmap) -> None:
 # Pooled maps
 
 
-def pool_maps(model: Model, reading: Reading, chosen: Chosen, cells: int) -> PooledHeatmap:
+def pool_maps(model: Model, reading: Reading, chosen: ChosenHeads, cells: int) -> PooledHeatmap:
     """Run a model, and return its maps pooled to at most `cells` rows and columns of cells.
 
     Raises:
