@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from attnscope.errors import AttnscopeError, UsageError, amount
+from attnscope.errors import AttnscopeError, UsageError, amount, safe
 from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, heading_of
-from attnscope.report.plain_text import safe
 
 ROUNDING = 0.01
 """An answer may be off by this much, or by this share of the number: two decimals are enough."""

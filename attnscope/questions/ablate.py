@@ -149,7 +149,7 @@ class Ablation(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the report: the heads without which most changes, then every quantity of all heads."""
-        source = corpus_line(self, predictions=True)
+        source = corpus_line(self)
         predicted = _predicted_line(self)
         guide = [_HIDDEN_GUIDE] if any(map(_is_of_hidden_states, self.quantities)) else []
         if predicted:
@@ -159,7 +159,6 @@ class Ablation(Result):
             [*_answer(self), *_modes_line(self)],
             _blocks(self),
             guide,
-            source=source,
             subtitle=" · ".join(filter(None, [source, predicted])),
             notes=list(_notes(self)),
         )

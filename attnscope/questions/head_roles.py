@@ -24,7 +24,7 @@ from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import Report
 from attnscope.report.head_maps import LEFT_PX, HeadCells, count_cells, grids_of, name_kinds, place_kinds
-from attnscope.report.matrix import head_grid, room_for
+from attnscope.report.matrix import draw_head_grid, room_for_heads
 from attnscope.report.numbers import number
 from attnscope.report.plain_text import heading
 from attnscope.report.wording import label, list_some, printable
@@ -381,7 +381,7 @@ def _draw_letters(marks: Mapping[tuple[int, int], Mark], console: Console) -> Te
     layers = range(max(layer for layer, _ in marks) + 1)
     n_heads = max(head for _, head in marks) + 1
     # Cells are as wide as the terminal allows, two to four letters: a letter, a + and a blank at each side.
-    cell = max(2, min(4, room_for(layers, console.width) // n_heads))
+    cell = max(2, min(4, room_for_heads(layers, console.width) // n_heads))
     before = " " if cell == 4 else ""
     after = "" if cell == 2 else " "
 
@@ -394,7 +394,7 @@ def _draw_letters(marks: Mapping[tuple[int, int], Mark], console: Console) -> Te
         style = "dim" if mark is NO_ROLE else _style(mark)
         text.append(f"{before}{mark.glyph:<2}", style=style).append(after)
 
-    return head_grid(layers, range(n_heads), cell, console.width, draw)
+    return draw_head_grid(layers, range(n_heads), cell, console.width, draw)
 
 
 def _style(mark: Mark) -> Style:

@@ -23,7 +23,7 @@ from attnscope.questions.head_roles import count_first_roles, evidence_line, fir
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words, rank_heads
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
-from attnscope.report.wording import corpus_line, is_of_senses, model_of, printable, report_on
+from attnscope.report.wording import corpus_line, is_of_pictures_or_sound, model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, Table, count, flag, share, text
 from attnscope.results.table import number as numbers
@@ -246,7 +246,7 @@ class Heads(Result):
         listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
         # Heads by what they do: measures of senses, or roles and descriptions.
-        if is_of_senses(self):
+        if is_of_pictures_or_sound(self):
             blocks += _senses_blocks(self)
         elif len(self.table("roles")) or is_described(self):
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
@@ -305,7 +305,7 @@ def _answer(result: Heads) -> list[str]:
     all_heads = amount(len(result.table("heads")), "head")
     model = model_of(result.run)
     # Measures of pictures and sounds have no roles.
-    if is_of_senses(result):
+    if is_of_pictures_or_sound(result):
         return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
     # Without any role the evidence says why, in place of the answer.
     answer = []
@@ -323,7 +323,7 @@ def _answer(result: Heads) -> list[str]:
 
 def _guide(result: Heads) -> list[str]:
     """Say what KL explained or uniform is, or why heads are not described."""
-    if is_of_senses(result):
+    if is_of_pictures_or_sound(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
     if is_described(result):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from attnscope.drawing.cells import max_pool
 from attnscope.drawing.inks import blend
-from attnscope.errors import amount
+from attnscope.errors import amount, safe
 from attnscope.questions.heatmap import AttentionMap, Heatmap, Rollout
 from attnscope.questions.heatmap_figures import (
     picture_share,
@@ -29,7 +29,7 @@ from attnscope.questions.maps import HeadMaps, MapsResult
 from attnscope.questions.places import MEAN, Sound
 from attnscope.questions.pooled import PooledHeatmap, PooledMap, text_around
 from attnscope.report.numbers import largest_first, percent, weight
-from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers, safe
+from attnscope.report.plain_text import cut, dim_lines, has_unicode, heading, list_numbers
 from attnscope.report.table import TextColumn, TextTable
 from attnscope.report.wording import change_notes, hidden_tokens
 from attnscope.results.tokens import Tokens

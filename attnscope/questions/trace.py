@@ -12,7 +12,7 @@ from rich.text import Text
 from attnscope.errors import AttnscopeError, amount, safe
 from attnscope.options import numbers_from, option, options
 from attnscope.report.blocks import Block, Grid, Report, Special
-from attnscope.report.matrix import matrix
+from attnscope.report.matrix import draw_matrix
 from attnscope.report.wording import model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, ColumnKind, count, text
@@ -350,4 +350,4 @@ def draw_numbers(
     value, axes = step["value"], step["axes"]
     names = tokens.get(axes[0]) if value.ndim == 2 else None
     is_bold = step["name"] == "weights"
-    return matrix(np.atleast_2d(value), names, tokens.get(axes[-1]), console, bold=is_bold)
+    return draw_matrix(np.atleast_2d(value), names, tokens.get(axes[-1]), console, bold=is_bold)

@@ -18,7 +18,7 @@ from attnscope.drawing.lettering import Lettering
 from attnscope.drawing.page import Number, Page
 from attnscope.errors import amount
 from attnscope.report.blocks import HeadMap, Report
-from attnscope.report.numbers import UNDEFINED, even_writer, tick_texts
+from attnscope.report.numbers import UNDEFINED, tick_texts, writer_for_all
 from attnscope.report.wording import printable
 from attnscope.results.table import Column, Table
 
@@ -124,7 +124,7 @@ def scale_of(table: Table, name: str) -> Scale:
         # All numbers are far from 0: colours begin at a round number below them.
         step = layout.nice_ticks(largest - smallest)[1]
         low = max(0.0, math.floor(smallest / step) * step)
-    return Scale(low, largest, baseline, bool(values.size), even_writer(table[name]))
+    return Scale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
 
 
 class HeadGrid(NamedTuple):

@@ -1,4 +1,4 @@
-"""Write numbers as text for tables, figures and sentences; and choose the largest, or some of many, to show."""
+"""Write numbers as text for tables, figures and sentences; and choose which of many values or columns are shown."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,9 @@ def number(value: float) -> str:
     elif abs(value) >= 9.995:
         decimals = 1
     text = f"{value:,.{decimals}f}"
-    return text.removeprefix("-") if _is_zero(text) else text.replace("-", "−")
+    if _is_zero(text):
+        return text.removeprefix("-")
+    return text.replace("-", "−")
 
 
 def _is_zero(text: str) -> bool:
@@ -41,6 +43,8 @@ def small_number(value: float) -> str:
     """Return a number with two or three significant digits, as effects of heads are small; `–` = undefined."""
     if not math.isfinite(value):
         return UNDEFINED
+    if value == 0:
+        return "0"
     size = abs(value)
     # Three decimals from 0.01 on, four from 0.001 on, then a power of ten.
     if size >= 0.9995:
@@ -51,7 +55,7 @@ def small_number(value: float) -> str:
         text = f"{value:.4f}"
     else:
         mantissa, _, exponent = f"{value:.0e}".partition("e")
-        text = f"{mantissa}e{int(exponent)}" if size else "0"
+        text = f"{mantissa}e{int(exponent)}"
     return text.replace("-", "−")
 
 
@@ -68,20 +72,19 @@ def digits(value: float, most: int = 3) -> str:
 
 
 def tick_texts(ticks: Sequence[float]) -> dict[float, str]:
-    """Return the text of each tick of a colour bar: three significant digits.
+    """Return the text of each tick of a colour bar, all with equally many significant digits: three to twelve.
 
-    All have more where rounding would move a tick by over a twentieth of the smallest gap between ticks.
+    They are as many as keep rounding from moving a tick by over a twentieth of the smallest gap between ticks.
     """
-    # More digits until no tick moves visibly; twelve at most.
     positions = np.array(ticks)
     gap = min(np.diff(np.sort(positions)), default=math.inf)
-    most = 3
-    while most < 12:
-        rounded = np.array([float(f"{tick:.{most}g}") for tick in ticks])
+    n_digits = 3
+    while n_digits < 12:
+        rounded = np.array([float(f"{tick:.{n_digits}g}") for tick in ticks])
         if (np.abs(rounded - positions) <= 0.05 * gap).all():
             break
-        most += 1
-    return {tick: digits(tick, most) for tick in ticks}
+        n_digits += 1
+    return {tick: digits(tick, n_digits) for tick in ticks}
 
 
 def weight(value: float) -> str:
@@ -103,29 +106,31 @@ def percent(share: float | None, decimals: int = 0) -> str:
 
 
 _ROUNDING = 1e-6
-"""Below this share of the largest number of its column, a number is taken for 0: float32 is no more exact."""
+"""Numbers below this share of the largest number of their column are written as 0: float32 is no more exact."""
 
 Q_VALUE = "q value"
 """The unit of columns of false discovery rates."""
 
 
 def writer_for(table: Table, name: str) -> Callable[[float], str]:
-    """Return the function that writes the values of a column: q values, other numbers, or anything else."""
+    """Return the function that writes the values of a column, by its unit and its kind."""
     column = table.columns[name]
     if column.unit == Q_VALUE:
         return q_value
     if column.kind != "number":
         return str
-    # Numbers that only rounding keeps from 0 are written as 0.
     sizes = np.abs(table[name])
     threshold = _ROUNDING * float(sizes[np.isfinite(sizes)].max(initial=0.0))
     return lambda value: "0" if abs(value) < threshold else small_number(value)
 
 
-def even_writer(values: NDArray[np.float64]) -> Callable[[float], str]:
-    """Return a function that writes all these numbers with the same decimals, so that the largest has three digits."""
+def writer_for_all(values: NDArray[np.float64]) -> Callable[[float], str]:
+    """Return a function that writes all these numbers with equally many decimals.
+
+    They are as many as show three significant digits of the largest number: 0.123, 1.23, 12.3. At most six.
+    """
     largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0
-    # From the place of the largest number's first digit; six decimals at most.
+    # log10 rounded down is 0 for numbers from 1 to 10, -1 from 0.1 to 1, and so on.
     decimals = min(max(0, 2 - math.floor(math.log10(largest))), 6)
     return lambda value: fixed(value, decimals)
 
@@ -135,18 +140,21 @@ def q_value(q: float) -> str:
     return "<0.001" if q < 0.001 else fixed(q, 3)
 
 
-def interval(low: float, high: float, written: Callable[[float], str] = number) -> str:
-    """Return an interval such as [0.91, 0.95]; `–` where it is undefined."""
+def interval(low: float, high: float, write: Callable[[float], str] = number) -> str:
+    """Return an interval such as [0.91, 0.95], its ends written by `write`; `–` where it is undefined."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNDEFINED
-    return f"[{written(low)}, {written(high)}]"
+    return f"[{write(low)}, {write(high)}]"
 
 
-def with_interval(estimate: Floats, written: Callable[[float], str] = number, unit: str = "") -> str:
-    """Return a value with its unit and its interval, if that is known; an estimate is (value, low, high)."""
+def with_interval(estimate: Floats, write: Callable[[float], str] = number, unit: str = "") -> str:
+    """Return an estimate, (value, low, high), as text: "0.93 nats [0.91, 0.95]".
+
+    There is no interval where it is undefined.
+    """
     value, low, high = estimate
-    text = f"{written(value)} {unit}".rstrip()
-    ends = interval(low, high, written)
+    text = f"{write(value)} {unit}".rstrip()
+    ends = interval(low, high, write)
     return text if ends == UNDEFINED else f"{text} {ends}"
 
 
@@ -156,9 +164,9 @@ def step_text(step: int) -> str:
 
 
 def abbreviate(value: float, unit: str) -> str:
-    """Return a number in short, such as 9.66 GB (9.00 GiB), 109.5 M or 25.9%; B is 10^9, T is 10^12.
+    """Return a number in short: 25.9% of a share, 12x of times, 9.66 GB (9.00 GiB) of bytes, else 109.5 M.
 
-    Bytes have both their decimal and their binary name, as both are called GB elsewhere.
+    Bytes are given in units of 1000 and of 1024, as other tools call both GB. Without a unit, B is 10^9, T is 10^12.
     """
     if unit == "share":
         return f"{value:.1%}"
@@ -172,30 +180,31 @@ def abbreviate(value: float, unit: str) -> str:
 
 
 def _scale(value: float, base: int, units: tuple[str, ...], n_digits: int = 3) -> str:
-    """Return a number in the largest unit that it reaches; `units` are those of 1, base, base², and so on."""
+    """Return a number in the largest unit that is not above it; `units` are the names of 1, base, base², and so on."""
     power = 0
     while value >= base and power < len(units) - 1:
         value /= base
         power += 1
     if power == 0:
         return f"{value:,.0f} {units[0]}".strip()
-    # Digits before the point count.
+    # Of `n_digits`, those before the point are never left out; the others are decimals.
     decimals = max(0, n_digits - len(str(int(value))))
     return f"{value:,.{decimals}f} {units[power]}"
 
 
-# A choice where there is little room
+# Which of many values or columns are shown
 
 
 def spread_evenly(n: int, room: int) -> list[int]:
-    """Return at most `room` of n indices, ascending and spread evenly, the first and the last among them."""
-    return sorted({*np.linspace(0, n - 1, min(n, max(2, room))).round().astype(int).tolist()})
+    """Return at most `room` of n indices, ascending and spread evenly, with the first and the last: two at least."""
+    indices = np.linspace(0, n - 1, min(n, max(2, room)))
+    return sorted({*indices.round().astype(int).tolist()})
 
 
 def largest_first(values: Any, most: int | None = None) -> list[int]:
-    """Return the indices of numbers, the largest first, at most so many; NaN is left out.
+    """Return the indices of at most `most` values, the largest first; NaN is left out.
 
-    Indices of an array with several axes are those of the flat array.
+    Values may be of any shape: indices are those of the flattened array.
     """
     flat = np.ravel(values)
     n_known = np.count_nonzero(~np.isnan(flat))
@@ -204,15 +213,15 @@ def largest_first(values: Any, most: int | None = None) -> list[int]:
     return order[:most]
 
 
-def find_moving(values: Floats, most: int) -> list[int]:
-    """Return the columns, of (step, column), that change most between any two steps, in their order.
+def find_most_changed(values: Floats, most: int) -> list[int]:
+    """Return the indices, ascending, of the `most` columns of (step, column) with the largest range over the steps.
 
-    Of a single step they are those with the largest values. Columns without any number are left out.
+    Of a single step they are the columns with the largest values. Columns without a finite value are left out.
     """
     is_known: NDArray[np.bool_] = np.isfinite(values)
-    # The largest value of each column, then less its smallest, (column,).
-    change = np.where(is_known, values, -np.inf).max(0)
+    # The score of each column, (column,): its largest value, less its smallest if there are several steps.
+    score = np.where(is_known, values, -np.inf).max(0)
     if len(values) > 1:
-        change -= np.where(is_known, values, np.inf).min(0)
-    change[~is_known.any(0)] = np.nan
-    return sorted(largest_first(change, most))
+        score -= np.where(is_known, values, np.inf).min(0)
+    score[~is_known.any(0)] = np.nan
+    return sorted(largest_first(score, most))

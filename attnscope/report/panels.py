@@ -1,4 +1,4 @@
-"""Draw maps side by side in the same colours: attention weights, or differences of them. Used by three questions."""
+"""Draw attention maps, or differences of them, side by side in the same colours."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,14 @@ AXES = "rows: queries (attend) · columns: keys (are attended to)"
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """A map with its title: weights or differences, (query, key), and the labels of rows and columns."""
+    """One map of a page.
+
+    Attributes:
+        title: The title above it.
+        values: Attention weights, or differences of weights, (query, key).
+        queries: The labels of its rows.
+        keys: The labels of its columns.
+    """
 
     title: str
     values: NDArray[Any]
@@ -32,15 +39,18 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """Maps side by side in the same colours: weights on a scale from 0 to 1, or differences on one with a sign.
+    """A page of maps in the same colours: attention weights, or differences of weights.
+
+    Colours of weights begin at 0. Those of differences are symmetric about 0, which is white.
 
     Attributes:
         title: The title of the figure, after the model.
         panels: The maps.
         notes: Sentences on how to read them.
         difference_meaning: What a number means if the maps hold differences; empty = they hold weights.
-        largest_px: Most width of a map.
-        is_fitted: Whether the darkest colour is that of the largest weight of all maps; else it is that of 1.
+        largest_px: The largest width of a map.
+        is_fitted: Whether the darkest colour stands for the largest weight of all maps. If not, it stands for 1. That
+            of differences always stands for the largest one.
     """
 
     title: str
@@ -53,12 +63,12 @@ class Panels:
     def draw(self, report: Report, lettering: Lettering) -> MapsPage:
         """Return a page with all maps and their colour bar."""
         maps = [panel.values for panel in self.panels]
-        # Colours of weights begin at 0, those of differences are symmetric: white = no change.
+        # The scale ends at 1, or at the largest value of all maps; at 1, too, if they hold nothing but 0.
         high = 1.0
         if self.difference_meaning or self.is_fitted:
             high = max(float(np.nan_to_num(np.abs(values)).max(initial=0.0)) for values in maps) or 1.0
         limits = (-high if self.difference_meaning else 0.0, high)
-        # One pair of axes for all maps if all have the same tokens.
+        # If all maps have the same tokens, their labels are drawn once.
         axes = [(panel.queries, panel.keys) for panel in self.panels]
         if len({*axes}) == 1:
             axes = axes[:1]
@@ -71,10 +81,11 @@ class Panels:
             meaning=self.difference_meaning or weight_meaning,
             cmap=TWO_WAYS if self.difference_meaning else ONE_WAY,
             largest_px=self.largest_px,
-            # The fonts must hold the title of the page too.
+            # Fonts are chosen that have all letters of these texts, too.
             lettered=(report.model, self.title),
         )
-        # Maps with more cells than the paper has pixels are pooled: each cell keeps its largest size, with its sign.
+        # Maps with more cells than the paper has pixels are pooled: a block of `page.pool` x `page.pool` values becomes
+        # the one that is farthest from 0, with its sign. Without pooling, both maps below are the values themselves.
         page = MapsPage(figure, lettering.paper)
         pooled = []
         for values in maps:
@@ -82,7 +93,6 @@ class Panels:
             lowest = -max_pool(-values.astype(np.float32), page.pool)
             pooled.append(np.where(highest >= -lowest, highest, lowest))
         ticks = tick_texts(layout.ticks_between(*limits))
-        # The colour bar has the limits that all maps share.
         page.show(
             f"{report.model} · {self.title}", pooled, [limits] * len(maps), bar_ends=limits, ticks=ticks
         )

@@ -1,4 +1,7 @@
-"""Print safe text: nothing that a terminal would obey, no wider than its place, in characters that it can show."""
+"""Print text safely: no control character reaches the terminal, and characters that it cannot show become ASCII.
+
+Also the small pieces that tables and reports are made of: labels cut to a width, headings, dim lines, shades.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from attnscope.drawing.inks import blend, ink_on
-from attnscope.errors import one_line
-from attnscope.errors import safe as safe
+from attnscope.errors import one_line, safe
 
 if TYPE_CHECKING:
     from attnscope.results.result import Result
@@ -39,7 +41,7 @@ _ASCII = str.maketrans(
         "→": "->",
     }
 )
-"""ASCII for characters that attnscope itself prints, where the terminal's encoding has no others."""
+"""What is printed instead of attnscope's own symbols if the encoding of the terminal lacks them."""
 
 _USUAL_WIDTH = 80
 """Characters in a line of a terminal of unknown width."""
@@ -54,13 +56,14 @@ class _PlainConsole(Console):
         replaced = {} if has_unicode(self) else _ASCII
         for segment in super().render(renderable, options):
             text = segment.text.translate(replaced)
-            if not (segment.control or text.isprintable()):
+            # Line breaks are no printable characters, and stay.
+            if not segment.control and not text.isprintable():
                 text = "\n".join(map(safe, text.split("\n")))
             yield Segment(text, segment.style, segment.control)
 
 
 def open_console(**options: Any) -> Console:
-    """Return the `rich` console of every command, in which names cannot be markup, emoji or control characters."""
+    """Return the `rich` console of every command. It prints [bold], :smile: and control characters as plain text."""
     console = _PlainConsole(markup=False, emoji=False, **options)
     # A terminal that does not know its size says 0.
     if console.width < 1:
@@ -94,7 +97,10 @@ def to_html(record: Result) -> str:
 
 
 def cut(label: str, cells: int, *, at_word: bool = False) -> str:
-    """Return a label in at most so many cells of a terminal; a cut one ends in "…", with `at_word` after a word."""
+    """Return a label that is at most `cells` wide in a terminal; a longer one is cut and ends in "…".
+
+    With `at_word` it is cut between words.
+    """
     if cell_len(label) <= cells:
         return label
     if cells < 1:
@@ -107,7 +113,7 @@ def cut(label: str, cells: int, *, at_word: bool = False) -> str:
 
 
 def has_unicode(console: Console) -> bool:
-    """Return whether the terminal's encoding has all characters."""
+    """Return whether the encoding of the terminal is UTF-8 or another of Unicode."""
     return console.encoding.lower().startswith("utf")
 
 
@@ -117,16 +123,19 @@ def heading(title: str) -> Text:
 
 
 def list_numbers(entries: Iterable[tuple[str, str]], gap: str = "   ") -> Text:
-    """Return names, each with its number beside it."""
+    """Return entries, (name, number), such as "cat 0.31   mat 0.12", with `gap` between them."""
     return Text(gap).join(Text(f"{name} ").append(number, style="cyan") for name, number in entries)
 
 
 def dim_lines(lines: Iterable[str]) -> list[RenderableType]:
-    """Return dim lines, such as notes below a table; empty ones are left out."""
+    """Return lines in a dim colour, such as notes below a table; empty ones are left out."""
     return [Text(line, style="dim") for line in lines if line]
 
 
 def shade(share: float, pale: str, dark: str) -> Style:
-    """Return a background between two colours "#rrggbb", at a share of the way, with letters that stand out on it."""
+    """Return a style whose background is a mixture of two colours, "#rrggbb", and whose letters stand out on it.
+
+    A share of 0 is `pale`, 1 is `dark`.
+    """
     color = blend(share, pale, dark)
     return Style(color=ink_on(color), bgcolor=color)

@@ -1,4 +1,4 @@
-"""Show a report in the terminal: the answer, the blocks, how to read them. One function per type of block."""
+"""Show a report in the terminal: the answer, its blocks, how to read them. One function draws each type of block."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from attnscope.report.blocks import (
     Trends,
     Words,
 )
-from attnscope.report.matrix import head_grid, matrix, room_for
+from attnscope.report.matrix import draw_head_grid, draw_matrix, room_for_heads
 from attnscope.report.numbers import (
-    find_moving,
+    find_most_changed,
     interval,
     number,
     small_number,
@@ -38,18 +38,22 @@ from attnscope.report.wording import printable
 from attnscope.results.table import Table
 
 _PALE = "#ffffff"
+"""The background of 0."""
+
 _DARK = "#08519c"
+"""The background of the largest number."""
+
 _DARK_NEGATIVE = "#b2182b"
-"""The colours of 0, of the largest number, and of a negative number of that size."""
+"""The background of a negative number as far from 0 as the largest."""
 
-_CELL = 8
-"""Characters of a cell with its number in a map of heads."""
+_NUMBER_CELLS = 8
+"""The width of a cell of a map of heads that has room for its number."""
 
-_MOST_LINES = 8
-"""Lines of a table of steps that are printed without --all."""
+_MOST_TRENDS = 8
+"""How many lines of a `Trends` block are printed without --all."""
 
 _NAME_CELLS = 14
-"""Characters of the column of names in a table of steps."""
+"""The width of the column of names in a `Trends` block, with the gap behind it."""
 
 
 def show(result: Any, console: Console, *, every: bool | None = None, **options: Any) -> RenderableType:
@@ -58,20 +62,20 @@ def show(result: Any, console: Console, *, every: bool | None = None, **options:
     Args:
         result: A `results.Result`.
         console: The console that prints it.
-        every: Whether everything is printed, as with --all.
-        options: Options of the result's own `report`, such as the order of a ranking; None = as usual.
+        every: Whether all blocks and rows are printed, as with --all; None = no.
+        options: Options of the result's own `report`, such as the order of a ranking; None = its default.
     """
     chosen = {name: value for name, value in options.items() if value is not None}
     return render(result.report(**chosen), console, every=bool(every))
 
 
 def render(report: Report, console: Console, *, every: bool = False) -> RenderableType:
-    """Return a report for rich to print: the answer first, then its blocks, then how to read them."""
+    """Return a report for rich to print: the answer, the blocks, and how to read them; `every` is as in `show`."""
     parts: list[RenderableType] = []
     for row, line in enumerate(report.answer):
         parts.append(Text(line, style="" if row else "bold"))
 
-    # The blocks, each after an empty line.
+    # The blocks, each after an empty line; some have nothing to print.
     left_out = []
     for block in report.blocks:
         if block.printed == "never":
@@ -88,7 +92,7 @@ def render(report: Report, console: Console, *, every: bool = False) -> Renderab
             parts.append(Text(block.heading, style="bold"))
         parts += [*drawn, *dim_lines(block.notes)]
 
-    # How to read them, and what --all adds.
+    # How to read them, where they come from, and what --all adds.
     below = [*report.guide, report.source]
     if every:
         below += report.notes
@@ -112,9 +116,9 @@ def _head_map(block: HeadMap, console: Console, every: bool) -> list[RenderableT
 
 
 def _shaded_grid(heads: Table, column: str, width: int) -> Text:
-    """Return a grid of shaded numbers, layers down and heads across.
+    """Return a column of a table of heads as a grid of shaded numbers, layers down and heads across.
 
-    If a layer has more heads than the terminal has room for, cells hold tenths of the largest number.
+    If the numbers of a layer have no room beside each other, each cell has one digit: tenths of the largest number.
     """
     values = dict(zip(heads.places, heads[column].tolist(), strict=True))
     layers = np.unique(heads["layer"]).tolist()
@@ -122,36 +126,35 @@ def _shaded_grid(heads: Table, column: str, width: int) -> Text:
     sizes = np.abs(heads[column])
     largest = float(sizes[np.isfinite(sizes)].max(initial=0.0)) or 1.0
     write = writer_for(heads, column)
-    has_numbers = len(head_indices) * _CELL <= room_for(layers, width)
-    cell = _CELL if has_numbers else 2
+    is_wide = len(head_indices) * _NUMBER_CELLS <= room_for_heads(layers, width)
+    cell = _NUMBER_CELLS if is_wide else 2
 
-    def draw(text: Text, layer: int, head: int) -> None:
+    def append_cell(text: Text, layer: int, head: int) -> None:
         value = values.get((layer, head), math.nan)
-        written = write(value) if has_numbers else " "
         if not math.isfinite(value):
-            text.append(f"{written:>{cell - 1}}", style="dim").append(" ")
+            undefined = write(value) if is_wide else ""
+            text.append(f"{undefined:>{cell - 1}}", style="dim").append(" ")
             return
         share = abs(value) / largest
-        if not has_numbers:
-            written = f"{min(9, int(share * 10))}"
+        number_text = write(value) if is_wide else str(min(9, int(share * 10)))
         # The power gives small numbers some colour, too.
         style = shade(share**0.7, _PALE, _DARK_NEGATIVE if value < 0 else _DARK)
-        text.append(f"{written:>{cell - 1}}", style=style).append(" ")
+        text.append(f"{number_text:>{cell - 1}}", style=style).append(" ")
 
-    text = head_grid(layers, head_indices, cell, width, draw)
-    if not has_numbers:
+    text = draw_head_grid(layers, head_indices, cell, width, append_cell)
+    if not is_wide:
         text.append(f"\ntenths of the largest, {small_number(largest)}", style="dim")
     return text
 
 
 def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableType]:
     """Return a table of the first rows, each number with its interval, and how many rows it leaves out."""
-    order = block.order
-    if order is None:
-        order = range(len(block.names))
-        every = True
-    rows = list(order if every else order[: block.n_printed])
-    # Names stay whole up to 30 characters, then wrap.
+    # Only a ranking that has an order is cut.
+    order = range(len(block.names)) if block.order is None else block.order
+    rows = list(order)
+    if block.order is not None and not every:
+        rows = rows[: block.n_printed]
+    # Names of up to 30 characters stay on one line; longer ones wrap in a narrow terminal.
     widest = max((len(block.names[row]) for row in rows), default=1)
     names = TextColumn(
         block.header,
@@ -161,7 +164,7 @@ def _ranking(block: Ranking, console: Console, every: bool) -> list[RenderableTy
         least=min(widest, 30),
     )
     columns = [names]
-    # A narrow terminal drops the last columns first, and never the first of them (drop = 0).
+    # A narrow terminal drops the columns of the largest `drop` first, here the last ones; 0 = never, here the first.
     for index, column in enumerate(block.columns):
         drop = index + 1 if index else 0
         if isinstance(column, Words):
@@ -188,18 +191,18 @@ def _text_column(column: Words, drop: int) -> TextColumn:
 
 
 def _number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
-    """Return a column of numbers, and a column of their intervals if any of the rows has one."""
-    column = table.columns[name]
-    title = printable(column.head)
+    """Return a column of numbers, and a column of their 95% intervals if any of the rows has one."""
+    title = printable(table.columns[name].head)
     write = writer_for(table, name)
     values = table[name]
-    texts = TextColumn(
+    numbers = TextColumn(
         title, lambda row: write(values[row]), right=True, wraps=len(title) > 20, drop=drop
     )
-    low, high = table.part(name, "low"), table.part(name, "high")
-    if column.kind != "number" or not np.isfinite(low[list(rows)]).any():
-        return [texts]
-    # The interval may be dropped even if its number stays.
+    low = table.part(name, "low")
+    high = table.part(name, "high")
+    if not np.isfinite(low[list(rows)]).any():
+        return [numbers]
+    # Where numbers are never dropped (0), their intervals are dropped last (1).
     intervals = TextColumn(
         "95% interval",
         lambda row: interval(low[row], high[row], write),
@@ -207,21 +210,21 @@ def _number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> 
         style="dim",
         drop=drop or 1,
     )
-    return [texts, intervals]
+    return [numbers, intervals]
 
 
 def _grid(block: Grid, console: Console, every: bool) -> list[RenderableType]:
     """Return a matrix of numbers."""
     n_rows = len(block.rows) if every else block.n_printed
-    return [matrix(block.values[:n_rows], block.rows[:n_rows], block.columns, console, bold=True)]
+    return [draw_matrix(block.values[:n_rows], block.rows[:n_rows], block.columns, console, bold=True)]
 
 
 def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType]:
     """Return a table of the lines that change most, with a shaded column for each step that has room."""
-    # Values without their intervals, (step, line).
+    # The values, (step, line), without the ends of their intervals.
     values = block.points[..., 0]
     n_lines = len(block.names)
-    lines = list(range(n_lines)) if every else find_moving(values, _MOST_LINES)
+    lines = list(range(n_lines)) if every else find_most_changed(values, _MOST_TRENDS)
     if not np.isfinite(values[:, lines]).any():
         return [Text(f"{block.y}: undefined for all {block.noun} on these texts", style="dim")]
     low = min(float(np.nanmin(values[:, lines])), 0.0)
@@ -233,13 +236,16 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
             return Text(number(value))
         return Text(number(value), style=shade((value - low) / ((high - low) or 1.0), _PALE, _DARK))
 
-    # As many steps as have room. The names are as wide in all tables, so that steps stand below each other.
+    # A column for each step, for as many as have room. Names have the same width in all such tables of a report, so
+    # that the columns of a step stand below each other.
     headers = list(map(step_text, block.steps))
     headers[0] = f"step {headers[0]}"
     width = max(6, 2 + max(map(len, headers)))
     steps = spread_evenly(len(headers), max(2, (console.width - _NAME_CELLS) // width))
+    # Below a heading, which names the quantity, the column of names says what the lines are.
+    title = block.noun if block.heading else block.y
     names = TextColumn(
-        (block.noun if block.heading else block.y).ljust(_NAME_CELLS - 2),
+        title.ljust(_NAME_CELLS - 2),
         lambda line: printable(block.names[line]),
         wraps=True,
         least=_NAME_CELLS - 2,
@@ -260,10 +266,10 @@ _DRAWERS: dict[type[Block], Callable[[Any, Console, bool], list[RenderableType]]
     HeadMap: _head_map,
     Ranking: _ranking,
     Grid: _grid,
-    # A ranking beside a graph lists its lines.
+    # A graph is drawn in figures alone; a ranking beside it lists its lines.
     Graph: lambda block, console, every: [],
     Trends: _trends,
     Note: lambda block, console, every: list(map(Text, block.lines)),
     Special: lambda block, console, every: list(block.view.show(console, every=every)),
 }
-"""The functions that show blocks, by type: `(block, console, every)`, where `every` is as in `show`."""
+"""The function that draws each type of block: `(block, console, every)`, where `every` is as in `show`."""

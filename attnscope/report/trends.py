@@ -12,7 +12,7 @@ import numpy as np
 from attnscope.drawing.canvas import FAINT, INK, LINE, Drawing, matplotlib_defaults, wrap_lines
 from attnscope.drawing.lettering import Lettering
 from attnscope.report.blocks import Report, Trends
-from attnscope.report.numbers import find_moving, step_text
+from attnscope.report.numbers import find_most_changed, step_text
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Colours of the lines that change most; all others are grey."""
@@ -107,7 +107,7 @@ def _draw_plot(axes: Any, block: Trends, scale: float, families: Sequence[str]) 
     """
     steps = block.steps
     # The columns of the lines that change most.
-    chosen = find_moving(block.points[..., 0], len(_COLORS))
+    chosen = find_most_changed(block.points[..., 0], len(_COLORS))
     others = np.delete(block.points[..., 0], chosen, 1)
     for values in others.T:
         axes.plot(steps, values, color=_OTHER, linewidth=0.7 * scale, alpha=0.7, zorder=1)

@@ -1,4 +1,4 @@
-"""Name models, texts, measures and heads for every view, and say what is wrong with a record."""
+"""Name models, texts and measures for every view, and say what is wrong with the texts of a record."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 PICTURES = "pictures"
 RECORDINGS = "recordings"
 NEEDLES = "needles"
-"""The values of `corpus["of"]` where texts are pictures (tokens are patches, or words about them), recordings, or
-needles in haystacks. Plain texts have none."""
+"""What `corpus["of"]` says of the texts of a record: pictures (the tokens are patches), recordings, or needles in
+haystacks. A corpus of plain texts has no "of"."""
 
 _GIVEN = "texts"
-"""The source of texts that came from no file."""
+"""Stands in `corpus["sources"]` for texts that came from no file."""
 
 _TEXT_NOUNS = {PICTURES: "picture", RECORDINGS: "recording", NEEDLES: "needle", "pairs": "pair"}
-"""Nouns for a text by `corpus["of"]`."""
+"""What one text is called, by `corpus["of"]`."""
 
 _MOST_SOURCES = 3
-"""Files that are named."""
+"""How many files a line names."""
 
 
 def printable(text: object, most: int = 200) -> str:
@@ -42,7 +42,7 @@ def label(name: str) -> str:
 
 
 def list_some(names: Sequence[str], most: int) -> str:
-    """Return at most so many names with commas, and the number of the others: "L0H1, L2H3 and 5 more"."""
+    """Return the first `most` names with commas, and the number of the others: "L0H1, L2H3 and 5 more"."""
     listed = ", ".join(names[:most])
     return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
@@ -53,18 +53,18 @@ def model_of(run: Mapping[str, Any]) -> str:
 
 
 def report_on(
-    result: Any, answer: Iterable[str], blocks: Iterable[Block], guide: Iterable[str] = (), **more: Any
+    result: Any, answer: Iterable[str], blocks: Iterable[Block], guide: Iterable[str] = (), **fields: Any
 ) -> Report:
     """Return the report of a result. Its model, source and problems are those of the result.
 
-    `more` are further fields of `Report`, or other values for these three.
+    `fields` are other fields of `Report`; these three, too, if they shall be others.
     """
-    fields = {
+    defaults = {
         "model": model_of(result.run),
         "source": corpus_line(result),
         "problems": corpus_notes(result),
     }
-    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **fields | more)
+    return Report(answer=[*answer], blocks=[*blocks], guide=[*guide], **defaults | fields)
 
 
 def run_notes(run: Mapping[str, Any]) -> list[str]:
@@ -72,42 +72,46 @@ def run_notes(run: Mapping[str, Any]) -> list[str]:
     return [" ".join(str(note).split()) for note in run.get("notes", ())]
 
 
-def is_of_senses(record: Any) -> bool:
-    """Return whether a record was made on pictures or recordings: its heads have measures, and no roles."""
+def is_of_pictures_or_sound(record: Any) -> bool:
+    """Return whether a record was made on pictures or recordings; its heads then have measures, and no roles."""
     return record.corpus.get("of") in (PICTURES, RECORDINGS)
 
 
-def corpus_line(record: Any, *, predictions: bool = False) -> str:
-    """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions on request."""
+def corpus_line(record: Any) -> str:
+    """Return a line such as "812 texts, 41,234 tokens: alice.txt", with the number of predictions if they counted."""
     corpus = record.corpus
     kind = corpus.get("of")
-    noun = "text"
-    if corpus.get("split") == "paragraph" and not kind:
-        noun = "paragraph"
+    plain_noun = "paragraph" if corpus.get("split") == "paragraph" else "text"
     counts = []
     if corpus.get("n_texts") is not None:
-        counts.append(amount(corpus["n_texts"], _TEXT_NOUNS.get(str(kind), noun)))
+        counts.append(amount(corpus["n_texts"], _TEXT_NOUNS.get(str(kind), plain_noun)))
     if corpus.get("n_tokens") is not None:
         # Nouns with an irregular plural have both forms.
         token = ("patch", "patches") if kind == PICTURES else ("token",)
         counts.append(amount(corpus["n_tokens"], *token))
-    n_predictions = corpus.get("n_predictions")
-    if predictions and n_predictions and isinstance(n_predictions, int):
-        counts.append(amount(n_predictions, "prediction"))
+    if corpus.get("n_predictions"):
+        counts.append(amount(corpus["n_predictions"], "prediction"))
     files = [source for source in corpus.get("sources", ()) if source != _GIVEN]
     names = [printable(file, 60) for file in files[:_MOST_SOURCES]]
     if len(files) > _MOST_SOURCES:
         names.append(f"and {len(files) - _MOST_SOURCES} more")
-    return ": ".join(filter(None, [", ".join(counts), ", ".join(names)]))
+    # Some records have no counts, and some no files.
+    parts = [", ".join(counts), ", ".join(names)]
+    return ": ".join(filter(None, parts))
 
 
 def corpus_notes(result: Any) -> list[str]:
-    """Return a sentence on each problem of the texts: a run that was stopped, copies, unknown words, failures."""
+    """Return a sentence on each problem of the texts: an interrupted run, copies, unknown words, unreadable texts."""
     corpus = result.corpus
-    plural = corpus.get("of") if corpus.get("of") in _TEXT_NOUNS else None
+    # What the texts are called, and what those are called that could not be read.
+    texts = "texts"
+    unread = "parts of the texts"
+    if corpus.get("of") in _TEXT_NOUNS:
+        texts = corpus["of"]
+        unread = texts
     notes = []
     if is_interrupted(corpus):
-        notes.append(f"it was stopped early: these are the {plural or 'texts'} up to there")
+        notes.append(f"it was stopped early: these are the {texts} up to there")
     if n_copies := corpus.get("n_copies"):
         notes.append(
             f"{amount(n_copies, 'text is', 'texts are')} left out: copies of a text count once, "
@@ -116,12 +120,12 @@ def corpus_notes(result: Any) -> list[str]:
     if unknown := corpus.get("unknown_words"):
         notes.append(printable(unknown))
     if problems := corpus.get("problems"):
-        notes.append(_problems_line(problems, plural or "parts of the texts"))
+        notes.append(_problems_line(problems, unread))
     return notes
 
 
 def _problems_line(problems: Sequence[Any], plural: str) -> str:
-    """Return how many texts could not be read or studied, and why the first could not."""
+    """Return a line on texts that could not be read or studied: how many they are, and why the first could not."""
     first = problems[0]
     where = printable(first.get("source", ""))
     if first.get("line") is not None:
@@ -133,15 +137,18 @@ def _problems_line(problems: Sequence[Any], plural: str) -> str:
 
 
 def hidden_tokens(kind: str) -> str:
-    """Return the words for the tokens that `--hide-special` leaves out of encoder, decoder or cross attention."""
+    """Return how the tokens are called that `--hide-special` leaves out of encoder, decoder or cross attention.
+
+    In a decoder the first token is among them: `Tokens.sinks` says why.
+    """
     return "special tokens and the first token" if kind == "decoder" else "special tokens"
 
 
 def change_notes(record: Heatmap, kind: str) -> list[str]:
-    """Return a note for each way in which the maps of a record differ from the model's weights.
+    """Return a note on each change that was made to the maps of a record, such as tokens that are hidden.
 
     Args:
-        record: The record, whose `changes` names them.
+        record: The record; its `changes` are the names of the changes, in their order.
         kind: The kind of attention of the maps: encoder, decoder or cross.
     """
     notes = {

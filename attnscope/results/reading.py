@@ -162,7 +162,7 @@ def require_shown(run: Any, corpus: Any) -> None:
     for problem in problems:
         _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
     # Truth values are no numbers here, though Python takes them for int.
-    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite"):
+    for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite", "n_predictions"):
         number = corpus.get(name, 0)
         _require(type(number) is int and number >= 0, "a number of its corpus")
 
