@@ -32,7 +32,7 @@ def test_what_a_model_cannot_do_is_none(name, extras):
     assert (eyes_of(model) is model) == (name != "clip")
     tokenizer = model.tokenizer
     assert tokenizer.mask_id is None
-    assert tokenizer.chat is None
+    assert tokenizer.encode_chat is None
     assert bool(tokenizer.ordinary_ids()) == ours
     if ours:
         assert model.resumes

@@ -82,17 +82,17 @@ TEMPLATE = (
 
 
 def test_chat_adds_the_first_token_once():
-    tokens = HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).chat("the c")
+    tokens = HuggingFaceTokenizer(byte_level(chat_template=TEMPLATE)).encode_chat("the c")
     assert tokens.text == "<s><|user|>the c</s>"
     assert tokens.labels == ("<s>", "<|user|>", "the", "·c", "</s>")
     assert tokens.special.tolist() == [True, True, False, False, True]
 
 
 def test_chat_without_a_template_that_works():
-    assert HuggingFaceTokenizer(byte_level(chat_template=None)).chat is None
+    assert HuggingFaceTokenizer(byte_level(chat_template=None)).encode_chat is None
     template = "{{ raise_exception('no user here') }}"
     with pytest.raises(AttnscopeError, match="no user here") as caught:
-        HuggingFaceTokenizer(byte_level(chat_template=template)).chat("the c")
+        HuggingFaceTokenizer(byte_level(chat_template=template)).encode_chat("the c")
     assert "--chat" in caught.value.hint
 
 
@@ -132,7 +132,7 @@ def test_a_word_written_after_a_prompt_with_a_picture_is_a_word_of_its_own():
     tokenizer = HuggingFaceTokenizer(
         transformers.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
     )
-    tokens = tokenizer.encode_among([1, 2, 3, 4, 2], {0: "the picture"}, 3)
+    tokens = tokenizer.encode_ids([1, 2, 3, 4, 2], {0: "the picture"}, 3)
     assert tokens.text == "a circle red a"
     assert tokens.words.tolist() == [-1, 0, 1, 2, 3]
     assert tokens.labels[0] == "the picture"
@@ -167,7 +167,7 @@ def test_numbers_stand_for_themselves_without_a_tokenizer():
     extended = tokenizer.extend(tokens, [8])
     assert extended.labels[-1] == "#8"
     assert extended.n_given == 3
-    assert tokenizer.chat is None
+    assert tokenizer.encode_chat is None
     for refuse in (tokenizer.encode, lambda text: tokenizer.encode_target(text, 0, ())):
         with pytest.raises(AttnscopeError, match="no tokenizer"):
             refuse("the cat")

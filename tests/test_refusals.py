@@ -329,11 +329,11 @@ def test_info_names_the_questions_that_a_model_without_the_seam_is_refused():
     config = AutoConfig.for_model("bloom", vocab_size=40, hidden_size=12, n_head=3, n_layer=2)
     model = wrap(AutoModel.from_config(config))
     assert model.info.path == "eager"
-    assert dict(model.info.lines("none"))["not for"].startswith(
+    assert dict(model.info.listing("none"))["not for"].startswith(
         "why, ablate, patch, prune and weights: "
     )
     with pytest.raises(
         AttnscopeError, match="its own modules compute attention, and give its weights alone"
     ):
         attnscope.why(model, "7 5 9", 1, 1, 2)
-    assert "not for" not in dict(wrap(tiny("llama")).info.lines("none"))
+    assert "not for" not in dict(wrap(tiny("llama")).info.listing("none"))

@@ -59,10 +59,10 @@ def test_the_second_load_does_not_compare_and_shows_the_same(tiny_bert, compared
     assert compared.pop_all() == 1
     second = load(tiny_bert)
     assert compared.pop_all() == 0
-    assert "remembered" in dict(second.info.lines("t"))["checked"]
+    assert "remembered" in dict(second.info.listing("t"))["checked"]
     assert torch.__version__ in second.info.remembered
     assert not first.info.remembered
-    assert "remembered" not in dict(first.info.lines("t"))["checked"]
+    assert "remembered" not in dict(first.info.listing("t"))["checked"]
     assert replace(second.info, remembered="") == first.info
     maps = zip(weights_of(first), weights_of(second), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in maps)

@@ -74,10 +74,10 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
         return print_json(
             {"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name}
         )
-    lines = about.lines(tokenizer.name)
+    facts = about.listing(tokenizer.name)
     columns = [
-        TextColumn("", lambda line: line[0], style="dim"),
-        TextColumn("", lambda line: line[1], wraps=True),
+        TextColumn("", lambda fact: fact[0], style="dim"),
+        TextColumn("", lambda fact: fact[1], wraps=True),
     ]
-    open_console().print(TextTable(columns, lines, header=False))
+    open_console().print(TextTable(columns, facts, header=False))
     return None

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_NEEDS_SEAM = "why, ablate, patch, prune and weights: its own modules compute attention, and give its weights alone"
-"""The commands that a model without a seam refuses, such as BLOOM, MPT, GPT-J, Falcon and DeBERTa."""
+_WEIGHTS_ALONE = "its own modules compute attention, and give its weights alone"
+"""Why models without a seam (BLOOM, MPT, GPT-J, Falcon, DeBERTa) do not show queries, keys or outputs."""
 
 _ENGINES = {
     "native": "attnscope's own",
     "hf": "transformers",
     "numpy": "attnscope's own, without torch",
 }
-"""What people call an engine."""
+"""Name of an engine -> what it is called in the list of a model's facts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +28,30 @@ class ModelInfo:
     Attributes:
         name: What the user called it: a catalogue name, a Hub id, a folder's name.
         source: Where the weights came from.
-        sha256: Hash of the weights, hex, as `files.weights_sha256` returns it; with an adapter, the hash of two hashes.
-            Empty for models made in memory.
+        sha256: Hash of the weights, hex, as `files.weights_sha256` returns it; with an adapter, a hash of that and
+            `adapter_sha256`. Empty for models made in memory.
         architecture: The model_type of its configuration, such as "bert".
         engine: "native", "hf", "numpy", or "torch" (any module).
-        path: How weights are read: "seam" (the one function), or "eager" (the model's own output_attentions).
+        path: How attention is read: "seam" (our attention function runs in place of the model's), or "eager" (the model
+            returns the weights itself, by output_attentions).
         kinds: The kinds of attention it has, in the order of computation: some of "encoder", "decoder", "cross".
         n_layers: Layers of each kind, in the order of `kinds`.
         n_heads: Query heads of each kind (the largest, where layers differ).
         n_kv_heads: Key/value heads of each kind.
         d_model: Width of the hidden states.
-        n_parameters: Number of parameters, shared ones once; of the native engine without pooler and head.
+        n_parameters: Number of parameters, shared ones once. The native engine loads no pooler and no head.
         max_tokens: The longest text it takes, in tokens, special ones included; None where there is no limit.
         dtype: Precision of the weights as computed with, such as "float32".
         device: Where it runs, such as "cpu".
-        checked: Whether the self-check against eager ran and held (True), was skipped (False), or is not needed (None).
-        remembered: When, and with which torch, a self-check ran that was not repeated; "" = there is none.
+        checked: Whether attention was compared with the model's own and agreed (True), was not compared (False), or
+            needs no comparison (None).
+        remembered: When, and with which torch, an earlier load compared it, so that this one did not; "" = none did.
         notes: What a user must know to read the pictures truly, one sentence each.
         adapter: The adapter that is part of the weights, "" = none.
         adapter_sha256: Hash of the adapter's weights.
         head: What becomes of the head for a task (classes, words) that its files hold; "" = they hold none.
-        heads: Of a glass box: the name of each attention head ("L0H1"), and what it attends to.
+        heads: The name of each attention head ("L0H1"), and what it attends to; known of glass boxes, whose weights are
+            set by hand, and empty for all others.
     """
 
     name: str
@@ -90,7 +93,7 @@ class ModelInfo:
         """Return the facts as records hold them: plain JSON values by name."""
         facts: dict[str, Any] = {}
         for name, value in asdict(self).items():
-            # In files `path` is called road.
+            # Records call `path` the road: their own `path` is that of a file.
             key = "road" if name == "path" else name
             facts[key] = list(value) if isinstance(value, tuple) else value
         # Only glass boxes have names of heads.
@@ -99,47 +102,48 @@ class ModelInfo:
             facts["heads"] = dict(self.heads)
         return facts
 
-    def lines(self, tokenizer: str) -> list[tuple[str, str]]:
-        """Return the facts of the model for people, as (name, value); `tokenizer` is the tokenizer's name."""
+    def listing(self, tokenizer_name: str) -> list[tuple[str, str]]:
+        """Return the facts of the model as (name, value), worded for people."""
 
-        def each(numbers: tuple[int, ...]) -> str:
-            """Return the number of each kind of attention: "6", or "encoder 6, decoder 6, cross 6"."""
+        def by_kind(counts: tuple[int, ...]) -> str:
+            """Return the count for each kind of attention: "6", or "encoder 6, decoder 6, cross 6"."""
             if len(self.kinds) == 1:
-                return str(numbers[0])
-            return ", ".join(map("{} {}".format, self.kinds, numbers))
+                return str(counts[0])
+            return ", ".join(map("{} {}".format, self.kinds, counts))
 
         parameters = f"{self.n_parameters:,}"
         if self.engine == "native" and self.kinds == ("encoder",):
             parameters += " in embeddings and layers; a pooler is not counted"
-        # How the maps were checked.
-        checked = "equal to the model's own eager attention, on random inputs (of texts: short ones and a longer one)"
         if self.checked is None:
             checked = "not needed"
         elif not self.checked:
             checked = "no: the comparison with eager attention was skipped"
         elif self.engine == "torch":
             checked = "equal to what the module computes by itself, on its inputs"
-        elif self.remembered:
-            checked += f"; checked on {self.remembered}, and remembered since"
+        else:
+            checked = "equal to the model's own eager attention, on random inputs "
+            checked += "(of texts: short ones and a longer one)"
+            if self.remembered:
+                checked += f"; checked on {self.remembered}, and remembered since"
         engine = _ENGINES.get(self.engine, self.engine)
         not_for = ""
         if self.path != "seam":
             engine += ", weights from eager attention"
-            not_for = _NEEDS_SEAM
+            not_for = f"why, ablate, patch, prune and weights: {_WEIGHTS_ALONE}"
         # Rows without a value are left out.
         rows = [
             ("model", self.name),
             ("source", self.source),
             ("architecture", f"{self.architecture} ({', '.join(self.kinds)})"),
             ("engine", engine),
-            ("layers", each(self.n_layers)),
-            ("heads", each(self.n_heads)),
-            ("key/value heads", each(self.n_kv_heads)),
+            ("layers", by_kind(self.n_layers)),
+            ("heads", by_kind(self.n_heads)),
+            ("key/value heads", by_kind(self.n_kv_heads)),
             ("width", str(self.d_model)),
             ("parameters", parameters),
             ("head for a task", self.head),
             ("limit", amount(self.max_tokens, "token") if self.max_tokens else "none"),
-            ("tokenizer", tokenizer),
+            ("tokenizer", tokenizer_name),
             ("precision", f"{self.dtype} on {self.device}"),
             ("checked", checked),
             ("not for", not_for),
@@ -151,13 +155,12 @@ class ModelInfo:
 
 
 def require_seam(info: ModelInfo, hidden: str) -> None:
-    """Raise AttnscopeError for a model that shows attention weights alone; `hidden` names what it does not show."""
+    """Raise AttnscopeError for a model that shows attention weights alone; `hidden` says what it cannot show."""
     if info.engine == "numpy":
         raise AttnscopeError(f"{info.name} (engine numpy) does not show {hidden}", "leave out --engine")
     if info.path != "seam":
         raise AttnscopeError(
-            f"{info.name} ({info.architecture}) does not show {hidden}: its own modules compute attention, and give "
-            "its weights alone",
+            f"{info.name} ({info.architecture}) does not show {hidden}: {_WEIGHTS_ALONE}",
             "its weights can be seen: attnscope heatmap",
         )
 
@@ -171,23 +174,23 @@ def require_length(info: ModelInfo, n_tokens: int) -> None:
         )
 
 
-def require_numbers(
-    info: ModelInfo, numbers: "Tensor | NDArray[Any]", size: int, what: str = "token"
+def require_known_ids(
+    info: ModelInfo, ids: "Tensor | NDArray[Any]", n_embeddings: int, what: str = "token"
 ) -> None:
-    """Raise AttnscopeError for numbers that a model has no embedding for: they must be from 0 to size - 1.
+    """Raise AttnscopeError for ids that a model has no embedding for: they must be from 0 to n_embeddings - 1.
 
     Args:
         info: The facts of the model.
-        numbers: The numbers of tokens or segments, of any shape.
-        size: How many embeddings of them there are.
-        what: What the numbers are of, "token" or "segment".
+        ids: The ids of tokens or segments, of any shape.
+        n_embeddings: How many tokens or segments have an embedding.
+        what: "token" or "segment".
     """
-    # An empty batch has no smallest and no largest number.
-    if 0 in numbers.shape:
+    # An empty batch has no smallest and no largest id.
+    if 0 in ids.shape:
         return
-    for number in (int(numbers.min()), int(numbers.max())):
-        if not 0 <= number < size:
+    for extreme_id in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme_id < n_embeddings:
             raise AttnscopeError(
-                f"{what} number {number} is beyond the {size} that {info.name} has",
+                f"{what} number {extreme_id} is beyond the {n_embeddings} that {info.name} has",
                 "its tokenizer belongs to another model",
             )

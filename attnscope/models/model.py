@@ -28,18 +28,16 @@ class Tokenizer:
 
     Attributes:
         name: A short description.
+        encode_chat: Tokenises a text as the user's message in the model's chat template; None where there is no
+            template.
         mask_id: The number of the token that stands for a hidden one; None where there is none.
         unknown_id: The number of the token that stands for what the vocabulary lacks; None where nothing is unknown.
     """
 
     name = ""
+    encode_chat: "Callable[[str], Tokens] | None" = None
     mask_id: int | None = None
     unknown_id: int | None = None
-
-    @property
-    def chat(self) -> "Callable[[str], Tokens] | None":
-        """Tokenise a text as the user's message in the model's chat template; None where there is no template."""
-        return None
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects."""

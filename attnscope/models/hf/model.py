@@ -57,7 +57,7 @@ from attnscope.models.hf.senses.writing import HuggingFaceWriter
 from attnscope.models.hf.survey import Memory, Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer, NumbersTokenizer, WordlessTokenizer
 from attnscope.models.hf.weights import head_slices
-from attnscope.models.info import ModelInfo, require_length, require_numbers, require_seam
+from attnscope.models.info import ModelInfo, require_known_ids, require_length, require_seam
 from attnscope.models.inside.tape import Rerun, blocks_of
 from attnscope.models.model import Batch, Loss, MixedLengthsError, Model, Outputs, Slice
 from attnscope.models.turns import take_turn
@@ -355,7 +355,7 @@ class HuggingFaceModel(Model):
             require_length(self.info, ids.shape[1])
         if mask is not None:
             ids = ids.masked_fill(~mask, pad_id(self.base))
-        require_numbers(self.info, ids, vocab_size(self.base))
+        require_known_ids(self.info, ids, vocab_size(self.base))
         inputs = {f"{prefix}input_ids": ids}
         if mask is not None:
             inputs[f"{prefix}attention_mask"] = mask.long()
@@ -396,7 +396,7 @@ class HuggingFaceModel(Model):
     @torch.no_grad()
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding: ids (batch, token) -> (batch, token, d), without gradient."""
-        require_numbers(self.info, ids, vocab_size(self.base))
+        require_known_ids(self.info, ids, vocab_size(self.base))
         with take_turn([self.base]):
             output = self.base.get_input_embeddings()(ids.to(self.device))
         # I-BERT returns (rows, scale of its quantisation).

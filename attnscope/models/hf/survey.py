@@ -1,7 +1,8 @@
-"""Tell the attentions of a model apart, the kind (encoder, decoder, cross) and the layer of each; remember that.
+"""Find out the kind (encoder, decoder, cross) and the layer of each attention of a model, and store what was found.
 
-The kind shows in what an attention hides on a small input. The layer shows in how modules are numbered, or by counting.
-What is peculiar becomes a note. Nothing here runs a model: `hf.check` does, and compares.
+On a small input, an encoder-decoder's attentions differ in their numbers of queries and keys; else a decoder hides
+later keys. The layer is the number that a module carries, or attentions are counted. Caps, sinks, windows and the like
+become notes. Nothing here runs a model: `hf.check` does, and compares.
 """
 
 import contextlib
@@ -33,30 +34,32 @@ from attnscope.results.storage import write_whole
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class Unclear(Exception):  # noqa: N818 - no error: the other path is taken
-    """The seam does not see the whole of a model's attention, or its layers cannot be told apart."""
+class Unclear(Exception):  # noqa: N818 - no error: `hf.check` then tries the eager path
+    """Not all of a model's attention is seen, or its layers cannot be told apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """A model's attention layers: kinds, sizes, where they are computed, and how far they were checked.
+    """A model's attention layers: kinds, sizes, which modules compute them, and how far they were checked.
 
     Attributes:
-        path: "seam", or "eager" where only the weights that the model itself gives out can be shown.
+        path: "seam", or "eager" where only the weights that the model itself returns can be shown.
         layers: Kind -> numbers of the layers that have attention, in the order of computation.
         n_layers: Kind -> how many layers there are, with and without attention.
         n_heads: Kind -> the most query heads of a layer.
         n_kv_heads: Kind -> key/value heads of that layer.
         d_model: Width of the hidden states.
-        plan: On the seam: which call of which module is which attention.
-        order: The same for all attentions of a pass, in their order; known during a check alone.
-        extras: What the forward must be given besides the inputs.
-        checked: Whether it was compared with eager attention.
+        plan: Module that computes attention -> the place, (kind, layer), of each of its calls in a pass. Empty on the
+            eager path.
+        order: The places of all attentions in the order of computation; empty in a survey that was stored.
+        extras: Arguments of the forward besides the inputs, by name.
+        checked: Whether attention was compared with the model's own.
         notes: What a user must know of it, one sentence each.
-        reaches: Windows and the like that the texts of the comparison did not reach past yet, in tokens, sorted.
-        beside: Whether modules that the plan does not name attend too, as those of a tower for pictures do.
-        remembered: When, and with what, it was compared; "" = at this load.
-        through: What is called instead of the model, to run it; see `seam.perform`.
+        reaches: The lengths of windows, chunks and the like, in tokens, ascending, that are longer than any text of the
+            comparison. The first longer text is compared when it comes.
+        beside: Whether modules that the plan does not name attend too, as those of a vision tower do.
+        remembered: When an earlier load compared it, and with which torch; "" = this load did.
+        through: A function that runs the model, called with the inputs in its place; see `seam.perform`.
     """
 
     path: str
@@ -77,12 +80,12 @@ class Survey:
 
     @property
     def n_calls(self) -> int:
-        """Return how many attentions one forward pass computes."""
+        """Return how many attentions a forward pass computes."""
         return sum(map(len, self.layers.values()))
 
 
 def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Sequence[Seen]) -> Survey:
-    """Return the survey of the attentions of one pass: calls at the seam, or weights that the model gives out.
+    """Return the survey of the attentions of one pass: calls at the seam, or weights that the model returned.
 
     Args:
         config: The model's configuration.
@@ -91,7 +94,7 @@ def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Seque
         seen: Its attentions, in the order of computation.
 
     Raises:
-        Unclear: They cannot be told apart, or some are missing, or the output holds no hidden states.
+        Unclear: The attentions cannot be told apart, some are missing, or the output holds no hidden states.
     """
     states = hidden_states(output)
     if states is None:
@@ -111,15 +114,15 @@ def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Seque
     n_layers: dict[Kind, int] = {}
     n_heads: dict[Kind, int] = {}
     n_kv_heads: dict[Kind, int] = {}
-    peculiar: list[str] = []
+    notes: list[str] = []
     for kind, attentions in by_kind.items():
         layers[kind], n_layers[kind] = _number_layers(config, kind, attentions)
         n_heads[kind], n_kv_heads[kind] = _count_heads(config, attentions)
-        peculiar += _notes_on_kind(kind, layers[kind], attentions)
+        notes += _notes_on_kind(kind, layers[kind], attentions)
 
-    # In a pass, each module computes its attentions in this order.
-    waiting = {kind: iter(numbers) for kind, numbers in layers.items()}
-    order = [(kind, next(waiting[kind])) for kind in kinds]
+    # The first attention of a kind belongs to the first layer of that kind, and so on.
+    layers_left = {kind: iter(numbers) for kind, numbers in layers.items()}
+    order = [(kind, next(layers_left[kind])) for kind in kinds]
     plan: dict[nn.Module, list[Place]] = {}
     for attention, place in zip(seen, order, strict=True):
         if attention.module is not None:
@@ -135,7 +138,7 @@ def read_survey(config: Any, inputs: Mapping[str, Any], output: Any, seen: Seque
         plan=plan,
         order=tuple(order),
         extras={"output_hidden_states": True} if "output_hidden_states" in inputs else {},
-        notes=(*_notes_on_gaps(config, layers, n_layers), *peculiar),
+        notes=(*_notes_on_gaps(config, layers, n_layers), *notes),
     )
 
 
@@ -150,15 +153,15 @@ def kinds_of(
     `inputs` are without padding.
 
     Raises:
-        Unclear: Weights fit none of the sequences.
+        Unclear: An attention has other numbers of queries and keys than any kind of the model.
     """
-    n_tokens = None  # of a text
+    # The length of the text; None where the model reads a picture or a recording.
+    n_tokens = None
     if "input_ids" in inputs:
         n_tokens = inputs["input_ids"].shape[1]
-    # What attends to what -> kind: numbers of (queries, keys).
-    kinds: dict[tuple[int, int], Kind] = {}
+    # (number of queries, number of keys) -> kind
+    kind_of_lengths: dict[tuple[int, int], Kind] = {}
     if config.is_encoder_decoder:
-        # The attentions of an encoder-decoder differ in their lengths.
         encoded = getattr(output, "encoder_last_hidden_state", None)
         source = n_tokens if encoded is None else encoded.shape[1]
         if source is None:
@@ -166,27 +169,32 @@ def kinds_of(
                 "its output holds no hidden states of the encoder, whose length tells its attentions apart"
             )
         target = inputs["decoder_input_ids"].shape[1]
+        # Equal lengths would not tell kinds apart, and an encoder that shortens its text has several lengths.
         if source == target or n_tokens not in (None, source):
             raise Unclear(f"its encoder puts out {source} tokens and its decoder reads {target}")
-        kinds = {(source, source): "encoder", (target, target): "decoder", (target, source): "cross"}
+        kind_of_lengths[source, source] = "encoder"
+        kind_of_lengths[target, target] = "decoder"
+        kind_of_lengths[target, source] = "cross"
     else:
         kind: Kind = "decoder" if hides_later(weights) else "encoder"
         if n_tokens is None:
             _require_whole_pictures(inputs, weights)
             return [kind] * len(weights)
-        kinds[n_tokens, n_tokens] = kind
-    shapes = [(maps.shape[2], maps.shape[3]) for maps in weights]
-    for queries, keys in shapes:
-        if (queries, keys) not in kinds:
-            known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kinds)
+        kind_of_lengths[n_tokens, n_tokens] = kind
+    kinds = []
+    for maps in weights:
+        queries, keys = maps.shape[2:]
+        if (queries, keys) not in kind_of_lengths:
+            known = ", ".join(f"{n_queries} on {n_keys}" for n_queries, n_keys in kind_of_lengths)
             raise Unclear(
                 f"it has attention of {queries} queries on {keys} keys where {known} are expected"
             )
-    return [kinds[shape] for shape in shapes]
+        kinds.append(kind_of_lengths[queries, keys])
+    return kinds
 
 
 def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]) -> None:
-    """Raise Unclear where layers do not each attend among all patches of a picture (Swin, SegFormer)."""
+    """Raise Unclear where a layer does not attend from all patches of a picture to all of them (Swin, SegFormer)."""
     pixels = inputs.get("pixel_values")
     if pixels is None or pixels.ndim != 4:
         return
@@ -200,21 +208,23 @@ def _require_whole_pictures(inputs: Mapping[str, Any], weights: Sequence[Tensor]
 
 
 def hides_later(weights: Sequence[Tensor]) -> bool:
-    """Return whether no query sees a later key, by the rows that hold numbers: of the others nothing is known.
+    """Return whether no query sees a later key. Rows with NaN or infinity are left out.
+
+    Args:
+        weights: Of each attention, (batch, head, query, key).
 
     Raises:
-        AttnscopeError: No row holds numbers.
+        AttnscopeError: No row is left.
     """
     is_known = False
     for maps in weights:
-        # (batch, head, query, 1)
-        holds_numbers = maps.isfinite().all(-1, keepdim=True)
-        # (batch, head, query, key): what lies above the diagonal is later.
-        later = maps.triu(1).nan_to_num(0.0) * holds_numbers
+        is_finite = maps.isfinite().all(-1, keepdim=True)  # (batch, head, query, 1)
+        # Weights above the diagonal are those of later keys.
+        later = maps.triu(1).nan_to_num(0.0) * is_finite
         if maps.shape[2] != maps.shape[3] or bool(later.any()):
             return False
-        # The last query has no later key: only rows before it tell, or a single row.
-        is_known = is_known or maps.shape[2] == 1 or bool(holds_numbers[:, :, :-1].any())
+        # The last query has no later key, so its row tells nothing, unless it is the only one.
+        is_known = is_known or maps.shape[2] == 1 or bool(is_finite[:, :, :-1].any())
     if not is_known:
         raise AttnscopeError(
             "all its attention is NaN or infinite on a short random input, so that nothing can be said of it",
@@ -226,35 +236,37 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
 # Layers ---------------------------------------------------------------------------------------------------------
 
 _ALL_LAYERS: Sequence[str] = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""Names of the setting that says how many layers a model has."""
+"""Names of the setting that says how many layers a model has, in various configurations."""
 
 _SIDE_LAYERS = ("{}_layers", "num_{}_layers", "{}_num_hidden_layers", "num_layers", "num_hidden_layers")
 """The same for one side of an encoder-decoder, "encoder" or "decoder"."""
 
 
 def _number_layers(config: Any, kind: Kind, attentions: Sequence[Seen]) -> tuple[tuple[int, ...], int]:
-    """Return the numbers of the layers that attentions of a kind belong to, in their order, and how many layers exist.
+    """Return the layer of each attention of a kind, and how many layers of this kind the model has.
 
-    Modules name their layer, or all layers attend, or the configuration lists those that do.
+    A module carries the number of its layer, or there is one attention per layer, or the configuration lists the layers
+    that have attention: the first that fits.
     """
     n_layers = _configured_layers(config, kind)
-    numbers: tuple[Any, ...] = tuple(
+    n_attentions = len(attentions)
+    layers: tuple[Any, ...] = tuple(
         getattr(attention.module, "layer_idx", None) for attention in attentions
     )
-    # The numbers that modules carry count if they ascend and fit the configuration.
-    is_possible = (
-        all(isinstance(number, int) for number in numbers)
-        and list(numbers) == sorted({*numbers})
-        and numbers[0] >= 0
-        and numbers[-1] < (n_layers or len(attentions))
+    # Numbers that modules carry are believed if they ascend, and are numbers of layers.
+    is_believed = (
+        all(isinstance(layer, int) for layer in layers)
+        and list(layers) == sorted({*layers})
+        and layers[0] >= 0
+        and layers[-1] < (n_layers or n_attentions)
     )
-    if not is_possible and n_layers in (None, len(attentions)):
-        numbers = tuple(range(len(attentions)))
-    elif not is_possible:
-        numbers = listed_layers(config, n_layers)
-    if len(numbers) != len(attentions):
-        raise Unclear(f"only {len(attentions)} {kind} attentions of {n_layers} layers are to be seen")
-    return numbers, max(n_layers or 0, numbers[-1] + 1)
+    if not is_believed and n_layers in (None, n_attentions):
+        layers = tuple(range(n_attentions))
+    elif not is_believed:
+        layers = listed_layers(config, n_layers)
+    if len(layers) != n_attentions:
+        raise Unclear(f"only {n_attentions} {kind} attentions of {n_layers} layers are to be seen")
+    return layers, max(n_layers or 0, layers[-1] + 1)
 
 
 def _configured_layers(config: Any, kind: Kind) -> int | None:
@@ -276,9 +288,9 @@ def _configured_layers(config: Any, kind: Kind) -> int | None:
 
 
 def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that a configuration lists as attention; Zamba calls them hybrid.
+    """Return the numbers of the layers that have attention, by the configuration's list of the types of its layers.
 
-    A list that does not name all `n_layers` says nothing about any.
+    Zamba calls layers with attention hybrid. The result is empty if the list has not `n_layers` entries.
     """
     config = config.get_text_config()
     types = setting(config, "layers_block_type", "layer_types") or ()
@@ -290,13 +302,13 @@ def listed_layers(config: Any, n_layers: int | None) -> tuple[int, ...]:
 
 
 def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
-    """Return the most heads of queries of a layer, and those of keys and values: as many where layers differ."""
+    """Return the most query heads of a layer, and its key/value heads; where layers differ, twice the query heads."""
     calls = [attention.call for attention in attentions if attention.call]
     if calls:
-        pairs = {(call.n_heads, call.n_kv_heads) for call in calls}
-        n_heads, n_kv_heads = max(pairs)
-        return n_heads, n_kv_heads if len(pairs) == 1 else n_heads
-    # Weights that a model gives out have all heads of queries; only its configuration knows the others.
+        sizes = {(call.n_heads, call.n_kv_heads) for call in calls}
+        n_heads, n_kv_heads = max(sizes)
+        return n_heads, n_kv_heads if len(sizes) == 1 else n_heads
+    # Weights that a model returns are of query heads; only its configuration knows how many key/value heads there are.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
     inner = config
     if not config.is_encoder_decoder:
@@ -304,30 +316,30 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
     n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         n_kv_heads = 1  # Falcon
-    is_divisor = isinstance(n_kv_heads, int) and n_kv_heads and n_heads % n_kv_heads == 0
-    return n_heads, n_kv_heads if is_divisor else n_heads
+    is_possible = isinstance(n_kv_heads, int) and n_heads % n_kv_heads == 0
+    return n_heads, n_kv_heads if is_possible else n_heads
 
 
 # Notes ----------------------------------------------------------------------------------------------------------
 
 
 def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[Seen]) -> list[str]:
-    """Return notes on caps, sinks, windows and shared weights of the attentions of a kind, one a layer."""
-    peculiar: dict[str, list[int]] = {}
+    """Return notes on caps, sinks, windows and shared weights of the attentions of a kind, one in each of `layers`."""
+    layers_by_note: dict[str, list[int]] = {}
     for layer, attention in zip(layers, attentions, strict=True):
         call = attention.call
-        notes = []
-        if call is not None and call.softcap is not None:
-            notes.append(f"Scores are capped at +-{call.softcap:g} before the softmax")
-        if call is not None and call.sinks is not None:
-            notes.append("Sinks take part of the weight (rows sum to less than 1)")
+        layer_notes = []
+        if call and call.softcap is not None:
+            layer_notes.append(f"Scores are capped at +-{call.softcap:g} before the softmax")
+        if call and call.sinks is not None:
+            layer_notes.append("Sinks take part of the weight (rows sum to less than 1)")
         if attention.window and kind == "decoder":
-            notes.append(f"A sliding window of {attention.window} tokens")
+            layer_notes.append(f"A sliding window of {attention.window} tokens")
         elif attention.window:
-            notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
-        for note in notes:
-            peculiar.setdefault(note, []).append(layer)
-    notes = [f"{note} in {kind} layers {spans(numbers)}." for note, numbers in peculiar.items()]
+            layer_notes.append(f"A sliding window of {attention.window - 1} tokens to either side")
+        for note in layer_notes:
+            layers_by_note.setdefault(note, []).append(layer)
+    notes = [f"{note} in {kind} layers {spans(noted)}." for note, noted in layers_by_note.items()]
     modules = {attention.module for attention in attentions}
     if len(modules) < len(layers) and None not in modules:
         notes.append(f"{len(layers)} {kind} layers share {amount(len(modules), 'set')} of weights.")
@@ -337,55 +349,72 @@ def _notes_on_kind(kind: Kind, layers: Sequence[int], attentions: Sequence[Seen]
 def _notes_on_gaps(
     config: Any, layers: Mapping[Kind, tuple[int, ...]], n_layers: Mapping[Kind, int]
 ) -> list[str]:
-    """Return notes on layers without attention of text."""
-    crossing = setting(config.get_text_config(), "cross_attention_layers") or ()
+    """Return notes on layers that have no attention, or none without a picture (Mllama)."""
+    cross_layers = set(setting(config.get_text_config(), "cross_attention_layers") or ())
     notes = []
-    for kind, numbers in layers.items():
-        absent = set(range(n_layers[kind])) - set(numbers)
-        to_pictures = sorted(absent & set(crossing))
+    for kind, present in layers.items():
+        absent = set(range(n_layers[kind])) - set(present)
+        to_pictures = absent & cross_layers
         if to_pictures:
             notes.append(
-                f"Layers {spans(to_pictures)} attend to pictures alone: without one they compute nothing."
+                f"Layers {spans(sorted(to_pictures))} attend to pictures alone: without one they compute nothing."
             )
-        if absent - set(to_pictures):
-            present = sorted({*numbers, *to_pictures})
-            notes.append(f"Only layers {spans(present)} of {n_layers[kind]} have attention ({kind}).")
+        if absent - to_pictures:
+            attending = sorted({*present, *to_pictures})
+            notes.append(f"Only layers {spans(attending)} of {n_layers[kind]} have attention ({kind}).")
     return notes
 
 
-# Memory ---------------------------------------------------------------------------------------------------------
+# Stored verdicts ------------------------------------------------------------------------------------------------
 
 PACKAGE = Path(__file__).parents[2]
 """The folder of attnscope's own code."""
 
 _OWN_CODE = ("core/attention", "models/hf")
-"""The folders of it that decide what passes the seam."""
+"""The folders of attnscope whose code decides what passes the seam: if it changes, models are compared again."""
 
 _PACKAGES = (
-    *("torch", "transformers", "numpy", "safetensors", "peft", "timm", "kernels", "flash-attn"),
-    *("flash-linear-attention", "mamba-ssm", "causal-conv1d"),
+    "torch",
+    "transformers",
+    "numpy",
+    "safetensors",
+    "peft",
+    "timm",
+    "kernels",
+    "flash-attn",
+    "flash-linear-attention",
+    "mamba-ssm",
+    "causal-conv1d",
 )
 """Packages that may compute part of a model, if they are installed."""
 
 _FIELDS = (
-    *("path", "layers", "n_layers", "n_heads", "n_kv_heads"),
-    *("d_model", "extras", "notes", "reaches"),
+    "path",
+    "layers",
+    "n_layers",
+    "n_heads",
+    "n_kv_heads",
+    "d_model",
+    "extras",
+    "notes",
+    "reaches",
 )
-"""Fields of a survey that are stored, beside its plan."""
+"""The fields of a survey that are stored as they are; its plan is stored with names in the place of modules."""
 
 
 class Memory:
-    """The stored verdict on one model from files, or on one part of it: what was compared once is not at every load.
+    """The stored verdict on one model from files, or on one part of it, so that not every load compares attention.
 
-    It is a small JSON file in the user's cache folder. Its name is a hash of all that a verdict depends on, and it
-    holds a checksum: a file that is damaged in any way is no verdict, and the check runs. Models in memory and those
-    that bring their own code are never remembered; nor are failures.
+    The verdict is a survey that passed the comparison. It is a small JSON file in the user's cache folder. Its name is
+    a hash of all that a verdict depends on, and it holds a checksum: a file that is damaged in any way is no verdict,
+    and attention is compared. Verdicts on models in memory, and on those that bring their own code, are never stored;
+    nor are failures.
 
     Args:
         model: The model, with its head if it has one.
         base: The part of it that is compared.
         hashes: What tells its files from those of any other model, by name.
-        again: Whether to compare, whatever is remembered.
+        again: Whether to compare even if a verdict is stored.
     """
 
     def __init__(
@@ -396,7 +425,7 @@ class Memory:
         self._verdict: dict[str, Any] = {} if again else self._read()
 
     def survey(self, compute: Callable[[], Survey]) -> Survey:
-        """Return the remembered survey of the model's attention, else the one that `compute` returns."""
+        """Return the stored survey of the model's attention; else the one that `compute` returns, which is stored."""
         modules = dict(self._base.named_modules())
         if self._verdict:
             facts = {name: self._verdict[name] for name in _FIELDS}
@@ -418,11 +447,11 @@ class Memory:
 
     @property
     def resumes(self) -> bool:
-        """Return whether the verdict says that a run may go on at a layer; False = not known."""
+        """Return whether the verdict says that a run may be resumed at a layer; False = it does not say."""
         return bool(self._verdict.get("resumes"))
 
     def remember_resumes(self) -> None:
-        """Add to the verdict that a run may go on at a layer."""
+        """Store that a run may be resumed at a layer; nothing is stored without a verdict."""
         if self._verdict:
             self._verdict["resumes"] = True
             self._write()
@@ -437,19 +466,19 @@ class Memory:
             return {}
 
     def _write(self) -> None:
-        """Write the verdict where that is possible; where it is not, nothing is remembered."""
+        """Write the verdict; where that fails, nothing is stored."""
         content = json.dumps({"sha256": self._checksum(self._verdict), "verdict": self._verdict})
         with contextlib.suppress(AttnscopeError, OSError):
             write_whole(self._path, content.encode())
 
     def _checksum(self, verdict: Any) -> str:
-        # It covers the file's name too: a file under another name is no verdict.
+        # A hash of the file's name too: a verdict that was copied to another name is none.
         return _hash([self._path.name, verdict])
 
 
 def _cache_folder() -> Path:
-    """Return the folder of verdicts; one that cannot be where there is no home."""
-    # As the specification has it, a relative path is as good as none.
+    """Return the folder of verdicts; without a home, one in which no file can be written or read."""
+    # The XDG specification says that a relative path is to be ignored.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():
         try:
@@ -460,7 +489,7 @@ def _cache_folder() -> Path:
 
 
 def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, str]) -> str:
-    """Return a hash over all that a verdict depends on: files, code, versions, precision and machine."""
+    """Return a hash of all that a verdict depends on: files, code, versions, precision and machine."""
     code = {}
     for folder in _OWN_CODE:
         for path in (PACKAGE / folder).rglob("*.py"):
@@ -473,7 +502,7 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, 
             "files": dict(hashes),
             "attnscope": code,
             "packages": versions(),
-            "model": [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(model), type(base))],
+            "model": [f"{cls.__module__}.{cls.__qualname__}" for cls in (type(model), type(base))],
             "attention": [implementation_for(base), str(base.config._attn_implementation)],
             "dtypes": sorted({str(parameter.dtype) for parameter in base.parameters()}),
             "device": [base.device.type, platform.system(), platform.machine(), chip],
@@ -483,7 +512,7 @@ def _key_of(model: PreTrainedModel, base: PreTrainedModel, hashes: Mapping[str, 
 
 
 def _hash(facts: Any) -> str:
-    """Return the SHA-256 of what JSON can hold, whatever the order of its keys."""
+    """Return the SHA-256 of JSON values, in hex; the order of keys does not count."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

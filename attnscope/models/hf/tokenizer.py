@@ -1,6 +1,6 @@
-"""Hugging Face tokenizers as ours: tokens with labels and offsets, chat templates, targets, bare token numbers.
+"""Turn texts into Tokens by a Hugging Face tokenizer: plain texts, chat messages and targets; and token ids alone.
 
-Imports no transformers: it is handed a tokenizer object, and knows what such objects can do.
+Imports no transformers: it is handed a tokenizer object, and relies on the methods of such objects.
 """
 
 import itertools
@@ -15,83 +15,82 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import Style, build_tokens, require_tokenizable
 
 Spans = list[tuple[int, int]]
-"""Where each token stands in a text: its first character and the one after its last; (0, 0) = nowhere."""
+"""The (start, end) of each token in a text, in characters; (0, 0) = it stands for no character."""
 
 
-class _TokensOfNumbers(Tokenizer):
-    """Makes Tokens of token numbers; where no more is known of them, they are written as "#5".
+class _IdTokenizer(Tokenizer):
+    """A tokenizer that makes Tokens of token ids; without a vocabulary, it writes the token with id 5 as "#5".
 
     Attributes:
         note: What a user must know of it; may be empty.
-        prefix_ids: The numbers that it puts before a transcript, the start token first; empty for tokenizers that are
-            not of speech.
+        prefix_ids: The ids that it puts before a transcript, the start token first; empty for tokenizers that are not
+            of speech.
     """
 
     note = ""
     prefix_ids: Sequence[int] = ()
     _style: Style = "plain"
 
-    def encode_ids(self, ids: Sequence[int]) -> Tokens:
-        """Return the Tokens of token numbers without a text: the text is their decoding."""
-        return self.encode_among(ids, {})
-
-    def encode_among(self, ids: Sequence[int], labels: Mapping[int, str], n_given: int = -1) -> Tokens:
-        """Return Tokens of numbers of which some stand for parts of pictures.
+    def encode_ids(
+        self, ids: Sequence[int], picture_labels: Mapping[int, str] | None = None, n_given: int = -1
+    ) -> Tokens:
+        """Return the Tokens of token ids; their text is what the ids decode to.
 
         Args:
-            ids: The numbers.
-            labels: Position of a number that stands for a part of a picture -> its label.
-            n_given: How many of the numbers were given; the model itself wrote the others. -1 = it wrote none.
+            ids: The ids.
+            picture_labels: Position of an id that stands for a part of a picture -> its label. It decodes to no text.
+            n_given: How many of the ids were given; the model wrote those after them. -1 = it wrote none.
         """
-        ids = [int(number) for number in ids]
-        # Decode the runs between pictures, and shift their spans to where each run starts in the text.
+        picture_labels = picture_labels or {}
+        # Decode the ids between pictures, run by run. The spans of a run count from its start in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
-        for before, after in itertools.pairwise([-1, *sorted(labels), len(ids)]):
-            run, run_spans = self._decode(ids[before + 1 : after])
+        for picture, next_picture in itertools.pairwise([-1, *sorted(picture_labels), len(ids)]):
+            run = slice(picture + 1, next_picture)
+            run_text, run_spans = self._decode(ids[run])
             if run_spans is None or spans is None:
                 spans = None
             else:
-                shift = len(text)
-                spans[before + 1 : after] = [(first + shift, end + shift) for first, end in run_spans]
-            text += run
+                run_start = len(text)
+                spans[run] = [(run_start + start, run_start + end) for start, end in run_spans]
+            text += run_text
         special = self._special(ids)
-        for position in labels:
+        for position in picture_labels:
             special[position] = True
         tokens = self._build(text, ids, spans, special)
-        all_labels = tuple(labels.get(i, label) for i, label in enumerate(tokens.labels))
-        return replace(tokens, labels=all_labels, n_given=n_given)
+        labels = tuple(picture_labels.get(i, label) for i, label in enumerate(tokens.labels))
+        return replace(tokens, labels=labels, n_given=n_given)
 
     def extend(self, tokens: Tokens, written: Sequence[int]) -> Tokens:
-        """Return the Tokens of a text and of the numbers written after it; `n_given` is where these begin."""
-        # Decode the whole: a character may be split between the last given token and the first written one.
-        before = tokens.ids.tolist()
-        ids = [*before, *map(int, written)]
-        whole, spans = self._decode(ids)
-        head, _ = self._decode(before)
+        """Return the Tokens of a text and of the ids written after it; their `n_given` counts the text's tokens."""
+        # Decode all ids at once: a character may be split between the last given token and the first written one.
+        given_ids = tokens.ids.tolist()
+        n_given = len(given_ids)
+        ids = [*given_ids, *written]
+        decoded, spans = self._decode(ids)
+        given_decoded, _ = self._decode(given_ids)
         text = tokens.text
         offsets = None
-        if whole.startswith(head):
-            text += whole[len(head) :]
+        if decoded.startswith(given_decoded):
+            text += decoded[len(given_decoded) :]
             if spans is not None and tokens.words is not None:
-                # The text that was given may differ from what its tokens decode to: written ones follow it.
-                shift = len(tokens.text) - len(head)
-                offsets = [(int(first), int(end)) for first, end in tokens.offsets]
-                offsets += [
-                    (max(first + shift, 0), max(end + shift, 0)) for first, end in spans[len(before) :]
-                ]
-        special = [*tokens.special.tolist(), *self._special(ids[len(before) :])]
-        return replace(self._build(text, ids, offsets, special), n_given=len(before))
+                # The given text may be longer or shorter than what its tokens decode to. Written tokens come after it.
+                shift = len(tokens.text) - len(given_decoded)
+                offsets = [(start, end) for start, end in tokens.offsets.tolist()]
+                offsets += [(start + shift, end + shift) for start, end in spans[n_given:]]
+        special = [*tokens.special.tolist(), *self._special(written)]
+        return replace(self._build(text, ids, offsets, special), n_given=n_given)
 
     def _build(
         self, text: str, ids: Sequence[int], spans: Spans | None, special: Sequence[bool]
     ) -> Tokens:
+        """Return Tokens with the pieces of the ids, written in the tokenizer's style."""
         return build_tokens(
             text, ids=ids, pieces=self._pieces(ids), offsets=spans, special=special, style=self._style
         )
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
-        """Return the text of token numbers, and where each stands in it."""
+        """Return the text of token ids, and the span of each in it; None where spans cannot be told."""
         text = ""
         spans: Spans = []
         for piece in self._pieces(ids):
@@ -102,23 +101,32 @@ class _TokensOfNumbers(Tokenizer):
         return text, spans
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return how each token is written in the vocabulary."""
-        return [f"#{number}" for number in ids]
+        """Return how the vocabulary writes each token."""
+        return [f"#{token_id}" for token_id in ids]
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
-        """Return which tokens are special: they stand for no text."""
+        """Return whether each token is special: it stands for no text."""
         return [False] * len(ids)
 
 
-class HuggingFaceTokenizer(_TokensOfNumbers):
-    """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded."""
+class HuggingFaceTokenizer(_IdTokenizer):
+    """A tokenizer of transformers that returns Tokens: whole texts, never cut and never padded.
+
+    Attributes:
+        write_chat: Writes messages, which have `role` and `content`, by the chat template; None without one.
+    """
+
+    write_chat: Callable[..., str] | None = None
 
     def __init__(self, backend: Any) -> None:
         self.name = f"{type(backend).__name__}, {len(backend):,} pieces"
         self.backend = backend
         self.mask_id = getattr(backend, "mask_token_id", None)
         self.unknown_id = getattr(backend, "unk_token_id", None)
-        self.prefix_ids = [int(number) for number in getattr(backend, "prefix_tokens", None) or ()]
+        self.prefix_ids = list(getattr(backend, "prefix_tokens", None) or ())
+        if getattr(backend, "chat_template", None):
+            self.encode_chat = self._encode_chat
+            self.write_chat = self._write_chat
         # How pieces are written: a fast tokenizer says so by its parts, a slow one by its attributes.
         inner = getattr(backend, "backend_tokenizer", None) or getattr(backend, "_tokenizer", None)
         if inner is not None:
@@ -133,19 +141,22 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
             )
 
     def ordinary_ids(self) -> list[int]:
-        """Return the numbers of all tokens that stand for text, in order: no special ones, none kept unused."""
+        """Return the ids of all tokens that stand for text, ascending: neither special tokens nor unused ones."""
         vocabulary = self.backend.get_vocab().items()
-        numbers = {number for piece, number in vocabulary if "unused" not in piece}
-        return sorted(numbers - {*self.backend.all_special_ids})
+        ids = {token_id for piece, token_id in vocabulary if "unused" not in piece}
+        return sorted(ids - {*self.backend.all_special_ids})
 
     def spell(self, number: int) -> str:
-        """Return the text of one token."""
+        """Return the text of the token with this id; "<5>" where the vocabulary lacks it."""
         return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
 
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects.
 
-        A text that is whole has them already.
+        Args:
+            text: The text.
+            pair: The second text of a pair.
+            is_whole: Whether the text writes its special tokens itself, as a chat template does: none are added.
         """
         options = {
             "add_special_tokens": not is_whole,
@@ -166,34 +177,22 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         ids = list(encoded["input_ids"])
         return self._build(text, ids, self._spans_in(text, ids), self._special(ids))
 
-    @property
-    def chat(self) -> Callable[[str], Tokens] | None:
-        """Return a function that tokenises a text as the user's message in the model's chat template; None without one.
-
-        The template writes the tokens that begin a text; none is added a second time.
-        """
-        return self._encode_chat if self.write_chat else None
-
     def _encode_chat(self, text: str) -> Tokens:
+        """Tokenise a text as the user's message, up to where the model's answer begins."""
         message = {"role": "user", "content": text}
         return self.encode(self._write_chat([message], add_generation_prompt=True), is_whole=True)
 
-    @property
-    def write_chat(self) -> Callable[..., str] | None:
-        """Return a function that writes messages by the chat template; None without one.
-
-        Each message has `role` and `content`.
-        """
-        return self._write_chat if getattr(self.backend, "chat_template", None) else None
-
-    def _write_chat(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> str:
+    def _write_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         with as_failure("the chat template fails", "leave out --chat"):
-            return str(self.backend.apply_chat_template(messages, tokenize=False, **more))
+            return str(self.backend.apply_chat_template(messages, tokenize=False, **options))
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
-        """Return the decoder's tokens for `text` as its output: the start token, then the text without its end token.
+        """Return the tokens that the decoder reads as it writes `text`: the start token, then those of the text.
 
-        `ends` are the numbers that end a text. The decoder writes such a token and never reads it.
+        Args:
+            text: The text that the decoder is to write.
+            start: The id of the start token.
+            ends: The ids that end a text. The decoder writes one of them last, and never reads it: it is left out.
         """
         # Tokenise as a target: Marian and M2M have other special tokens there.
         require_tokenizable(text)
@@ -205,7 +204,7 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         spans = encoding["offset_mapping"] if is_fast else self._spans_in(text, ids)
         if spans is None:
             spans = [(0, 0)] * len(ids)
-        # Leave out what is not the text's own. Whisper's tokenizer adds the start token; some add no end token.
+        # Leave out a start token and an end token that the tokenizer added: Whisper's adds both, some add neither.
         first = 1 if ids[:1] == [start] else 0
         end = len(ids)
         if end > first and (ids[-1] in ends or special[-1]):
@@ -215,60 +214,61 @@ class HuggingFaceTokenizer(_TokensOfNumbers):
         )
 
     def _decode(self, ids: Sequence[int]) -> tuple[str, Spans | None]:
-        """Return the text of token numbers, and where each stands in it: what it adds to the text of those before it.
+        """Return the text of token ids, and the span of each: the characters that it adds to the text before it.
 
-        A token that ends within a character adds nothing; the one that completes the character adds it whole. Numbers
-        that the tokenizer does not know add nothing.
+        A token that ends within a character adds nothing; the one that completes the character adds it whole. An id
+        that the tokenizer lacks, as models may have more, adds nothing. Spans are None where a token changes the text
+        before it.
         """
-        # Models may have more numbers than the tokenizer.
-        in_vocabulary = [self._piece(number) is not None for number in ids]
+        in_vocabulary = [self._piece(token_id) is not None for token_id in ids]
 
-        def decode(n: int) -> str:
+        def decode_first(n: int) -> str:
             known = list(itertools.compress(ids[:n], in_vocabulary))
             return str(
                 self.backend.decode(known, skip_special_tokens=False, clean_up_tokenization_spaces=False)
             )
 
-        text = decode(len(ids))
-        # Decode each prefix: its length is where the next token starts. U+FFFD marks half a character.
-        starts = [decode(n).rstrip("\ufffd") for n in range(len(ids) + 1)]
-        if not all(text.startswith(start) for start in starts):
+        text = decode_first(len(ids))
+        # Token n starts where the text of the first n tokens ends. U+FFFD at the end is half a character.
+        beginnings = [decode_first(n).rstrip("\ufffd") for n in range(len(ids) + 1)]
+        if not all(map(text.startswith, beginnings)):
             return text, None
-        return text, list(itertools.pairwise(map(len, starts)))
+        return text, list(itertools.pairwise(map(len, beginnings)))
 
     def _spans_in(self, text: str, ids: Sequence[int]) -> Spans | None:
-        """Return where tokens stand in a text if they decode to it, as those of single bytes (ByT5) do; else None."""
+        """Return the spans of tokens in a text if they decode to it, as those of bytes (ByT5) do; else None."""
         decoded, spans = self._decode(ids)
         return spans if decoded.startswith(text) else None
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
-        return [self._piece(number) or "" for number in ids]
+        return [self._piece(token_id) or "" for token_id in ids]
 
-    def _piece(self, number: int) -> str | None:
-        """Return a token as the vocabulary writes it; None where a model knows more numbers than its tokenizer."""
+    def _piece(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary writes it; None where the vocabulary lacks the id."""
         try:
-            piece = self.backend.convert_ids_to_tokens(int(number))
+            piece = self.backend.convert_ids_to_tokens(int(token_id))
         except (IndexError, KeyError, OverflowError):
             return None
         return None if piece is None else str(piece)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
         special = {*self.backend.all_special_ids}
-        for number, token in self.backend.added_tokens_decoder.items():
+        for token_id, token in self.backend.added_tokens_decoder.items():
             if token.special:
-                special.add(number)
+                special.add(token_id)
+        # The unknown token stands for text.
         special.discard(self.unknown_id)
-        return [number in special for number in ids]
+        return [token_id in special for token_id in ids]
 
 
-class NumbersTokenizer(_TokensOfNumbers):
-    """Stands in where a model comes without a tokenizer: its texts are token numbers, such as "17 5 9"."""
+class NumbersTokenizer(_IdTokenizer):
+    """The tokenizer of a model that comes without one: its texts are token ids, such as "17 5 9"."""
 
     name = "none"
     note = "There is no tokenizer: texts are given as token numbers."
 
     def encode(self, text: str, pair: str | None = None) -> Tokens:
-        """Read token numbers, separated by spaces or commas; refuse anything else."""
+        """Read token ids, separated by spaces or commas; refuse anything else."""
         numbers = text.replace(",", " ").split()
         if pair is not None or not numbers or not all(number.isdecimal() for number in numbers):
             raise AttnscopeError(
@@ -277,15 +277,20 @@ class NumbersTokenizer(_TokensOfNumbers):
         return self.encode_ids([int(number) for number in numbers])
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
-        """Return the start token, then the numbers without one that ends a text."""
-        numbers = self.encode(text).ids.tolist()
-        if numbers[-1] in ends:
-            numbers = numbers[:-1]
-        return self.encode_ids([start, *numbers])
+        """Return the start token, then the ids of the text; a last id that ends a text is left out."""
+        ids = self.encode(text).ids.tolist()
+        if ids[-1] in ends:
+            ids.pop()
+        return self.encode_ids([start, *ids])
 
 
 class WordlessTokenizer(NumbersTokenizer):
-    """Stands in where a model reads no text; its message says what the model reads, the hint how it is given that."""
+    """The tokenizer of a model that reads no text: it refuses every text with one message.
+
+    Args:
+        message: What the model reads instead.
+        hint: How that is given.
+    """
 
     name = "none: it reads no text"
     note = ""

@@ -1,8 +1,8 @@
-"""Find the numbers of a model's weights that are one attention head's, by running it, not by the names of its parts.
+"""Find the rows and columns of a model's weights that belong to one attention head, by running the model.
 
-A projection's output feature belongs to a head where the head's queries, keys or values depend on it and no other
-head's do; that is read off derivatives at the seam, so that fused, interleaved and rotated projections need no table.
-The output projection is the first one whose input is what the seam gave out.
+A projection's output feature belongs to a head if the head's queries, keys or values depend on it and no other head's
+do. Derivatives at the seam tell that. So no table is needed of which architecture fuses, interleaves or rotates its
+projections, or how it calls them. W_O is the first linear map whose input is the output of the attention.
 """
 
 import itertools
@@ -34,12 +34,12 @@ from attnscope.models.model import Slice
 
 @dataclass(frozen=True, eq=False)
 class _Head:
-    """A head of queries, keys or values, and which output features of each projection it depends on.
+    """The queries, keys or values of one head, and the output features of projections that they depend on.
 
     Attributes:
         role: "query", "key" or "value".
-        serves: The heads of queries that it serves, several if queries are grouped.
-        uses: Projection -> whether it depends on each output feature, (feature,), bool.
+        serves: The query heads that use it: itself, or several query heads that share keys and values.
+        uses: Projection -> whether the head depends on each output feature, (feature,), bool.
     """
 
     role: Role
@@ -50,32 +50,33 @@ class _Head:
 def head_slices(
     model: PreTrainedModel, base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
 ) -> list[Slice]:
-    """Return the weights of heads: rows of W_Q, W_K and W_V with their biases, and the columns of W_O for them.
+    """Return the weights of query heads: rows of W_Q, W_K and W_V with their biases, and columns of W_O.
 
-    Where queries are grouped, rows of W_K and W_V are returned only of groups all of whose heads are given.
+    Where query heads share keys and values, rows of W_K and W_V are returned only if all heads that share them are
+    given.
 
     Args:
-        model: The model, by whose names of modules the weights are called.
+        model: The model; weights are named as in it.
         base: The part of it that attends.
         survey: What is known of its attention.
-        heads: Attention -> numbers of its heads.
+        heads: Place, (kind, layer), of an attention -> numbers of its query heads.
 
     Raises:
         AttnscopeError: Layers share weights, or a head has none of its own.
     """
-    seen, output_projections = _trace(base, survey, heads)
+    heads_by_place, output_projections = _trace(base, survey, heads)
     names = {module: name for name, module in model.named_modules(remove_duplicate=False)}
     slices: list[Slice] = []
-    for place, numbers in heads.items():
+    for place, query_heads in heads.items():
         kind, layer = place
-        for head in seen[place]:
-            if not head.serves <= set(numbers):
+        for head in heads_by_place[place]:
+            if not head.serves <= set(query_heads):
                 continue
-            # A feature belongs to this head if none depends on it that serves other heads of queries.
-            others = [other for other in seen[place] if not other.serves <= head.serves]
+            # A feature belongs to this head if no head that serves other query heads depends on it.
+            others = [other for other in heads_by_place[place] if not other.serves <= head.serves]
             n_slices = len(slices)
-            for module, features in head.uses.items():
-                owned = features.clone()
+            for module, used in head.uses.items():
+                owned = used.clone()
                 for other in others:
                     owned &= ~other.uses[module]
                 indices = tuple(owned.nonzero().flatten().tolist())
@@ -100,13 +101,13 @@ def head_slices(
             )
         weight = _weight(projection)
         axis = 0 if is_transposed(projection) else 1
-        n_heads = sum(head.role == "query" for head in seen[place])
-        columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(numbers)]
+        n_heads = sum(head.role == "query" for head in heads_by_place[place])
+        columns = torch.arange(weight.shape[axis]).reshape(n_heads, -1)[sorted(query_heads)]
         indices = tuple(columns.flatten().tolist())
         slices.append(Slice(f"{names[projection]}.weight", axis, indices, "output", weight))
-    # Weights that several layers share cannot belong to one head: count where each tensor's memory starts.
-    starts = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
-    if any(starts[part.weight.data_ptr()] > 1 for part in slices):
+    # A weight that several layers share cannot belong to one head. It has one address and several names.
+    n_names = Counter(weight.data_ptr() for _, weight in model.named_parameters(remove_duplicate=False))
+    if any(n_names[part.weight.data_ptr()] > 1 for part in slices):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return slices
 
@@ -129,55 +130,61 @@ def _weight(module: nn.Module) -> Tensor:
 def _trace(
     base: PreTrainedModel, survey: Survey, heads: Mapping[Place, Sequence[int]]
 ) -> tuple[dict[Place, list[_Head]], dict[Place, nn.Module]]:
-    """Run a model on a small input; return the heads of each attention, and its output projection where it has one."""
-    results: dict[nn.Module, Tensor] = {}
+    """Run a model on a small input; return the heads of each attention, and its output projection where it has one.
+
+    Raises:
+        AttnscopeError: A projection runs several times, in one layer or in several.
+    """
+    projected: dict[nn.Module, Tensor] = {}
     n_calls: Counter[nn.Module] = Counter()
     watch = OutputWatch()
 
-    def after(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def cut_graph(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Make the output of a linear map a leaf of autograd's graph; the hook after it."""
         watch.look(module, inputs, output)
         n_calls[module] += 1
-        # Derivatives end at each projection. The model gets a copy, for some write into what a projection gave them.
-        results[module] = output.detach().requires_grad_()
-        return results[module].clone()
+        projected[module] = output.detach().requires_grad_()
+        # Some models write into the output of a projection: they get a copy.
+        return projected[module].clone()
 
     inputs = {**examples(base)[1], **survey.extras}
-    with torch.enable_grad(), hooks(linear_maps([base]), after):
+    with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
         perform(base, inputs, survey.plan, watch)
-        seen = {place: _dependencies(watch.calls[place], results) for place in heads}
-    # A module that runs twice, or serves two layers, has no rows that belong to one head.
-    used = set(watch.modules.values())
-    for head in itertools.chain(*seen.values()):
-        used |= {module for module, features in head.uses.items() if bool(features.any())}
-    is_repeated = any(n_calls[module] > 1 for module in used)
+        heads_by_place = {place: _heads_of(watch.calls[place], projected) for place in heads}
+    # A projection that runs twice, or an attention of several layers, has no rows that belong to one head.
+    projections = set(watch.modules.values())
+    for head in itertools.chain(*heads_by_place.values()):
+        projections |= {module for module, used in head.uses.items() if bool(used.any())}
+    is_repeated = any(n_calls[module] > 1 for module in projections)
     if is_repeated or any(len(places) > 1 for places in survey.plan.values()):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
-    return seen, watch.modules
+    return heads_by_place, watch.modules
 
 
-def _dependencies(call: AttentionCall, results: Mapping[nn.Module, Tensor]) -> list[_Head]:
-    """Return the heads of queries, keys and values of an attention, with the features that each depends on.
+def _heads_of(call: AttentionCall, projected: Mapping[nn.Module, Tensor]) -> list[_Head]:
+    """Return the heads of an attention, one for each role and head, with the features that each depends on.
 
-    `results` are the outputs of all projections, (..., feature).
+    `projected` are the outputs of all linear maps, (..., feature), leaves of autograd's graph.
     """
     heads = []
     generator = torch.Generator().manual_seed(0)
     for role in ROLES:
-        # (batch, head, token, d_head) -> (batch, token, d_head) of each head
         tensor: Tensor = getattr(call, role)
+        # How many query heads share one key/value head; 1 for queries.
         group_size = call.n_heads // tensor.shape[1]
-        for number, rows in enumerate(tensor.unbind(1)):
-            slopes: Sequence[Tensor | None] = [None] * len(results)
+        # (batch, head, token, d_head) -> (batch, token, d_head) of each head
+        for head, rows in enumerate(tensor.unbind(1)):
+            slopes: Sequence[Tensor | None] = [None] * len(projected)
             if rows.requires_grad:
-                # The derivative of a random sum of a head's numbers is 0 where none depends on a feature.
-                target = (rows * torch.randn(rows.shape, generator=generator).to(rows)).sum()
+                # The derivative of a sum with random factors is 0 only where no row depends on a feature.
+                random_sum = (rows * torch.randn(rows.shape, generator=generator).to(rows)).sum()
                 slopes = torch.autograd.grad(
-                    target, list(results.values()), retain_graph=True, allow_unused=True
+                    random_sum, list(projected.values()), retain_graph=True, allow_unused=True
                 )
             uses = {}
-            for (module, result), slope in zip(results.items(), slopes, strict=True):
-                slope = torch.zeros_like(result) if slope is None else slope
+            for (module, output), slope in zip(projected.items(), slopes, strict=True):
+                slope = torch.zeros_like(output) if slope is None else slope
                 uses[module] = slope.flatten(0, -2).abs().amax(0).cpu() > 0
-            first = group_size * number
+            first = group_size * head
             heads.append(_Head(role, frozenset(range(first, first + group_size)), uses))
     return heads

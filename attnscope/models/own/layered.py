@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.info import ModelInfo, require_known_ids, require_length
 from attnscope.models.model import Batch, Model, Tokenizer
 from attnscope.models.turns import share_lock, take_turn
 
@@ -57,7 +57,7 @@ class LayeredModel(Model):
     def _prepare(self, batch: Batch) -> Batch:
         """Return a batch on the model's device; refuse one that is too long, or has ids without an embedding."""
         require_length(self.info, batch.ids.shape[1])
-        require_numbers(self.info, batch.ids, self._vocab_size)
+        require_known_ids(self.info, batch.ids, self._vocab_size)
         return batch.to(self.info.device)
 
     @contextmanager

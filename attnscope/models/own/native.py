@@ -11,7 +11,7 @@ from attnscope.core.attention.multihead import MultiHeadAttention
 from attnscope.core.attention.seam import Probe
 from attnscope.models.catalog import Source, read_config, verify
 from attnscope.models.devices import choose_device
-from attnscope.models.info import require_numbers
+from attnscope.models.info import require_known_ids
 from attnscope.models.model import Batch
 from attnscope.models.own.layered import LayeredModel
 from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
@@ -29,14 +29,14 @@ class NativeModel(LayeredModel):
         encoder = self._network.encoder
         segments = None if encoder.is_roberta else batch.segments
         if segments is not None:
-            require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
+            require_known_ids(self.info, segments, encoder.type_vocab_size, "segment")
         with self._forward_pass():
             output: Tensor = self._network(batch.ids, batch.mask, segments, probe)
         return output
 
     def static_embeddings(self, ids: Tensor) -> Tensor:
         """Return the rows of the token embedding: (…) ids -> (…, d_model)."""
-        require_numbers(self.info, ids, self._vocab_size)
+        require_known_ids(self.info, ids, self._vocab_size)
         with torch.no_grad():
             rows: Tensor = self._network.word(ids.to(self.info.device))
         return rows

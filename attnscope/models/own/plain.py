@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.models.catalog import Source, read_config, verify
-from attnscope.models.info import ModelInfo, require_length, require_numbers
+from attnscope.models.info import ModelInfo, require_known_ids, require_length
 from attnscope.models.model import Maps, Model, Tokenizer
 from attnscope.models.own.layouts import Checkpoint, Encoder, native_info
 from attnscope.models.tokenizer import FastTokenizer
@@ -81,11 +81,11 @@ class PlainEncoder(Model):
         """Return the hidden states before the first layer, (token, d_model)."""
         encoder = self._encoder
         ids = tokens.ids.astype(np.int64)
-        require_numbers(self.info, ids, encoder.vocab_size)
+        require_known_ids(self.info, ids, encoder.vocab_size)
         segments = np.zeros_like(ids)
         if not encoder.is_roberta:
             segments += tokens.segments
-        require_numbers(self.info, segments, encoder.type_vocab_size, "segment")
+        require_known_ids(self.info, segments, encoder.type_vocab_size, "segment")
         hidden = self._weights["word.weight"][ids] + self._weights["segment.weight"][segments]
         hidden += self._weights["position.weight"][encoder.positions(ids)]
         return self._norm(hidden, "embedding_norm")

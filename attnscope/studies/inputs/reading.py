@@ -277,11 +277,11 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
     # Tokenise, by the chat template if asked for.
     encode: Callable[..., Tokens] = model.tokenizer.encode
     if prompt.chat:
-        if model.tokenizer.chat is None:
+        if model.tokenizer.encode_chat is None:
             raise AttnscopeError(f"{model.info.name} has no chat template", "leave out --chat")
         if prompt.pair is not None:
             raise AttnscopeError("a chat message is one text", "leave out --pair or --chat")
-        encode = model.tokenizer.chat
+        encode = model.tokenizer.encode_chat
     text, tokens, cut = encode_within(model.info.max_tokens, encode, prompt.text, prompt.pair)
     notes = [cut, UnknownWords.of(model.tokenizer, [tokens]).note]
     # The decoder of an encoder-decoder reads a target. Other decoders may continue the text.
@@ -306,7 +306,7 @@ def _read_text(model: Model, prompt: Prompt) -> Reading:
         if n_written < prompt.generate:
             note += f"; it ended the text or reached its limit before {prompt.generate}"
         notes.append(note)
-        if model.tokenizer.chat is not None and not prompt.chat:
+        if model.tokenizer.encode_chat is not None and not prompt.chat:
             notes.append("its chat template was not used: --chat puts the text into it, as a question")
     return Reading({}, tokens, notes=tuple(filter(None, notes)), text=text, target=target)
 

@@ -26,7 +26,7 @@ from attnscope.models.hf.seam import attention_function, use_attention
 from attnscope.models.hf.senses.eyes_and_ears import merges_patches, patch_size, tokens_before
 from attnscope.models.hf.senses.patch_places import Cut, Pane, PhotoPrompt, join_tiles, one_grid
 from attnscope.models.hf.senses.vision_language import VisionLanguageReader
-from attnscope.models.hf.senses.writing import Inputs
+from attnscope.models.hf.senses.writing import Arguments
 from attnscope.models.hf.survey import Survey
 from attnscope.models.hf.tokenizer import HuggingFaceTokenizer
 from attnscope.models.inside.tape import run_instead
@@ -95,17 +95,17 @@ class CrossAttentionReader(VisionLanguageReader):
         n_before = len(tokens_before(self._tower))
         return one_grid(output, patch, n_before, is_filled=merges_patches(self._tower))
 
-    def _padding(self, inputs: Inputs, labels: Mapping[int, str]) -> NDArray[np.bool_]:
+    def _padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
         """Return which keys are padding that no query sees, (key,). `labels` are those of patches, by key."""
         return np.zeros(max(labels) + 1, bool)
 
-    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
         """Return the queries of each kind of attention. Those of "decoder" are words, or object queries (DETR)."""
         words = self._words(inputs, {}, n_given)
         return {"cross": words, "decoder": words}
 
     def _name_tokens(
-        self, inputs: Inputs, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+        self, inputs: Arguments, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         # Keys are patches, which have labels, other tokens of the tower ("CLS"), and padding.
         is_padding = self._padding(inputs, labels)
@@ -155,12 +155,12 @@ class MllamaReader(CrossAttentionReader):
             panes.append(Pane(number, pixels, join_tiles(cells[number], down, across)))
         return panes, keys.numel()
 
-    def _padding(self, inputs: Inputs, labels: Mapping[int, str]) -> NDArray[np.bool_]:
+    def _padding(self, inputs: Arguments, labels: Mapping[int, str]) -> NDArray[np.bool_]:
         # Which tiles the last token sees, (photo * tile,), repeated for all keys of a tile: (key,)
         sees_tile = inputs["cross_attention_mask"][0, -1].reshape(-1)
         return np.repeat(sees_tile.cpu().numpy() <= 0, self._tower.num_patches)
 
-    def _extend(self, inputs: Inputs, ids: Sequence[int]) -> dict[str, Tensor]:
+    def _extend(self, inputs: Arguments, ids: Sequence[int]) -> dict[str, Tensor]:
         """Return arguments in which written tokens see the tiles that the last token of the prompt sees."""
         longer = super()._extend(inputs, ids)
         # (batch, token, photo, tile)
@@ -184,7 +184,7 @@ class QFormerReader(CrossAttentionReader):
         "The queries do not read the text: whatever is asked, they look at the same places.",
     )
 
-    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
         # Tokens of the text that stand for the picture are replaced by the outputs of the queries.
         names = {
             position: f"Q{number}" for number, position in enumerate(self._picture_positions(inputs))
@@ -237,12 +237,12 @@ class BlipReader(CaptionReader):
     def _start_id(self) -> int:
         return int(self._base.config.text_config.bos_token_id)
 
-    def _write(self, inputs: Inputs, n: int) -> list[int]:
+    def _write(self, inputs: Arguments, n: int) -> list[int]:
         # BLIP's own `generate` drops the last token of what it is given, for that ends a text: add such a token.
         end = self._base.config.text_config.sep_token_id
         ids = self._ids_of(inputs)
         ended = self._extend(inputs, [*ids, end])
-        written = self._writer.answer(ended, n, len(ids), None)
+        written = self._writer.answer(ended, n, len(ids), suppress_tokens=None, forced_eos_token_id=None)
         return written[:-1] if written[-1:] == [end] else written
 
 
@@ -275,11 +275,11 @@ class ObjectReader(CrossAttentionReader):
         height, width = 2 ** np.ceil(np.log2(ratios)).astype(int)
         return one_grid(output, (height, width), is_filled=True)
 
-    def _queries(self, inputs: Inputs, n_given: int) -> dict[Kind, Tokens]:
+    def _queries(self, inputs: Arguments, n_given: int) -> dict[Kind, Tokens]:
         queries = query_tokens(self._base.config.num_queries, self._find_objects(inputs))
         return {"cross": queries, "decoder": queries}
 
-    def _find_objects(self, inputs: Inputs) -> dict[int, str]:
+    def _find_objects(self, inputs: Arguments) -> dict[int, str]:
         """Return query -> name of its object's class, if that is likely enough; {} where the head was not loaded."""
         with torch.no_grad(), silence(), use_attention(self._base, None):
             logits = getattr(self.model.model(**inputs), "logits", None)

@@ -29,7 +29,7 @@ from attnscope.models.hf.senses.patch_places import (
     slopes,
     unplaced,
 )
-from attnscope.models.hf.senses.writing import HuggingFaceWriter, Inputs
+from attnscope.models.hf.senses.writing import Arguments, HuggingFaceWriter
 from attnscope.models.info import require_length
 from attnscope.models.model import AttentionAxes, SensoryInput
 from attnscope.questions.places import SMALL, Picture
@@ -151,12 +151,15 @@ class VisionLanguageReader(Sense):
         ids = self._ids_of(inputs)
         return [position for position, token_id in enumerate(ids) if token_id == self._picture_id]
 
-    def _write(self, inputs: Inputs, n: int) -> list[int]:
+    def _write(self, inputs: Arguments, n: int) -> list[int]:
         """Return the ids of at most n tokens that the model writes, greedily, without one that ends a text."""
-        n_given = inputs[self.ids_name].shape[1]
-        return self._writer.answer(inputs, n, n_given, self._picture_id)
+        n_prompt = inputs[self.ids_name].shape[1]
+        # The model may not write the token that stands for pictures.
+        suppressed = None if self._picture_id is None else [self._picture_id]
+        settings = {"suppress_tokens": suppressed, "forced_eos_token_id": None}
+        return self._writer.answer(inputs, n, n_prompt, **settings)
 
-    def _extend(self, inputs: Inputs, ids: Sequence[int]) -> dict[str, Tensor]:
+    def _extend(self, inputs: Arguments, ids: Sequence[int]) -> dict[str, Tensor]:
         """Return the forward's arguments for a prompt and the tokens written after it."""
         n_more = len(ids) - inputs[self.ids_name].shape[1]
         longer = dict(inputs)
@@ -227,7 +230,7 @@ class VisionLanguageReader(Sense):
     # Tokens ----------------------------------------------------------------------------------------------------------
 
     def _name_tokens(
-        self, inputs: Inputs, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
+        self, inputs: Arguments, photos: Sequence[Photo], labels: Mapping[int, str], n_given: int
     ) -> tuple[Tokens, dict[str, AttentionAxes]]:
         """Return the words; with cross-attention also kind of attention -> its queries and keys.
 
@@ -239,11 +242,11 @@ class VisionLanguageReader(Sense):
         """
         return self._words(inputs, labels, n_given), {}
 
-    def _words(self, inputs: Inputs, labels: Mapping[int, str], n_given: int) -> Tokens:
+    def _words(self, inputs: Arguments, labels: Mapping[int, str], n_given: int) -> Tokens:
         """Return the tokens of the text. Those that stand for pictures are named by their label, else "picture"."""
         names = dict.fromkeys(self._picture_positions(inputs), "picture")
         names.update(labels)
-        return self.model.vocabulary.encode_among(self._ids_of(inputs), names, n_given)
+        return self.model.vocabulary.encode_ids(self._ids_of(inputs), names, n_given)
 
     def _compare(self, inputs: dict[str, Tensor], axes: Mapping[str, AttentionAxes]) -> None:
         """Refuse a model whose output through the seam differs from its own, or whose attention has unexpected sizes.
