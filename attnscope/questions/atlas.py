@@ -1,8 +1,9 @@
-"""Declare an atlas, every head of a model with the texts that show what it does: its columns and its report.
+"""Declare an atlas, which shows for every head of a model texts on which it does what it does: columns and report.
 
-Loads no torch. `studies.atlas` fills these columns in, and `pages.heads` makes a page of cards of them.
+`studies.atlas` fills the columns in; `pages.heads` makes a page with a card for each head. Loads no torch.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -20,28 +21,28 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, count, flag, number, share, text
 
 FURTHEST = 64
-"""Profiles tell offsets of up to so many tokens apart."""
+"""The largest offset, in tokens, that has an entry of its own in a profile (attention by offset)."""
 
 N_OFFSETS = 2 * FURTHEST + 3
-"""The entries of a profile: further back, -64 to 64, further ahead."""
+"""The number of entries of a profile: one for keys further back, -64 to 64, and one for keys further ahead."""
 
 MOST_KEYS = 16
-"""An example keeps at most so many keys of a row."""
+"""The most keys of a row of attention that an example keeps."""
 
 KEPT_MASS = 0.95
-"""An example keeps this share of a row, unless that takes more than `MOST_KEYS`."""
+"""The share of a row's weight that an example keeps, unless that takes more than `MOST_KEYS` keys."""
 
-CODE = 1 / 255
-"""The weight that a code of 1 stands for: weights are kept as whole numbers up to 255, off by at most 1/510."""
+CODE_WEIGHT = 1 / 255
+"""The weight that a code of 1 stands for. Codes are whole numbers up to 255, so weights are off by at most 1/510."""
 
 LEFT_OUT = " … "
-"""Stands in an excerpt for tokens that are left out."""
+"""Stands in an excerpt for omitted tokens."""
 
 OUTSIDE_SINKS = (
     "what the key would get if each query's attention outside sinks were spread evenly outside sinks (the mean over "
     "texts)"
 )
-"""What the attention on a key or pair is divided by in its lift."""
+"""The denominator of the lift of a key or of a pair; `studies.atlas` uses the words too."""
 
 _HOW_LINES_READ = (
     "in brackets: share of its attention outside sinks (uniform: if it spread evenly); rests: share of all "
@@ -49,19 +50,22 @@ _HOW_LINES_READ = (
 )
 
 _NAMED_FIRST = 5
-"""Heads that the terminal names first."""
+"""The number of heads that the terminal lists without --all."""
 
 _LINE_CELLS = 70
-"""Width of the line of each of them in the terminal; that of a single head is whole."""
+"""The most cells of the terminal for the line of each of these heads; a single head gets its whole line."""
 
 
 class Atlas(Result):
     """Hold a description of every head of a model on a corpus, with the texts that show it.
 
-    `heads` has what a study of heads measures, and `roles` the evidence for roles. `tokens` lists what a head asks and
-    what it attends to. `examples` are texts of a head; `shown` are their tokens that a card shows, each with the keys
-    and weights that were kept of its row (`kept_key`, `kept_code`). In an encoder-decoder, the query of a token in
-    cross-attention is the decoder's as it writes that token again; keys are the encoder's.
+    - `heads` has what a study of heads measures, and `roles` the evidence for roles.
+    - `tokens` lists the queries, the keys and the pairs of tokens on which a head's attention concentrates.
+    - `examples` are texts of a head. `shown` are the tokens of an example that a card shows. The largest weights of a
+      token's row are kept: `kept_key` and `kept_code`, from `first_kept`, `n_kept` entries.
+
+    In cross-attention of an encoder-decoder, keys are tokens of the encoder. The decoder writes the same text again;
+    the query of a token is that with which the decoder writes the token.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.atlas/2"
@@ -151,8 +155,8 @@ class Atlas(Result):
     # Examples
 
     def tokens_of(self, example: int) -> slice:
-        """Return which rows of `shown` are the tokens of an example."""
-        # Rows of an example stand together, in the order of examples.
+        """Return the rows of `shown` that are the tokens of an example."""
+        # `shown` is sorted by example.
         first, stop = np.searchsorted(self.table("shown")["example"], [example, example + 1]).tolist()
         return slice(first, stop)
 
@@ -164,27 +168,28 @@ class Atlas(Result):
         for query, (first, n_kept) in enumerate(zip(shown["first_kept"], shown["n_kept"], strict=True)):
             kept = slice(first, first + n_kept)
             codes = self.grids["kept_code"][kept]
-            weights[query, self.grids["kept_key"][kept]] = codes * np.float32(CODE)
+            weights[query, self.grids["kept_key"][kept]] = codes * np.float32(CODE_WEIGHT)
         return weights
 
     def labels(self, example: int) -> list[str]:
         """Return the labels of the shown tokens of an example."""
-        shown = self.table("shown")["label"][self.tokens_of(example)]
-        labels: list[str] = self.table("vocabulary")["label"][shown].tolist()
+        # Labels are rows of the vocabulary, (token,).
+        label_rows = self.table("shown")["label"][self.tokens_of(example)]
+        labels: list[str] = self.table("vocabulary")["label"][label_rows].tolist()
         return labels
 
     def excerpt(self, example: int) -> str:
-        """Return the source's own characters of the shown tokens; empty where the tokenizer does not tell them."""
+        """Return the shown tokens as the source writes them; empty if the tokenizer gives no offsets."""
         examples = self.table("examples")
         first = int(examples["first_character"][example])
         characters = self.grids["characters"][first : first + int(examples["n_characters"][example])]
-        # Code points, four bytes each.
+        # Code points, four bytes each, are UTF-32.
         return characters.astype("<u4").tobytes().decode("utf-32-le", "replace")
 
     def require_whole(self) -> None:
         """Refuse what `Result` does, and examples whose tokens, weights or characters are not there."""
         super().require_whole()
-        # The tokens of an example stand together, their kept keys and their characters lie within the arrays.
+        # Tokens are sorted by example; their kept keys and the characters of excerpts lie within the arrays.
         shown = self.table("shown")
         if (np.diff(shown["example"]) < 0).any():
             raise ValueError("its examples are out of order")
@@ -196,10 +201,13 @@ class Atlas(Result):
         n_shown = np.bincount(shown["example"], minlength=len(examples))
         if (examples["focus"] >= np.maximum(n_shown, 1)).any():
             raise ValueError("an example looks at a token that is not shown")
-        # Where each kept weight of each row lies in `kept_key`, and its key, (kept,).
+        # Where the kept keys of all rows lie in `kept_key`, (kept,): rows that keep 2 from 7 on and 3 from 0 on give
+        # 7, 8, 0, 1, 2.
         n_kept = shown["n_kept"]
-        place_in_row = np.arange(n_kept.sum()) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
-        keys = self.grids["kept_key"][np.repeat(shown["first_kept"], n_kept) + place_in_row]
+        firsts = np.repeat(shown["first_kept"], n_kept)
+        place_in_row = np.arange(len(firsts)) - np.repeat(np.cumsum(n_kept) - n_kept, n_kept)
+        keys = self.grids["kept_key"][firsts + place_in_row]
+        # A key is the number of a shown token of its example.
         if (keys >= np.repeat(n_shown[shown["example"]], n_kept)).any():
             raise ValueError("an example attends to a token that is not shown")
 
@@ -209,20 +217,22 @@ class Atlas(Result):
         """Return the report: the first heads with a line each, then all heads.
 
         Args:
-            sort: The order of heads, as `order` takes it.
+            sort: The order of heads, as for `order`.
         """
         order = self.order(sort)
         heads = self.table("heads")
         descriptions = _describe_heads(self)
         columns: list[str | Words] = [Words("what it does", descriptions, wraps=True)]
-        # The share that descriptions explain, where it was measured.
+        # The share that descriptions explain, if heads were described.
         if "kl_explained" in heads:
             columns.append("kl_explained")
         names = self.head_names
         ranking = rank_heads(
             self, columns, order, printed="with --all", heading="all heads", n_printed=len(order)
         )
-        n_examples = amount(-(-len(self.table("examples")) // max(len(heads), 1)), "excerpt")
+        # Heads may have fewer excerpts than others: the mean, rounded up.
+        n_per_head = math.ceil(len(self.table("examples")) / max(len(heads), 1))
+        n_examples = amount(n_per_head, "excerpt")
         order_words = ", those with most to say first" if sort is None else ""
         answer = f"what each of {amount(len(heads), 'head')} attends to{order_words}; with up to {n_examples} each"
         # A single head has room for its whole line.
@@ -238,20 +248,20 @@ class Atlas(Result):
         heads = self.table("heads")
         if sort is not None or not is_described(self):
             return sort_heads(self, sort)
-        # How many nats each line predicts, (head,).
+        # How many nats each head's line predicts, (head,).
         explained = np.nan_to_num(heads["kl_explained"], nan=-1.0)
         return largest_first(explained * np.nan_to_num(heads["nats"]))
 
 
 def _require_within(firsts: NDArray[Any], sizes: NDArray[Any], n: int, what: str) -> None:
-    """Refuse stretches, by their first entries and sizes, that reach beyond an array of `n` entries."""
+    """Refuse slices, given by their first entries and sizes, that reach beyond an array of `n` entries."""
     is_cut = (firsts < 0) | (sizes < 0) | (firsts + sizes > n)
     if is_cut.any():
         raise ValueError(f"the {what} of its examples is cut off")
 
 
 def _describe_heads(atlas: Atlas) -> list[str]:
-    """Return what each head does in a line: its description, else its roles."""
+    """Return one line for each head: its description, else its roles, else "unclassified"."""
     heads = atlas.table("heads")
     lines = []
     for row, roles in enumerate(heads["role"].tolist()):
@@ -262,7 +272,7 @@ def _describe_heads(atlas: Atlas) -> list[str]:
 
 
 def _notes(atlas: Atlas) -> list[str]:
-    """Return how to read the ranking, and the order of the examples."""
+    """Return what KL explained means, and by what examples are ranked."""
     return [
         "KL explained: the share of what sets a head apart from uniform attention that its line predicts on held-out "
         "texts",

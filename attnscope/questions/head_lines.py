@@ -1,17 +1,18 @@
-"""Say in a line what each head does, by its roles and its description, how surely, and with what evidence.
+"""Say in one line what each head does, and list the evidence for it.
 
-`questions.heads` and `questions.atlas` put these lines into their reports.
+A line joins the head's roles and its description, such as "previous token: the previous token (69%; uniform 34%); then
+nouns 1.6× (door, key); rests 24% on [CLS]". A description is a series of terms, the strongest first, then what the head
+rests on: its sinks. `studies.describe` fits it. `questions.heads` and `questions.atlas` report these lines.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from attnscope.errors import amount, require_choice
-from attnscope.questions.head_roles import SINKS, RoleGrid, marks_of
+from attnscope.questions.head_roles import SINK_ROLES, RoleGrid, marks_of
 from attnscope.report.blocks import Block, Note, Ranking, Special, Words, rank_heads
 from attnscope.report.numbers import largest_first, percent, q_value, with_interval
 from attnscope.report.plain_text import cut
@@ -21,73 +22,77 @@ from attnscope.results.table import Floats, Table
 from attnscope.results.table import number as number_column
 
 SORTS = ("layer", "explained", "entropy")
-"""Orders of heads: as in the model, the best described, or the sharpest first."""
+"""Orders of heads: as in the model, the best explained first, or the lowest entropy first."""
 
 EVEN = 0.1
-"""Nats from uniform below which a head is said to spread evenly, whatever could be said of the rest."""
+"""A head whose KL from uniform attention is below this, in nats, spreads evenly: there is nothing to explain."""
 
 UNSURE = 0.5
-"""If the interval of an explained share is wider than this, these texts cannot tell it."""
+"""If the interval of an explained share is wider than this, the texts are too few to tell that share."""
 
 _MOST_LISTED = 10
-"""Heads that are listed where neither heads nor an order are chosen."""
+"""The most heads that are listed if the user chose neither heads nor an order."""
 
 _MOST_SORTED = 20
-"""Heads that are listed in an order that was chosen."""
+"""The most heads that are listed in an order that the user chose."""
 
 _SHORT_LINE = 36
-"""Letters of a head's line in these lists; the whole line comes with --all."""
+"""The most letters of a head's line in these lists; --all prints the whole line."""
 
 _SHARES = re.compile(r" \((\d+%; uniform )?\d+%\)")
-"""What a short line leaves out, such as " (69%; uniform 34%)"."""
+"""The shares of attention that a short line leaves out, such as " (69%; uniform 34%)"."""
 
 _CUTS = re.compile(r"(?<=[,;]) (?![^(]*\))")
-"""Where a line may be cut: after a comma or semicolon that is in no brackets."""
+"""The blanks at which a line may be cut: after a comma or semicolon outside brackets."""
 
 _NEXT_TERM = re.compile(r"; (?:then|equally) ")
-"""What stands between the terms of a line."""
+"""The words between two terms of a description."""
 
 _EXACT = ("previous token", "next token", "self token")
-"""Roles that name one distance, which a line need not repeat."""
+"""Roles that name one distance. The first term of such a head's description names the same distance."""
 
 
 def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterator[Block]:
-    """Show the heads with most to say, then with --all every head, the roles and their evidence."""
-    table = result.table("heads")
+    """Show the heads with most to say, then with --all every head, the roles and their evidence.
+
+    Args:
+        result: The heads.
+        sort: One of `SORTS`; None = the heads with most to say first.
+        is_chosen: Whether the user picked heads: then every one of them is listed with its whole line.
+    """
+    heads = result.table("heads")
     order = sort_heads(result, sort)
     columns: list[str | Words] = []
-    # The effect of taking a head out comes first, under the name of its quantity.
+    # The effect of ablating a head comes first, under the name of its quantity.
     effect = _effect_column(result)
     if effect:
         columns.append(effect)
-    # The values of roles and the explained shares appear only where some head has one.
+    # Values of roles and explained shares have a column only if some head has one.
     for words in (
-        Words("value [interval]", _values(result)),
-        Words("KL explained", _explained_texts(table)),
+        Words("value [interval]", _role_values(result)),
+        Words("KL explained", _explained_shares(heads)),
     ):
         if any(words.texts):
             columns.append(words)
     whole_lines = []
     short_lines = []
-    for row in range(len(table)):
-        whole, short = _lines(table, row)
+    for row in range(len(heads)):
+        whole, short = _whole_and_short_line(heads, row)
         whole_lines.append(whole)
         short_lines.append(short)
     whole_columns = [Words("what it does", whole_lines, wraps=True), *columns]
-    # One head or a few: whole lines; all heads: short ones, the heads with most to say first.
     if is_chosen:
         yield rank_heads(result, whole_columns, order, n_printed=len(order))
     else:
+        # A list of short lines; every whole line follows with --all.
         columns.insert(0, Words("what it does", short_lines))
-        if sort == "entropy" and "entropy_nats" in table:
+        if sort == "entropy" and "entropy_nats" in heads:
             columns.insert(0, "entropy_nats")
-        shown = order
-        n_printed = _MOST_SORTED
+        listed = order
         if sort is None:
-            shown = largest_first(_how_much_to_say(result), _MOST_LISTED)
-            n_printed = _MOST_LISTED
-        yield rank_heads(result, columns, shown, n_printed=n_printed)
-        yield _what_next(result, len(order) - len(shown))
+            listed = largest_first(_how_much_to_say(result), _MOST_LISTED)
+        yield rank_heads(result, columns, listed, n_printed=_MOST_SORTED)
+        yield _what_next(result, len(order) - len(listed))
         yield rank_heads(
             result,
             whole_columns,
@@ -104,24 +109,25 @@ def line_blocks(result: Result, sort: str | None, *, is_chosen: bool) -> Iterato
 
 
 def _how_much_to_say(result: Result) -> Floats:
-    """Return how many nats of each head its line predicts, (head,); without lines, its largest role's value."""
+    """Return how many nats per query each head's line predicts, (head,); without lines, its largest role's value."""
     heads = result.table("heads")
     if is_described(result):
+        # The explained share of the KL outside sinks, times the attention outside sinks.
         nats: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
         return np.where(np.isfinite(nats), nats, 0.0)
-    # Heads that have only roles of sinks or diffuse attention come late, heads without any role last: (head,).
+    # Values of roles are 0 or more. A head with only sink roles or diffuse gets -0.5, a head without any role -1.
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
-    is_telling = ~np.isin(roles["role"], (*SINKS, "diffuse"))
-    # A head may have several such roles; the largest value counts.
+    is_telling = ~np.isin(roles["role"], (*SINK_ROLES, "diffuse"))
+    # Each other role raises its head's value, (head,), to its own if that is larger.
     np.fmax.at(values, roles["head"][is_telling], roles["value"][is_telling])
     return values
 
 
-def _what_next(result: Result, n_more: int) -> Note:
+def _what_next(result: Result, n_unlisted: int) -> Note:
     """Say how many heads are not listed, and which command to run next."""
-    lines = [f"… {n_more} more with --all"] if n_more else []
-    # Of sources only files have a dot: texts of the command line cannot be named again.
+    lines = [f"… {n_unlisted} more with --all"] if n_unlisted else []
+    # The next command can name a file again, not a text of the command line. Only names of files have a dot.
     sources = [str(source) for source in result.corpus.get("sources") or () if "." in str(source)]
     model = result.run.get("model")
     is_default = model in (None, "minilm", "all-MiniLM-L6-v2")
@@ -139,15 +145,20 @@ def _what_next(result: Result, n_more: int) -> Note:
     return Note(lines=lines)
 
 
-def _lines(heads: Table, row: int) -> tuple[str, str]:
-    """Return what a head does in a line that joins its roles and its description: the whole one and a short one."""
+def _whole_and_short_line(heads: Table, row: int) -> tuple[str, str]:
+    """Return what a head does, in a whole line and in a short one that has at most `_SHORT_LINE` letters.
+
+    Without a description both name all roles.
+    """
     names = [name for name in str(heads["role"][row]).split("+") if name]
     description = str(heads["description"][row]) if "description" in heads else ""
     if not description:
         words = ", ".join(map(label, names)) or "unclassified"
         return words, words
-    roles = [label(name) for name in names if name not in SINKS]
+    # A description names sinks itself.
+    roles = [label(name) for name in names if name not in SINK_ROLES]
     whole = printable(description, 1000)
+    # What the other half of the texts says first, if that differs.
     other_half = str(heads["other_half"][row])
     if other_half:
         whole += f" ! {printable(other_half, 200)}"
@@ -158,15 +169,16 @@ def _lines(heads: Table, row: int) -> tuple[str, str]:
 
 
 def _short_line(role: str, phrase: str) -> str:
-    """Return a role and as much of a phrase as fits, without what the role says already."""
-    # Of an exact role the first term is that distance.
+    """Return a role and as much of a description as fits, without what the role says already."""
     if role in _EXACT:
+        # Drop the first term, which names the same distance.
         phrase = " ".join(_NEXT_TERM.split(phrase)[1:])
         if not phrase:
             return role
     parts = _CUTS.split(phrase)
+    # The role is followed by ": ".
     room = _SHORT_LINE - len(role) - 2
-    # Where not even its first part has room, a mark says that there is more.
+    # If the next part does not fit with " …" behind it, the mark alone says that there is more.
     if role in _EXACT and len(parts[0]) > room - 2:
         return f"{role} …"
     if phrase.startswith(f"the {role}"):
@@ -176,8 +188,11 @@ def _short_line(role: str, phrase: str) -> str:
 
 
 def _fit(parts: Sequence[str], room: int) -> str:
-    """Join as many parts of a line as there is room for; the first always stands, without its examples if need be."""
-    # Two letters are kept for " …".
+    """Join as many parts of a line as fit into `room` letters; a first part that is too long is cut.
+
+    It loses its examples, such as " (door, key)", before it loses words.
+    """
+    # Two letters are for " …".
     room -= 2
     line, *others = parts
     if len(line) > room:
@@ -190,22 +205,27 @@ def _fit(parts: Sequence[str], room: int) -> str:
     return line.rstrip(",;")
 
 
-def _values(result: Result) -> list[str]:
-    """Return the value of each head's first role that is no sink's, with its interval; empty = it has none."""
+def _role_values(result: Result) -> list[str]:
+    """Return the value of each head's first role other than sinks, with its interval; empty = it has no such role.
+
+    A value of attention outside sinks is marked, "0.63 [0.60, 0.65]*"; `questions.heads` explains the mark.
+    """
     texts = [""] * len(result.table("heads"))
     roles = result.table("roles")
-    # (role, 3); the roles of a head stand together, the first one first.
+    # Value, low and high end, (role, 3).
     values = roles.interval("value")
+    # The roles of a head stand together, the strongest first.
     for row, head in enumerate(roles["head"].tolist()):
-        if texts[head] or roles["role"][row] in SINKS:
+        if texts[head] or roles["role"][row] in SINK_ROLES:
             continue
+        mark = "*" if roles["measure"][row].endswith("_active") else ""
         tentative = " tentative" if roles["tentative"][row] else ""
-        texts[head] = with_interval(values[row]) + tentative
+        texts[head] = with_interval(values[row]) + mark + tentative
     return texts
 
 
-def _explained_texts(heads: Table) -> list[str]:
-    """Return the share that each line explains, with its interval in per cent; "?" = these texts cannot tell it."""
+def _explained_shares(heads: Table) -> list[str]:
+    """Return the share that each line explains, such as "68% [35, 84]"; "68% ?" = it has no interval."""
     texts = [""] * len(heads)
     if "kl_explained" not in heads:
         return texts
@@ -223,7 +243,7 @@ def _explained_texts(heads: Table) -> list[str]:
 
 
 def _effect_column(result: Result) -> str:
-    """Return the column of what changes without each head (--causal); empty = no head was taken out."""
+    """Return the name of the column of ablation effects (`heads --causal`); empty = no head was ablated."""
     causal = result.options.get("causal")
     name = f"zero_{causal.get('quantity')}" if isinstance(causal, Mapping) else ""
     return name if name in result.table("heads") else ""
@@ -233,13 +253,13 @@ def _evidence(result: Result) -> Block:
     """Show each role's heads, the largest value first, with what the value had to exceed."""
     roles = result.table("roles")
     names = roles["role"].tolist()
-    # Roles stand in the order of their legend: the place of each row's role in it, (row,).
+    # Roles come in the order of the legend: where each row's role stands in it, (row,).
     legend = list(marks_of(result))
-    legend_places = np.array(list(map(legend.index, names)), np.int64)
-    # A role outside sinks counts the part of the attention that sinks leave, others count all.
+    legend_places = np.array([legend.index(name) for name in names])
+    # How much of the head's attention a role's value counts: that outside sinks, or all.
     shares = []
-    for active in roles["active_share"].tolist():
-        shares.append("all" if math.isnan(active) else percent(active))
+    for share in roles["active_share"].tolist():
+        shares.append("all" if math.isnan(share) else percent(share))
     sink_shares = result.table("heads")["resting_share"][roles["head"]]
     return Ranking(
         heading="the evidence for each role",
@@ -265,19 +285,19 @@ def _evidence(result: Result) -> Block:
     )
 
 
-def sample_line(result: Any) -> str:
+def sample_line(result: Result) -> str:
     """Return on which texts heads were described, such as "described from 274 texts (2,000 queries): …"."""
-    described = result.options.get("described")
-    if not described:
+    sample = result.options.get("described")
+    if not sample:
         return ""
-    # Texts that were drawn from the corpus; lines were fitted on some of them, and scored on the others.
-    n_sampled = described["n_texts"]
-    n_scored = described["n_scored"]
+    # Texts that were sampled from the corpus; lines were fitted on some of them, and scored on the others.
+    n_sampled = sample["n_texts"]
+    n_scored = sample["n_scored"]
     n_texts = result.corpus.get("n_texts")
     texts = amount(n_sampled, "text")
     if isinstance(n_texts, int) and n_texts > n_sampled:
         texts = f"{n_sampled:,} of {amount(n_texts, 'text')}"
-    queries = amount(described["n_queries"], "query", "queries")
+    queries = amount(sample["n_queries"], "query", "queries")
     others = amount(n_scored, "other")
     return f"described from {texts} ({queries}): fitted on {n_sampled - n_scored:,}, scored on {others}"
 
@@ -289,7 +309,8 @@ def description_notes(result: Result) -> list[str]:
         return []
     notes = [sample_line(result)]
 
-    # Halves were compared where they differ, or where there is a first term that both have: (head,).
+    # Each half of the texts gives a head a first term; `other_half` is filled if the two differ. If neither half has a
+    # term, the head does not count. (head,)
     differs = heads["other_half"] != ""
     is_compared = differs | (heads["first_term"] != "")
     n_different = int(differs.sum())
@@ -300,7 +321,7 @@ def description_notes(result: Result) -> list[str]:
             "stability: both halves of the texts have the same first term outside sinks in "
             f"{n_compared - n_different} of {amount(n_compared, 'head')}{mark}"
         )
-    # Where the interval is wide or unknown, these texts cannot tell.
+    # Heads whose explained share has a wide interval or none, NaN, for which every comparison is False. (head,)
     _, low, high = heads.interval("kl_explained").T
     is_sure = high - np.maximum(low, 0) <= UNSURE
     n_unsure = int((~is_sure & (heads["whole_nats"] >= EVEN)).sum())
@@ -329,7 +350,7 @@ def require_sort(sort: str | None) -> None:
 
 
 def sort_heads(result: Result, sort: str | None = None) -> list[int]:
-    """Return the rows of heads in an order; None = as in the model, and what is undefined comes last."""
+    """Return the rows of heads in an order of `SORTS`, undefined numbers last; None = as in the model."""
     heads = result.table("heads")
     values = np.zeros(len(heads))
     if sort == "entropy" and "entropy_nats" in heads:

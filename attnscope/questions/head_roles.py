@@ -1,6 +1,7 @@
-"""Report the roles of heads: what their evidence amounts to, and the first role of every head as a coloured letter.
+"""Say in sentences what the roles of heads amount to, and show the first role of every head as a coloured letter.
 
-`heads` and `head_lines` put these parts into their report; pages take the letters and colours.
+A role is what a head does, such as "previous_token"; a head's roles are joined by "+", the strongest first but sinks
+last. `heads` and `head_lines` report these sentences and letters; pages take the letters and colours.
 """
 
 import colorsys
@@ -30,39 +31,39 @@ from attnscope.report.plain_text import heading
 from attnscope.report.wording import label, list_some, printable
 from attnscope.results.result import Result
 
-SINKS = ("first_token", "outlier_token", "sink", "delimiter")
-"""Roles of heads that rest: their attention goes where it does nothing."""
+SINK_ROLES = ("first_token", "outlier_token", "sink", "delimiter")
+"""Roles of heads that attend to sinks: the keys that a head rests on when it has nothing to do."""
 
 _FAMILIES = {
-    "rest mostly on sinks (special tokens, the first token)": SINKS,
+    "rest mostly on sinks (special tokens, the first token)": SINK_ROLES,
     "attend to neighbours": ("previous_token", "next_token", "self_token", "local"),
     "look for the same or a similar token": ("same_token", "induction", "similar_token"),
     "look for rare tokens": ("rare",),
     "spread evenly": ("diffuse",),
 }
-"""What heads do by their first role, in the words of the answer."""
+"""What heads do, in the words of the answer, and the first roles that count as that."""
 
 _MOST_NAMED = 12
-"""Heads that a sentence names; of more it says how many."""
+"""The most heads that a sentence names; it counts the others."""
 
 _LETTER_NOTE = (
     "the letter is the head's strongest role, or a sink's if it has no other; +: it has more roles"
 )
 
 _CELL_PX = 110.0
-"""Width of a cell at most."""
+"""The largest width of a cell."""
 
 _SCREEN_PX = 1500
-"""Height of all cells together on a screen; a cell is 20 pixels high at least."""
+"""The height of all cells together on a screen, if each gets its least height of 20 pixels."""
 
 _AROUND_PX = 620
-"""On paper, room for title, legend and notes."""
+"""The height on paper that title, legend and notes need."""
 
 _PAPER_CELL_PX = 12
-"""Height of a cell on paper at least."""
+"""The least height of a cell on paper."""
 
 _VALUE_CELL_PX = 32
-"""Height from which on a cell has room for a value below its letter."""
+"""The least height of a cell that has room for a value below its letter."""
 
 _GAP_PX = 3
 """Gap between cells."""
@@ -73,7 +74,13 @@ _LEGEND_PX = 380
 
 @dataclass(frozen=True)
 class Mark:
-    """Hold the letter and the colour "#rrggbb" of a role: a capital letter, whose small form marks tentative roles."""
+    """Hold how a role is shown.
+
+    Attributes:
+        glyph: Its capital letter; the small letter marks a tentative role. A "+" after it says that the head has more
+            roles.
+        color: Its colour, "#rrggbb".
+    """
 
     glyph: str
     color: str
@@ -81,8 +88,8 @@ class Mark:
 
 NO_ROLE = Mark("·", "#f3f3f3")
 
-# Okabe and Ito's seven, then colours that were chosen one by one to be as far as possible from all before them: OKLab
-# distance, the smallest of normal, deutan, protan and tritan vision (Machado 2009).
+# Seven colours are Okabe and Ito's. Each other one was chosen to be as far as possible from all before it, by the OKLab
+# distance that is least among normal, deutan, protan and tritan vision (Machado 2009).
 MARKS = {
     "previous_token": Mark("P", "#0072B2"),
     "next_token": Mark("N", "#56B4E9"),
@@ -101,39 +108,43 @@ MARKS = {
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZΓΔΘΛΞΠΣΦΨΩ"
 
 _GOLDEN_ANGLE = 0.618034
-"""The golden angle as a share of the circle: hues that are so far apart never come close to an earlier one."""
+"""The golden angle as a share of the circle: hues in steps of it never come close to an earlier hue."""
 
 
 def marks_for(names: AbstractSet[str]) -> dict[str, Mark]:
-    """Return a mark for each of these roles: the known ones first, each in its fixed place.
+    """Return a mark for each of these roles: first those in `MARKS`, in the order of `MARKS`, then those of plugins.
 
-    Roles that are not known get a letter of their name, then any that is left; hues are a golden angle apart.
+    A role of a plugin gets a letter of its name that is not taken, else any other letter, and a hue of its own.
     """
     marks = {name: mark for name, mark in MARKS.items() if name in names}
     taken = {mark.glyph for mark in MARKS.values()}
-    for row, name in enumerate(sorted(names - MARKS.keys())):
-        letters = [letter for letter in name.upper() if letter in _LETTERS]
-        glyph = next((letter for letter in (*letters, *_LETTERS) if letter not in taken), "Ŋ")
+    for index, name in enumerate(sorted(names - MARKS.keys())):
+        letters_of_name = [letter for letter in name.upper() if letter in _LETTERS]
+        # Ŋ, once all letters are taken.
+        glyph = next((letter for letter in (*letters_of_name, *_LETTERS) if letter not in taken), "Ŋ")
         taken.add(glyph)
-        hue = row * _GOLDEN_ANGLE % 1
-        lightness = (0.38, 0.55, 0.72)[row % 3]
+        hue = index * _GOLDEN_ANGLE % 1
+        lightness = (0.38, 0.55, 0.72)[index % 3]
         red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, lightness, 0.6))
         marks[name] = Mark(glyph, f"#{red:02X}{green:02X}{blue:02X}")
     return marks
 
 
 def marks_of(result: Result) -> dict[str, Mark]:
-    """Return a mark for each role that occurs in a result or its control, in a fixed order."""
-    # The roles of a head are joined by "+".
-    roles = [*result.table("heads")["role"].tolist(), *result.table("control")["role"].tolist()]
-    return marks_for({*"+".join(roles).split("+")} - {""})
+    """Return a mark for each role that occurs in a result or its untrained control, in a fixed order."""
+    names: set[str] = set()
+    for table in ("heads", "control"):
+        for roles in result.table(table)["role"].tolist():
+            names.update(roles.split("+"))
+    # A head without a role has the name "".
+    return marks_for(names - {""})
 
 
-def first_role(result: Result) -> NDArray[np.int64]:
-    """Return for each head the row of its first role in the table of roles, (head,); -1 = it has none."""
+def first_role_rows(result: Result) -> NDArray[np.int64]:
+    """Return the row of each head's first role in the table "roles", (head,); -1 = the head has no role."""
     heads = result.table("roles")["head"]
     first = np.full(len(result.table("heads")), -1)
-    # From the last row to the first, as the last assignment to a head stays.
+    # Of several assignments to a head the last one stays, so the rows go from last to first.
     first[heads[::-1]] = np.arange(len(heads))[::-1]
     return first
 
@@ -142,58 +153,62 @@ def first_role(result: Result) -> NDArray[np.int64]:
 
 
 def role_notes(result: Result) -> list[str]:
-    """Return what a reader of roles must know beside them: one sentence each."""
+    """Return what a reader must know about the roles: few texts, heads that do nothing, and the untrained control."""
     return list(filter(None, [evidence_line(result), idle_line(result), control_line(result)]))
 
 
 def count_first_roles(result: Result) -> str:
-    """Say how many heads do what, each counted once, by its first role; empty if none has a role."""
-    roles = result.table("heads")["role"].tolist()
-    # Families put roles with one purpose together; other roles are named.
-    families = {name: words for words, names in _FAMILIES.items() for name in names}
-    counts = dict.fromkeys(_FAMILIES, 0)
-    for name in roles:
-        first = name.partition("+")[0]
-        if first:
-            words = families.get(first, f"have the role {label(first)}")
-            counts[words] = counts.get(words, 0) + 1
-    n_without = roles.count("")
-    if n_without == len(roles):
+    """Say how many heads do what, such as "5 of 144 heads attend to neighbours, 3 spread evenly, 2 have no role".
+
+    A head counts once, by its first role. The text is empty if no head has a role.
+    """
+    roles_of_heads = result.table("heads")["role"].tolist()
+    n_without = roles_of_heads.count("")
+    if n_without == len(roles_of_heads):
         return ""
-    # The most heads first, and those without a role last: "5 of 144 heads attend ..., 3 look ..., 2 have no role".
-    parts: list[str] = []
-    for words, n in [*Counter(counts).most_common(), ("have no role", n_without)]:
-        out_of = "" if parts else f" of {amount(len(roles), 'head')}"
+    # A role in no family, which a plugin brings, is named. Families come first among equal counts.
+    families = {role: words for words, roles in _FAMILIES.items() for role in roles}
+    counts = Counter(dict.fromkeys(_FAMILIES, 0))
+    for roles in roles_of_heads:
+        first_role = roles.partition("+")[0]
+        if first_role:
+            counts[families.get(first_role, f"have the role {label(first_role)}")] += 1
+    # The most frequent first, and heads without a role last.
+    phrases: list[str] = []
+    for words, n in [*counts.most_common(), ("have no role", n_without)]:
+        if not n:
+            continue
+        # The first phrase says out of how many heads.
+        out_of = "" if phrases else f" of {amount(len(roles_of_heads), 'head')}"
         verb, _, rest = words.partition(" ")
         if n == 1:
             verb = "has" if verb == "have" else f"{verb}s"
-        if n:
-            parts.append(f"{n}{out_of} {verb} {rest}")
-    return ", ".join(parts)
+        phrases.append(f"{n}{out_of} {verb} {rest}")
+    return ", ".join(phrases)
 
 
 def control_line(result: Result) -> str:
-    """Say how many heads of a model with random weights have roles; empty = none was studied."""
+    """Say which roles heads of the same architecture with random weights get; empty = no such model was studied."""
     roles = result.table("control")["role"].tolist()
     if not roles:
         return ""
-    # A head without a role counts as one with the role "".
-    counts = Counter("+".join(roles).split("+"))
+    counts: Counter[str] = Counter()
+    for names in roles:
+        # A head without a role counts under the name "".
+        counts.update(names.split("+"))
     listed = ", ".join(f"{n} {label(name) or 'unclassified'}" for name, n in counts.most_common())
     return f"untrained control (random weights, same texts), {amount(len(roles), 'head')}: {listed}"
 
 
 def evidence_line(result: Result) -> str:
-    """Say what few texts mean for roles; empty where there are enough, or the result does not say how many."""
-    # Below `least` texts there are no roles, below `enough` only tentative ones.
+    """Say that there are too few texts for roles, or for firm ones; empty if neither is known to be so."""
+    # With fewer than `least` texts there are no roles, with fewer than `enough` only tentative ones.
     least = result.options.get("least_texts")
     enough = result.options.get("fewest_texts")
+    # Kish's effective number of texts: texts of unequal length count as fewer texts of one length.
     effective = result.corpus.get("effective_texts")
-    are_few = False
-    if isinstance(effective, int | float) and isinstance(least, int):
-        are_few = effective < least
+    are_few = isinstance(effective, int | float) and isinstance(least, int) and effective < least
     if are_few and len(result.table("heads")):
-        # The effective number of texts, by Kish: unequal lengths count for less.
         effective_words = ""
         if result.corpus.get("n_texts") != 1:
             effective_words = f"; effective number of texts: {effective:.1f}"
@@ -207,14 +222,14 @@ def evidence_line(result: Result) -> str:
 
 
 def idle_rows(result: Result) -> NDArray[np.bool_]:
-    """Return which heads were taken out (`heads --causal`) and make no difference by any ablation, (head,).
+    """Return which heads change next to nothing when they are ablated (`heads --causal`), (head,).
 
-    That is so where the upper end of each effect's interval (its value, where a text alone gives none) is below what
-    `options["causal"]` calls nothing.
+    The effect of every mode of ablation must lie below `options["causal"]["nothing_below"]`, with its whole interval. A
+    single text gives no interval, so the value itself counts.
     """
     heads = result.table("heads")
     causal = result.options["causal"]
-    # The upper end of each mode's effect, (mode, head).
+    # The upper end of each effect, (mode, head).
     ends = []
     for mode in causal["modes"]:
         effect = f"{mode}_{causal['quantity']}"
@@ -225,7 +240,7 @@ def idle_rows(result: Result) -> NDArray[np.bool_]:
 
 
 def idle_line(result: Result) -> str:
-    """Say which heads look like something and do nothing; empty where none was taken out (`heads --causal`)."""
+    """Say which heads have a role and no effect when they are ablated; empty if none was ablated (`--causal`)."""
     causal = result.options.get("causal")
     roles = result.table("heads")["role"]
     has_role = roles != ""
@@ -247,19 +262,21 @@ def idle_line(result: Result) -> str:
 
 @dataclass(frozen=True, eq=False)
 class RoleGrid:
-    """Show the first role of every head, in the terminal and as a figure.
+    """Show the first role of every head as a letter, in the terminal and as a figure.
 
-    Letters alone suffice (NO_COLOR is respected). Where a layer is wider than the terminal, cells narrow first, then
-    its heads go on below. The kinds of attention of an encoder-decoder stand one under the other.
+    Letters tell roles apart without colours too (NO_COLOR). If a layer is wider than the terminal, its cells become
+    narrower, then its heads continue below. An encoder-decoder has a grid for each kind of attention.
     """
 
     result: Result
 
     def show(self, console: Console, *, every: bool) -> Sequence[RenderableType]:
-        """Return a grid per kind of attention and the legend; `every` changes nothing."""
+        """Return a grid per kind of attention and the legend; with `every` or without, all heads are in it."""
         heads = self.result.table("heads")
+        # (layer, head) of each head.
         places = heads.places
         marks = self._marks_of_heads()
+        # Each kind once, in their order.
         kinds = list(dict.fromkeys(heads["kind"].tolist()))
         parts: list[RenderableType] = []
         for kind in kinds:
@@ -279,13 +296,13 @@ class RoleGrid:
         return [*parts, Text(), Columns(entries, padding=(0, 2)), Text("; ".join(hints), style="dim")]
 
     def draw(self, report: Report, lettering: Lettering) -> Page:
-        """Return the figure: letters with the values that roles rest on."""
+        """Draw the figure: letters, and below each one the value of the measure that the role rests on."""
         heads = self.result.table("heads")
         paper = lettering.paper
         grids = grids_of(heads)
         n_across, n_down = count_cells(grids)
 
-        # The cells: lower where there are many layers, and on paper so low that all stand on one page.
+        # Cells are lower if there are many layers. On paper all of them must fit on one page.
         width = min(_CELL_PX, (paper.room_px - LEFT_PX) / n_across)
         height = max(20, min(round(0.7 * width), _SCREEN_PX // n_down))
         if paper.fixed:
@@ -311,68 +328,70 @@ class RoleGrid:
         return page
 
     def _marks_of_heads(self) -> list[Mark]:
-        """Return the mark of each head's first role: a small letter is tentative, a + says that it has more roles."""
+        """Return the mark of each head's first role, with the small letter and the + of `Mark`."""
         roles = self.result.table("roles")
-        known = marks_of(self.result)
+        mark_of_role = marks_of(self.result)
         marks = []
-        names_of_heads = self.result.table("heads")["role"].tolist()
-        for first, names in zip(first_role(self.result), names_of_heads, strict=True):
-            if first < 0:
+        roles_of_heads = self.result.table("heads")["role"].tolist()
+        for row, roles_of_head in zip(first_role_rows(self.result), roles_of_heads, strict=True):
+            if row < 0:
                 marks.append(NO_ROLE)
                 continue
-            mark = known[str(roles["role"][first])]
-            letter = mark.glyph.lower() if roles["tentative"][first] else mark.glyph
-            marks.append(replace(mark, glyph=f"{letter}+" if "+" in names else letter))
+            mark = mark_of_role[str(roles["role"][row])]
+            letter = mark.glyph.lower() if roles["tentative"][row] else mark.glyph
+            marks.append(replace(mark, glyph=f"{letter}+" if "+" in roles_of_head else letter))
         return marks
 
     def _legend(self) -> list[tuple[Mark, str]]:
-        """Return what each letter means and how many heads have it."""
+        """Return each mark with its role and the number of heads, such as "local 12, first in 9"."""
         roles = self.result.table("roles")
-        firsts = first_role(self.result)
+        first_rows = first_role_rows(self.result)
         counts = Counter(roles["role"].tolist())
-        first_counts = Counter(roles["role"][firsts[firsts >= 0]].tolist())
+        first_counts = Counter(roles["role"][first_rows[first_rows >= 0]].tolist())
         entries = []
-        # Only roles that some head has; a role may be second in some of its heads.
         for name, mark in marks_of(self.result).items():
+            # Skip a role that only the control has.
             if not counts[name]:
                 continue
             words = f"{label(name)} {counts[name]}"
             if first_counts[name] < counts[name]:
                 words += f", first in {first_counts[name]}"
             entries.append((mark, words))
-        n_none = int((firsts < 0).sum())
+        n_none = int((first_rows < 0).sum())
         if n_none:
             entries.append((NO_ROLE, f"unclassified {n_none}"))
         return entries
 
     def _draw_cells(self, page: Page, cells: HeadCells) -> bool:
         """Draw all heads; return whether cells have room for values below their letters."""
-        width, height = cells.size
-        width -= _GAP_PX
-        height -= _GAP_PX
+        cell_width, cell_height = cells.size
+        width = cell_width - _GAP_PX
+        height = cell_height - _GAP_PX
         letter_px = page.paper.letters(min(height * 0.32, 26.0))
         value_px = page.paper.letters(min(height * 0.27, width * 0.27, 19.0))
         has_values = height >= _VALUE_CELL_PX and page.lettering.width_px("0.00", value_px) <= width
-        # How far down a cell its letter and its value stand.
-        letter_y = height * 0.5
-        role_y = height * 0.32 if has_values else letter_y
+        # How far below the top of a cell stand a letter alone, a letter above a value, and the value.
+        alone_y = height * 0.5
+        letter_y = height * 0.32 if has_values else alone_y
         value_y = height * 0.72
         corners = cells.corners_of(self.result.table("heads"))
-        firsts = first_role(self.result).tolist()
+        role_rows = first_role_rows(self.result).tolist()
         values = self.result.table("roles")["value"]
         marks = self._marks_of_heads()
-        numbers = []
-        for (left, top), first, mark in zip(corners, firsts, marks, strict=True):
+        letters_and_values = []
+        for (left, top), row, mark in zip(corners, role_rows, marks, strict=True):
             x = left + width / 2
-            if first < 0:
-                numbers.append(Number(x, top + letter_y, mark.glyph, letter_px, FAINT))
+            if row < 0:
+                letters_and_values.append(Number(x, top + alone_y, mark.glyph, letter_px, FAINT))
                 continue
             ink = ink_on(mark.color)
-            numbers.append(Number(x, top + role_y, mark.glyph, letter_px, ink, is_bold=True))
+            letter = Number(x, top + letter_y, mark.glyph, letter_px, ink, is_bold=True)
+            letters_and_values.append(letter)
             if has_values:
-                numbers.append(Number(x, top + value_y, number(values[first]), value_px, ink))
+                value = Number(x, top + value_y, number(values[row]), value_px, ink)
+                letters_and_values.append(value)
         page.fill([(left, top, width, height) for left, top in corners], [mark.color for mark in marks])
-        page.numbers(numbers)
+        page.numbers(letters_and_values)
         return has_values
 
 
@@ -380,7 +399,7 @@ def _draw_letters(marks: Mapping[tuple[int, int], Mark], console: Console) -> Te
     """Return a grid of letters, layers down and heads across, from marks by (layer, head)."""
     layers = range(max(layer for layer, _ in marks) + 1)
     n_heads = max(head for _, head in marks) + 1
-    # Cells are as wide as the terminal allows, two to four letters: a letter, a + and a blank at each side.
+    # A cell has two to four letters, as the terminal allows: the letter and a +, then a blank after it, and one before.
     cell = max(2, min(4, room_for_heads(layers, console.width) // n_heads))
     before = " " if cell == 4 else ""
     after = "" if cell == 2 else " "

@@ -1,6 +1,6 @@
-"""Declare the result of a study of heads, what each head of a model does: its columns and its report. Loads no torch.
+"""Declare the result of a study of heads, which says what each head of a model does: its columns and its report.
 
-`head_lines` says in a line what each head does, `head_roles` what its roles are.
+`head_lines` says it in one line per head, `head_roles` shows roles. Loads no torch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from attnscope.questions.head_lines import (
     require_sort,
     sort_heads,
 )
-from attnscope.questions.head_roles import count_first_roles, evidence_line, first_role, role_notes
+from attnscope.questions.head_roles import count_first_roles, evidence_line, first_role_rows, role_notes
 from attnscope.report.blocks import Block, HeadMap, Ranking, Report, Words, rank_heads
 from attnscope.report.head_maps import title_of
 from attnscope.report.numbers import UNDEFINED, number
 from attnscope.report.wording import corpus_line, is_of_pictures_or_sound, model_of, printable, report_on
 from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Column, Floats, Table, count, flag, share, text
-from attnscope.results.table import number as numbers
+from attnscope.results.table import number as number_column
 
 _LEADING_MEASURES = ("distance_patches", "monotonicity")
-"""The measures whose map is shown: that of pictures, and that of recordings."""
+"""The measures that are shown as a map: the first is of pictures, the second of recordings."""
 
 _USUAL_COLUMNS = (
     "kind",
@@ -53,10 +53,10 @@ _USUAL_COLUMNS = (
     "induction",
     "first_token",
 )
-"""The columns that people use first, which a CSV has."""
+"""The columns of a CSV without --all: those that people use first."""
 
-ALL = 0
-"""The length that stands for needles in texts of all lengths and depths."""
+ALL_LENGTHS = 0
+"""Stands in the column `length` of `written` for needles in texts of all lengths, at all depths."""
 
 ROLE = text(
     "role", "its roles, the strongest first but sinks last, with + between them; empty = it has none"
@@ -70,29 +70,33 @@ ROLES = (
     count("head", "the head that has it", refers_to="heads"),
     text("role", "such as previous_token"),
     text("measure", "the measure that it rests on; `_active` ones count attention outside sinks"),
-    numbers("value", "value of that measure; its baseline is what it had to beat beside the threshold"),
-    numbers("threshold", "what it had to reach"),
-    numbers("p", "one-sided p-value of all measures that the role may rest on (Simes)", range=(0, 1)),
-    numbers("q", "false discovery rate over heads and roles", range=(0, 1)),
+    number_column(
+        "value", "value of that measure; its baseline is what it had to beat beside the threshold"
+    ),
+    number_column("threshold", "what it had to reach"),
+    number_column(
+        "p", "one-sided p-value of all measures that the role may rest on (Simes)", range=(0, 1)
+    ),
+    number_column("q", "false discovery rate over heads and roles", range=(0, 1)),
     flag("tentative", "whether it rests on few texts"),
     share("active_share", "how much of the head's attention an `_active` measure counts; NaN = all"),
-    numbers("effective_texts", "how many texts of one length the evidence amounts to"),
+    number_column("effective_texts", "how many texts of one length the evidence amounts to"),
 )
-"""The evidence for the roles of heads: a head's rows stand together, the strongest role first, but sinks last."""
+"""The evidence for the roles of heads. A head's rows stand together, the strongest role first but sinks last."""
 
 DESCRIPTION = (
     text("description", "what it does, in a line; empty = it was not described"),
     text(
         "summary", "the same of its attention outside sinks, in fewer words; empty = no fewer are known"
     ),
-    numbers(
+    number_column(
         "kl_explained",
         "share of its KL from uniform attention that its line predicts on texts it was not fitted on",
         "share",
         range=(None, 1),
         label="KL explained",
     ),
-    numbers(
+    number_column(
         "nats",
         "KL from uniform attention, outside sinks unless it only rests",
         "nats",
@@ -101,10 +105,10 @@ DESCRIPTION = (
     share(
         "active_share", "share of its attention on keys that are neither special tokens nor the first"
     ),
-    numbers(
+    number_column(
         "whole_explained", "as KL explained, of all its attention: sinks too", "share", range=(None, 1)
     ),
-    numbers("whole_nats", "KL of all its attention from uniform attention", "nats"),
+    number_column("whole_nats", "KL of all its attention from uniform attention", "nats"),
     text("first_term", "the feature that explains most of its attention outside sinks"),
     text("other_half", "what the other half of the texts says first, if it differs"),
 )
@@ -114,11 +118,13 @@ DESCRIPTION = (
 class Heads(Result):
     """Hold the measures, roles and descriptions of every head of a model on a corpus.
 
-    `heads` has the roles of each head, every measure under its name with interval, baseline (uniform attention) and
-    count (queries of texts of one length that say as much), what changes without it (`--causal`), and what it does in a
-    line. `roles` is the evidence for roles. `terms`, `failures` and `expected` are what the lines are made of
-    and where they fail. `control` has the heads of the same architecture with random weights. Of needles in haystacks,
-    `written` says how much the model finds.
+    - `heads` has the roles of each head and every measure under its name, with its interval, its baseline (the value
+      under uniform attention) and its count (the effective number of queries). It has the effect of ablating the head
+      (`--causal`) and a line that describes the head, if these were asked for.
+    - `roles` is the evidence for roles.
+    - `terms` are what the lines consist of; `failures` and `expected` show the tokens that the lines explain worst.
+    - `control` has the heads of the same architecture with random weights.
+    - `written` says how much of the needles the model writes, if texts are haystacks with needles (`--probe needle`).
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heads/2"
@@ -131,13 +137,15 @@ class Heads(Result):
             text("part", "attends: outside sinks; rests: on which sinks it rests"),
             text("feature", "the feature's name"),
             text("words", "what it is called"),
-            numbers("weight", "log odds of a key that has it, all else alike; below 0 it is avoided"),
+            number_column(
+                "weight", "log odds of a key that has it, all else alike; below 0 it is avoided"
+            ),
             share(
                 "share",
                 "how much of the head's attention lies on such keys; its baseline: spread evenly",
             ),
             flag("own", "whether it was fitted to this head, rather than taken from the catalogue"),
-            numbers(
+            number_column(
                 "gain",
                 "nats that it explained of the texts that it was chosen on, when it was chosen",
                 "nats",
@@ -151,7 +159,7 @@ class Heads(Result):
             text("before", "what stands before the token"),
             text("token", "its label"),
             count("place", "its place in the text, or in the chunk of a long one"),
-            numbers("nats", "KL of its attention to what is described", "nats"),
+            number_column("nats", "KL of its attention to what is described", "nats"),
         ),
         "expected": (
             count("failure", "the failure", refers_to="failures"),
@@ -170,18 +178,18 @@ class Heads(Result):
 
     @property
     def measure_names(self) -> list[str]:
-        """Return the measures that it has, in their order."""
+        """Return the names of the measures, in the order of the study."""
         heads = self.table("heads")
         return [name for name in self.options.get("measures", ()) if name in heads]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Return the kinds of attention in it, in their order."""
+        """Return the kinds of attention, in the order of the heads: "encoder", "decoder" or "cross"."""
         return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
 
     @property
     def is_described(self) -> bool:
-        """Return whether heads have lines."""
+        """Return whether each head has a line that describes it."""
         return is_described(self)
 
     def row(self, layer: int, head: int, kind: str | None = None) -> int:
@@ -190,7 +198,7 @@ class Heads(Result):
         Args:
             layer: Its layer.
             head: Its number.
-            kind: Of attention; None = the first that has it.
+            kind: Its kind of attention; None = the first kind with such a head.
 
         Raises:
             AttnscopeError: There is no such head.
@@ -212,19 +220,20 @@ class Heads(Result):
         return _USUAL_COLUMNS if is_described(self) else ()
 
     def rows(self) -> Iterable[Sequence[Any]]:
-        """Return all rows of its table of heads, with the value of the first role; the names of columns first."""
-        heads, roles = self.table("heads"), self.table("roles")
+        """Yield the table of heads with the value of each head's first role, the names of columns first."""
+        heads = self.table("heads")
+        roles = self.table("roles")
         if not len(roles):
             return heads.rows()
-        # The first role's value with its interval and baseline; NaN for heads without a role. (head,) each
-        role_rows = first_role(self)
+        # The first role's value, interval and baseline are (head,) each; NaN = the head has no role.
+        role_rows = first_role_rows(self)
         has_role = role_rows >= 0
-        parts = {}
-        for part in ("low", "high", "baseline"):
-            parts[part] = np.where(has_role, roles.part("value", part)[role_rows], np.nan)
-        meaning = "value of the measure that its first role rests on"
         values = np.where(has_role, roles["value"][role_rows], np.nan)
-        return heads.with_column(numbers("role_value", meaning), values, **parts).rows()
+        beside_values = {}
+        for part in ("low", "high", "baseline"):
+            beside_values[part] = np.where(has_role, roles.part("value", part)[role_rows], np.nan)
+        column = number_column("role_value", "value of the measure that its first role rests on")
+        return heads.with_column(column, values, **beside_values).rows()
 
     def report(
         self, *, measures: str | None = None, sort: str | None = None, among: Heads | None = None
@@ -232,10 +241,11 @@ class Heads(Result):
         """Return the report: what heads do, those with most to say first, then numbers and figures.
 
         Args:
-            measures: Names of measures that are listed of every head and have a figure of their own, with commas
-                between; "all" is every one.
-            sort: "layer", "explained" or "entropy": all heads in this order, with the number that it goes by.
-            among: The result that heads were picked from, among which a head that is picked alone is ranked.
+            measures: Measures to list for every head, each with a figure of its own: their names with commas between,
+                or "all".
+            sort: List all heads in this order, "layer", "explained" or "entropy"; None = those with most to say first.
+            among: The result that the heads of this one were picked from. A head that was picked alone is ranked among
+                its heads. None = no heads were picked.
 
         Raises:
             AttnscopeError: There is no such measure or order.
@@ -245,13 +255,14 @@ class Heads(Result):
         is_chosen = among is not None and len(heads) < len(among.table("heads"))
         listed = parse_measures(measures, self.measure_names)
         blocks: list[Block] = []
-        # Heads by what they do: measures of senses, or roles and descriptions.
+        # What heads do. In pictures and recordings measures say it, in texts roles and descriptions.
         if is_of_pictures_or_sound(self):
             blocks += _senses_blocks(self)
         elif len(self.table("roles")) or is_described(self):
             blocks += line_blocks(self, sort, is_chosen=is_chosen)
         blocks += _needle_blocks(self)
-        # Numbers: all measures of one head with its rank among the others, or some measures of all heads.
+        # Numbers: all measures of one head with its rank among the others, or some measures of all heads. An
+        # encoder-decoder may have a head of the same layer and number in each kind of attention.
         if is_chosen and len({*heads.places}) == 1:
             for row in range(len(heads)):
                 blocks.append(_measures_of_one(self, row, among or self))
@@ -265,7 +276,7 @@ class Heads(Result):
 
 
 def heads_table(
-    names: Sequence[Any],
+    places: Sequence[Any],
     columns: Sequence[Column],
     *,
     roles: Sequence[str],
@@ -275,25 +286,25 @@ def heads_table(
     """Return the table of heads with some measures.
 
     Args:
-        names: The kinds of attention, the layers and the numbers of the heads, (3, head).
-        columns: What the measures are.
+        places: The kinds of attention, the layers and the numbers of the heads, (3, head).
+        columns: The columns of the measures.
         roles: The values of the column `ROLE`, (head,).
         resting: The values of the column `RESTING`, (head,).
-        estimates: "value", "low", "high", "baseline" and "count" of the measures, (head, measure).
+        estimates: "value", "low", "high", "baseline" and "count" of the measures, (head, measure) each.
     """
-    kinds, layers, numbers_of_heads = names
+    kinds, layers, head_numbers = places
     values: dict[str, Any] = {
         "kind": kinds,
         "layer": layers,
-        "head": numbers_of_heads,
+        "head": head_numbers,
         "role": roles,
         "resting_share": resting,
     }
     # "entropy_nats" has the value, "entropy_nats_low" the lower end of its interval.
     for measure, column in enumerate(columns):
-        for part, parts in estimates.items():
+        for part, of_measures in estimates.items():
             ending = "" if part == "value" else f"_{part}"
-            values[f"{column.name}{ending}"] = parts[:, measure]
+            values[f"{column.name}{ending}"] = of_measures[:, measure]
     return Table.of_arrays([*Heads.TABLES["heads"], *columns], **values)
 
 
@@ -301,13 +312,13 @@ def heads_table(
 
 
 def _answer(result: Heads) -> list[str]:
-    """Say how many heads do what, each counted once, by its first role."""
+    """Say how many heads do what, how to read the list of heads, and what a reader must know about roles."""
     all_heads = amount(len(result.table("heads")), "head")
     model = model_of(result.run)
     # Measures of pictures and sounds have no roles.
     if is_of_pictures_or_sound(result):
         return [f"{model}: what its {all_heads} measure on {corpus_line(result)}"]
-    # Without any role the evidence says why, in place of the answer.
+    # If no head has a role for lack of texts, `role_notes` says so below.
     answer = []
     if counted := count_first_roles(result):
         answer.append(f"{model}: {counted}")
@@ -315,14 +326,14 @@ def _answer(result: Heads) -> list[str]:
         answer.append(f"{model}: none of its {all_heads} has a role")
     if len(result.table("roles")):
         answer.append(
-            "value: the role's measure, such as mean weight on the previous token [95% interval]; KL explained: how "
-            "well the words predict attention outside sinks"
+            "value: the role's measure, such as weight on the previous token [95% interval]; *: of attention outside "
+            "sinks; KL explained: how well the words predict that"
         )
     return [*answer, *role_notes(result)]
 
 
 def _guide(result: Heads) -> list[str]:
-    """Say what KL explained or uniform is, or why heads are not described."""
+    """Explain the column KL explained, or uniform for pictures and recordings, or why heads are not described."""
     if is_of_pictures_or_sound(result):
         return ["uniform: the value of a head that attends to all keys alike"]
     guide = []
@@ -372,7 +383,7 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
     others = others.select(others["kind"] == heads["kind"][row])
     names = result.measure_names
     table = _estimates(heads, names, [row] * len(names), "value")
-    # Where a measure is undefined for this head, so is its rank.
+    # A measure that is undefined for this head has no rank.
     ranks = [UNDEFINED] * len(names)
     for measure, name in enumerate(names):
         value = heads[name][row]
@@ -391,9 +402,13 @@ def _measures_of_one(result: Heads, row: int, among: Heads) -> Ranking:
 
 
 def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], column: str) -> Table:
-    """Return a table with a row per measure: its value and interval for a head, in a named column, and its baseline.
+    """Return a table with a row per measure: the measure of one head with its interval, and its baseline.
 
-    Each measure has its own row of the table of heads.
+    Args:
+        heads: The table of heads.
+        names: The names of the measures.
+        rows: The head of each measure, as a row of `heads`.
+        column: The name of the column of values; that of the baselines is "uniform".
     """
     # Value and both ends of its interval, (measure, 3).
     estimates = []
@@ -402,12 +417,12 @@ def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], column: 
         estimates.append(heads.interval(name)[row])
         uniform.append(heads.part(name, "baseline")[row])
     values, low, high = np.array(estimates).T
-    table = Table({}, {}).with_column(numbers(column), values, low=low, high=high)
-    return table.with_column(numbers("uniform"), uniform)
+    table = Table({}, {}).with_column(number_column(column), values, low=low, high=high)
+    return table.with_column(number_column("uniform"), uniform)
 
 
 def _senses_blocks(result: Heads) -> Iterator[Block]:
-    """Show a map of the leading measure of pictures or recordings, and the head with the most of each."""
+    """Show a map of the leading measure of pictures or recordings, and the head with the largest value of each."""
     heads = result.table("heads")
     names = _defined_measures(result)
     if not names:
@@ -430,13 +445,13 @@ def _needle_blocks(result: Heads) -> Iterator[Block]:
     written = result.table("written")
     if not len(written):
         return
-    # Without the row of all lengths and depths. Both axes ascend; `rows` and `columns` are those of each share.
-    cells = written.select(written["length"] != ALL)
-    lengths, rows = np.unique(cells["length"], return_inverse=True)
-    depths, columns = np.unique(cells["depth"], return_inverse=True)
+    cells = written.select(written["length"] != ALL_LENGTHS)
+    # Lengths and depths in ascending order, and the place of each cell in them.
+    lengths, length_of_cell = np.unique(cells["length"], return_inverse=True)
+    depths, depth_of_cell = np.unique(cells["depth"], return_inverse=True)
     # (length, depth)
     shares = np.full((len(lengths), len(depths)), np.nan)
-    shares[rows, columns] = cells["copied"]
+    shares[length_of_cell, depth_of_cell] = cells["copied"]
     yield Ranking(
         heading="needle tokens that the model writes, by depth of the needle",
         header="tokens",
@@ -461,16 +476,16 @@ def _defined_measures(result: Heads) -> list[str]:
     return [name for name in result.measure_names if np.isfinite(heads[name]).any()]
 
 
-def _figures(result: Heads, large: Sequence[str]) -> Iterator[Block]:
-    """Draw how well descriptions explain, all measures as small maps, and the measures `large` as large ones."""
+def _figures(result: Heads, listed: Sequence[str]) -> Iterator[Block]:
+    """Draw maps of heads: how well lines explain, all measures side by side, and each listed measure by itself."""
     heads = result.table("heads")
     if is_described(result):
         yield HeadMap(printed="never", figure="explained", heads=heads, column="kl_explained")
-    # Small maps of all measures in one figure, then large ones in figures of their own.
+    # Maps with the same `figure` share one.
     defined = _defined_measures(result)
     title = f"{amount(len(defined), 'measure')} of its heads" if len(defined) > 1 else ""
     for name in defined:
         yield HeadMap(printed="never", figure="measures", title=title, heads=heads, column=name)
-    for name in large:
+    for name in listed:
         if name in defined:
             yield HeadMap(printed="never", figure=f"measure-{name}", heads=heads, column=name)

@@ -23,7 +23,7 @@ from attnscope.corpus import Block, Hay, Needle, needle_probe, word_ids
 from attnscope.errors import AttnscopeError
 from attnscope.models.info import require_length
 from attnscope.models.model import Batch, Model, example_tokens
-from attnscope.questions.heads import ALL, ROLES, Heads, heads_table
+from attnscope.questions.heads import ALL_LENGTHS, ROLES, Heads, heads_table
 from attnscope.report.wording import NEEDLES
 from attnscope.results.result import settle_corpus
 from attnscope.results.table import Column, Estimate, Table
@@ -406,8 +406,8 @@ def _add_up(done: NeedleSums, names: Sequence[str], copied: Numbers) -> tuple[Ru
 
 def _written_table(done: NeedleSums) -> Table:
     """Return the share of needle tokens that the model writes: a row for all needles, and one per length and depth."""
-    # Group needles by (length, depth); the group of all comes first, as ALL is less than any length.
-    groups = {(ALL, np.nan): [behaviour.written for behaviour in done.needles]}
+    # Group needles by (length, depth); the group of all comes first, as ALL_LENGTHS is less than any length.
+    groups = {(ALL_LENGTHS, np.nan): [behaviour.written for behaviour in done.needles]}
     for needle, written, *_ in done.needles:
         groups.setdefault((len(needle), needle.depth), []).append(written)
     rows = []
