@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from attnscope.errors import AttnscopeError, UsageError
-from attnscope.options import Heads, heads_from, numbers_from, option, options, read_span
+from attnscope.options import Heads, option, options, read_heads, read_ranges, read_span
 
 if TYPE_CHECKING:
     from attnscope.models.info import ModelInfo
@@ -21,19 +21,19 @@ class Choice:
     PANEL: ClassVar[str] = "Heads"
 
     layers: tuple[int, ...] | None = option(
-        "Layers, such as 0,3-5.  [default: all]", "-L", "--layers", default=None, read=numbers_from
+        "Layers, such as 0,3-5.  [default: all]", "-L", "--layers", default=None, read=read_ranges
     )
     heads: tuple[int, ...] | None = option(
         "Heads of those layers, such as 1,8-10.  [default: all]",
         "-H",
         "--heads",
         default=None,
-        read=numbers_from,
+        read=read_ranges,
     )
     pick: Heads | None = option(
         "Single heads, such as L3H1,L5H11; a heatmap draws them in one figure.",
         default=None,
-        read=heads_from,
+        read=read_heads,
     )
 
     def require(self) -> None:

@@ -30,7 +30,7 @@ class AttnscopeError(Exception):
 
 
 class UsageError(AttnscopeError):
-    """A request without meaning, whatever the text and the model; the command line exits with 2."""
+    """A request that is wrong for every text and model, such as an unknown format; the command line exits with 2."""
 
 
 def require_choice(noun: str, name: str, known: Sequence[str]) -> None:
@@ -67,7 +67,8 @@ def require_rounding(finding: str, difference: float, rounding: float, hint: str
         )
 
 
-_WANT_OF_MEMORY = (
+# Words in the messages of libraries when memory runs out.
+_OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",
     "can't allocate memory",
@@ -76,16 +77,19 @@ _WANT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory ran out, the device's or the host's. Torch is not loaded for it."""
+    """Return whether an exception says that memory ran out, the device's or the host's.
+
+    Torch's own exception is known by its name, so that torch need not be imported.
+    """
     names = [kind.__name__ for kind in type(error).__mro__]
     if "MemoryError" in names or "OutOfMemoryError" in names:
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 @contextlib.contextmanager
 def as_failure(failure: str, hint: str = "") -> Iterator[None]:
-    """Turn whatever a library raises within the context into one line: the failure and the reason. Our own errors stay.
+    """Turn an exception of a library within the context into an AttnscopeError: "failure: reason". Our own errors pass.
 
     A panic of a library in Rust is no `Exception`, and its class is not exported, so it is known by its name.
     """
@@ -112,32 +116,32 @@ def safe(text: str) -> str:
     return "".join(c if c.isprintable() else f"<U+{ord(c):04X}>" for c in text)
 
 
-MOST_QUOTED = 80
+LONGEST_QUOTE = 80
 """The most characters of a quotation in a message."""
 
-MOST_SAID = 2000
+LONGEST_MESSAGE = 2000
 """The most characters of a message."""
 
-_LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{MOST_QUOTED + 1}}})(.+?)\1(?!\w)""")
-"""A quotation mark that begins a word, what is quoted, and the same mark at the end of a word.
+_LONG_QUOTE = re.compile(rf"""(?<!\w)(['"])(?=.{{{LONGEST_QUOTE + 1}}})(.+?)\1(?!\w)""")
+"""A long quotation: group 1 is the mark before a word, group 2 the words up to the same mark after a word.
 
-More than MOST_QUOTED characters follow the first mark, so that most short quotations are passed over at once.
+The lookahead asks for more than LONGEST_QUOTE characters after the first mark: it skips most short quotations at once.
 """
 
 _LONG_WORD = re.compile(r"\S{260,}")
-"""A word that is longer than the names of files may be."""
+"""A word longer than any file name, which has at most 255 bytes."""
 
 
 def one_line(message: str) -> str:
     """Return a message in one line, and safe to print: names and texts in it may come from anywhere.
 
-    Long quotations, and words longer than any file name, are shortened to MOST_QUOTED characters: the beginning and the
-    end.
+    Long quotations, and words longer than any file name, are shortened to LONGEST_QUOTE characters: the beginning and
+    the end.
     """
     line = " ".join(message.split())
-    line = _LONG_QUOTE.sub(lambda quote: quote[1] + _shorten(quote[2], MOST_QUOTED) + quote[1], line)
-    line = _LONG_WORD.sub(lambda word: _shorten(word[0], MOST_QUOTED), line)
-    return safe(_shorten(line, MOST_SAID))
+    line = _LONG_QUOTE.sub(lambda quote: quote[1] + _shorten(quote[2], LONGEST_QUOTE) + quote[1], line)
+    line = _LONG_WORD.sub(lambda word: _shorten(word[0], LONGEST_QUOTE), line)
+    return safe(_shorten(line, LONGEST_MESSAGE))
 
 
 def _shorten(text: str, most: int) -> str:
@@ -150,7 +154,11 @@ def _shorten(text: str, most: int) -> str:
 
 
 def parse_json(content: str | bytes, **hooks: Any) -> Any:
-    """Return what a JSON document holds; a ValueError refuses one that is malformed or nested too deeply."""
+    """Return what a JSON document holds; `hooks` are arguments of `json.loads`.
+
+    Raises:
+        ValueError: The document is malformed or nested too deeply.
+    """
     import json
 
     try:

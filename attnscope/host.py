@@ -1,8 +1,9 @@
 """Handle Ctrl-C, the environment of processes, memory and special files: what depends on the machine.
 
 Ctrl-C waits for work that must not be cut in two. An import is such work: cut short, it would leave modules half made,
-and C extensions would turn the interruption into other errors. In a long import it ends the process: studies begin
-after imports, so nothing is lost. A process that calls attnscope from Python keeps its own handler of Ctrl-C.
+and C extensions would turn the interruption into other errors. If the import takes longer than a second, Ctrl-C ends
+the process: studies begin after imports, so nothing is lost. A process that calls attnscope from Python keeps its own
+handler of Ctrl-C.
 """
 
 import _thread
@@ -19,14 +20,14 @@ from typing import Any, cast
 
 from attnscope.errors import AttnscopeError
 
-_AGAIN_S = 0.05
-"""Seconds after which an interruption that fell into an import is tried again."""
+_RETRY_S = 0.05
+"""Seconds until Ctrl-C is tried again if it came during an import."""
 
-_PATIENCE_S = 1
-"""Seconds that an interruption waits for an import; then it ends the process."""
+_LONGEST_WAIT_S = 1
+"""Seconds that Ctrl-C waits for an import; then it ends the process."""
 
 _waits_since: float | None = None
-"""The time at which an interruption came that waits for an import; None = none is waiting."""
+"""When Ctrl-C came, if it waits for an import now; None = it does not."""
 
 
 def raise_outside_imports(_: int, frame: FrameType | None) -> None:
@@ -40,7 +41,7 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
         _waits_since = None
         raise KeyboardInterrupt
     now = time.monotonic()
-    if _waits_since is not None and now - _waits_since >= _PATIENCE_S:
+    if _waits_since is not None and now - _waits_since >= _LONGEST_WAIT_S:
         os.write(2, b"error: interrupted\n")
         os._exit(130)  # as shells count: 128 + SIGINT
     _waits_since = _waits_since or now
@@ -48,13 +49,13 @@ def raise_outside_imports(_: int, frame: FrameType | None) -> None:
 
 
 def is_interrupted() -> bool:
-    """Return whether an interruption waits for an import."""
+    """Return whether Ctrl-C came during an import and is still to be raised."""
     return _waits_since is not None
 
 
 def _interrupt_again() -> None:
-    """Interrupt the main thread in a moment."""
-    timer = threading.Timer(_AGAIN_S, _interrupt_main_thread)
+    """Interrupt the main thread once more, after `_RETRY_S`."""
+    timer = threading.Timer(_RETRY_S, _interrupt_main_thread)
     timer.daemon = True
     timer.start()
 
@@ -90,7 +91,10 @@ _RAISING: tuple[Any, ...] = (signal.default_int_handler, raise_outside_imports)
 
 
 def wait_for_imports() -> None:
-    """Have Ctrl-C wait for imports from now on, and never be swallowed, unless someone else ignores or handles it."""
+    """Have Ctrl-C wait for imports from now on; raise it again where Python cannot, as in a destructor.
+
+    A program that ignores SIGINT, or has its own handler, keeps it.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, raise_outside_imports)
         sys.unraisablehook = _repeat_interruption
@@ -130,8 +134,8 @@ def delay_interrupts() -> Iterator[None]:
 def block_interrupts() -> Iterator[None]:
     """Keep Ctrl-C from this thread until the context ends; it arrives right after.
 
-    A process that is started within the context is born with Ctrl-C blocked. Else one that Ctrl-C reaches before its
-    first line would end with a traceback.
+    A process that is started within the context inherits the block. Without it, Ctrl-C before the first line of that
+    process would end it with a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -147,7 +151,7 @@ def block_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def safe_path(**variables: str) -> Iterator[None]:
+def safe_import_path(**variables: str) -> Iterator[None]:
     """Keep Python processes that are started within the context from importing modules of the working folder.
 
     Such a module may be the user's own numpy.py. `variables` are further variables of their environment.
@@ -159,8 +163,9 @@ def safe_path(**variables: str) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
+            if value is None:
+                del os.environ[name]
+            else:
                 os.environ[name] = value
 
 

@@ -34,7 +34,7 @@ class Option:
     choices: tuple[str, ...] = ()
     # Parses the value from the command line; None = its type decides
     read: Callable[[Any], Any] | None = None
-    # The default as written on the command line, for `read` to parse
+    # The default in the words of the command line, such as "zero,mean"; `read` parses it
     written: Any = None
     # Whether the command line does not have it
     python_only: bool = False
@@ -46,7 +46,7 @@ class Option:
     argument: bool = False
     # What the help calls the value of an argument; None = as typer does
     metavar: str | None = None
-    # Whether the command line must have it, though Python has a default
+    # Whether the command line requires it, though it has a default in Python
     needed: bool = False
     # Whether only --help-all shows it
     rare: bool = False
@@ -71,7 +71,7 @@ def option(
     *flags: str,
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
-    **more: Any,
+    **settings: Any,
 ) -> Any:
     """Return a field of a dataclass of options; a bool whose default is True is switched off by its flag.
 
@@ -80,19 +80,20 @@ def option(
         flags: `Option.flags`.
         default: The default of the field.
         default_factory: A function that makes the default, as in `dataclasses.field`.
-        more: Further fields of `Option`.
+        settings: Further fields of `Option`, such as `least` and `rare`.
     """
     defaults: dict[str, Any] = {"default": default, "default_factory": default_factory}
-    return dataclasses.field(**defaults, metadata={"option": Option(help, flags, **more)})
+    return dataclasses.field(**defaults, metadata={"option": Option(help, flags, **settings)})
 
 
-def group(kind: type) -> Any:
+def group(options_class: type) -> Any:
     """Return a field that is itself a dataclass of options; the command line takes its options too."""
-    return dataclasses.field(default_factory=kind, metadata={"group": kind})
+    return dataclasses.field(default_factory=options_class, metadata={"group": options_class})
 
 
 def name_option(field: dataclasses.Field[Any]) -> str:
     """Return what messages call the option of a field: its long flag, or TEXT for the argument `text`."""
+    # A field that `option` did not declare has no flags.
     declared = field.metadata.get("option", Option(""))
     if declared.argument:
         return field.name.upper()
@@ -109,7 +110,7 @@ def options(cls: C) -> C:
     A method `require` of the class, where it has one, refuses options that do not go together by a UsageError.
     """
 
-    # Each option checks its own value, then the class checks how they go together. Dataclasses call it.
+    # Dataclasses call this when all fields are set: each value is checked alone, then the class checks all together.
     def check(self: Any) -> None:
         for field in dataclasses.fields(self):
             if "option" in field.metadata:
@@ -134,23 +135,23 @@ def refuse_beside(option: str, *groups: Any, **others: object) -> None:
 
     Args:
         option: What messages call that option.
-        groups: Dataclasses of options, none of which may be other than its default.
-        others: Values of options by name, none of which may be true.
+        groups: Dataclasses of options; all of these must have their defaults.
+        others: Values of further options by name; all must be false, empty or None.
     """
     names = [f"--{name.replace('_', '-')}" for name, value in others.items() if value]
     for group in groups:
-        names += _changed(group)
+        names += _changed_options(group)
     if names:
         raise UsageError(f"{names[0]} cannot be given beside {option}", "leave out one of them")
 
 
-def _changed(group: Any) -> list[str]:
-    """Return what messages call the options of a group, and of the groups in it, that are not the default."""
+def _changed_options(group: Any) -> list[str]:
+    """Return what messages call those options of a group, and of the groups in it, that differ from their defaults."""
     names = []
     for field in dataclasses.fields(group):
         value = getattr(group, field.name)
         if "group" in field.metadata:
-            names += _changed(value)
+            names += _changed_options(value)
         elif value != getattr(type(group)(), field.name):
             names.append(name_option(field))
     return names
@@ -216,14 +217,14 @@ _MOST_DIGITS = 18
 """The most digits of a number that fits into 64 bits."""
 
 _MOST_LAYERS = 9999
-"""More layers or heads than any model has: a range is listed in full."""
+"""More layers or heads than any model has. It keeps the tuple of a mistyped range, such as 0-99999999, small."""
 
 
-def numbers_from(listed: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `0,3-5`."""
+def read_ranges(listed: str) -> tuple[int, ...]:
+    """Return the numbers in a list of numbers and ranges: `0,3-5` becomes (0, 3, 4, 5)."""
     hint = "layers and heads are chosen like this: 0,3-5; --mean shows means"
     numbers: list[int] = []
-    for part in _parts(listed, "layer or head", hint):
+    for part in _split(listed, "layer or head", hint):
         if not _NUMBERS.fullmatch(part):
             raise UsageError(f"{part!r} is not a number or a range", hint)
         ends = [read_number(digits, "a layer or head") for digits in part.split("-")]
@@ -237,10 +238,10 @@ def numbers_from(listed: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def whole_numbers(listed: str, option: str) -> tuple[int, ...]:
-    """Return the numbers of a list such as `1024,4096`; `option` is what messages call the option."""
+def read_numbers(listed: str, option: str) -> tuple[int, ...]:
+    """Return the numbers in a list without ranges, such as `1024,4096`; `option` is what messages call the option."""
     hint = "numbers with commas between, such as 1024,4096"
-    parts = _parts(listed, option, hint)
+    parts = _split(listed, option, hint)
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise UsageError(f"{option} is {listed!r}", hint)
     return tuple(read_number(part, option) for part in parts)
@@ -255,11 +256,11 @@ def read_number(digits: str, what: str) -> int:
     return int(digits)
 
 
-def heads_from(listed: str) -> Heads:
-    """Return single heads in a list such as `L3H1,L5H11`, as (layer, head)."""
+def read_heads(listed: str) -> Heads:
+    """Return the heads in a list such as `L3H1,L5H11`, as (layer, head)."""
     hint = "single heads are chosen like this: L3H1,L5H11"
     heads: list[tuple[int, int]] = []
-    for part in _parts(listed, "head", hint):
+    for part in _split(listed, "head", hint):
         match = _HEAD.fullmatch(part)
         if not match:
             raise UsageError(f"{part!r} is not a head", hint)
@@ -267,8 +268,8 @@ def heads_from(listed: str) -> Heads:
     return tuple(dict.fromkeys(heads))
 
 
-def _parts(listed: str, what: str, hint: str) -> list[str]:
-    """Return the parts of a list; refuse empty parts, for where a comma is too many, a head may be lacking.
+def _split(listed: str, what: str, hint: str) -> list[str]:
+    """Split a list at its commas; refuse an empty part: the user may have forgotten a head there.
 
     Messages call a part `what`.
     """
@@ -280,15 +281,15 @@ def _parts(listed: str, what: str, hint: str) -> list[str]:
     return parts
 
 
-def names_from(listed: str) -> tuple[str, ...]:
-    """Return the names in a list such as `layer,head`."""
-    return tuple(_parts(listed, "name", "such as layer,head"))
+def read_columns(listed: str) -> tuple[str, ...]:
+    """Return the names of columns in a list such as `layer,head`."""
+    return tuple(_split(listed, "name", "such as layer,head"))
 
 
 def read_span(written: str, option: str) -> tuple[int, int | None]:
-    """Return the first number of a range, and the one after its last: `1000:1064`, `:64` (from 0), `1000:` (None).
+    """Return the start and the stop of a range of tokens, written as a slice; messages call the option `option`.
 
-    Messages call the option `option`.
+    `1000:1064` becomes (1000, 1064), `:64` becomes (0, 64), and `1000:` becomes (1000, None).
     """
     match = _SPAN.fullmatch(written.strip())
     if not match or match[0] == ":" or len(written) > 20:
@@ -304,8 +305,8 @@ def read_names(listed: str, known: Sequence[str], what: str) -> tuple[str, ...]:
 
     Messages call a name `what`.
     """
-    parts = dict.fromkeys(part.strip().lower() for part in listed.split(","))
-    names = tuple(filter(None, parts))
+    parts = [part.strip().lower() for part in listed.split(",")]
+    names = tuple(dict.fromkeys(part for part in parts if part))
     for name in names:
         require_choice(what, name, known)
     if not names:

@@ -1,8 +1,9 @@
-"""Turn a record into files, one JSON document, or tables in the terminal; and end a command as its study ended.
+"""Turn a record, which is the result of a study, into files, one JSON document, or tables in the terminal.
 
 Formats, options and folders are checked before a model runs for minutes. The files of a record appear together or not
-at all, see `results.storage`. Data are kept even if figures cannot be drawn: they may have taken hours. A study that
-was interrupted replaces no record, and one that failed in part ends the command with an error.
+at all, see `results.storage`. Data are kept even if figures cannot be drawn: they may have taken hours. An interrupted
+study replaces no record. A command whose study was interrupted or failed in part prints its results, then ends with an
+error.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from attnscope.results.storage import (
 if TYPE_CHECKING:
     from attnscope.results.result import Result
 
-HOME = Path("attnscope-out")
-"""The folder of files for which no folder is named."""
+DEFAULT_FOLDER = Path("attnscope-out")
+"""The folder for files if the user names none."""
 
 INTERRUPTED = "interrupted"
-"""The folder, inside of the named one, of an interrupted study that would replace a record."""
+"""The subfolder for the files of an interrupted study, if the folder holds others that they would replace."""
 
 MOST_SAVED = 1 << 26
-"""Bytes of weights up to which a heatmap that is drawn is saved too, so that `show` can draw it again."""
+"""The most bytes of weights that are saved beside the figures of a heatmap, so that `show` can draw them again."""
 
 TEXT = "text"
-"""The format that is drawn in the terminal."""
+"""The format of maps in the terminal."""
 
 _STYLE = ("scale", "cmap", "colours", "smooth", "layout", *SIZES)
-"""Options of how figures are drawn."""
+"""Options that are fields of `drawing.style.Style`."""
 
 _CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
     "hide_special": lambda record, _, options: record.hide_special(keep=options.get("query")),
@@ -62,7 +63,7 @@ _CHANGES: dict[str, Callable[[Any, Any, Mapping[str, Any]], Any]] = {
     "words": lambda record, _, options: record.merge_words(),
     "mean": lambda record, axis, options: record.average(axis),
 }
-"""Options of `show` that change a record: functions of the record, the option's value and all options."""
+"""How options of `show` change a record, in this order: functions of (record, value of the option, all options)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Output:
     out: Path | None = None
     formats: tuple[str, ...] = ()
     # Whether the user named these formats
-    named: bool = True
+    has_named_formats: bool = True
     # The name of the files, without their endings; None = that of the kind
     stem: str | None = None
     # The columns of tables in files; empty = the usual ones
@@ -84,41 +85,45 @@ class Output:
     # Whether notes are left out
     quiet: bool = False
     # Whether maps are drawn in the terminal
-    drawn: bool = False
-    # Whether maps are answered in few lines, and the address of the first figure is printed above the files
-    answers: bool = False
+    draws_text: bool = False
+    # Whether the terminal has a few lines on the strongest links of maps, and the address of the first figure
+    is_brief: bool = False
     # How the record is shown, by options of its kind
     options: Mapping[str, Any] = field(default_factory=dict)
-    # The record that some heads were picked from, among which they are ranked
-    whole: Result | None = None
+    # If the record has only the heads that were picked from another one: that one. Heads are ranked among all of it.
+    among: Result | None = None
 
     def style(self, record: Result) -> Any:
         """Return how the figures of a record are drawn."""
         return record.style(**_pick(self.options, _STYLE))
 
-    def deliver(self, record: Result, folder: Path | None = None, also: Sequence[Path] = ()) -> None:
-        """Write the files of a record, print its notes and the record, and end as its study ended.
+    def deliver(
+        self, record: Result, folder: Path | None = None, other_paths: Sequence[Path] = ()
+    ) -> None:
+        """Write the files of a record, print its notes and the record; raise an error if its study is incomplete.
 
         Args:
             record: The record.
-            folder: The folder of its files if none is named.
-            also: Files or folders that were written before, and are printed with its files.
+            folder: The folder of its files if the user names none.
+            other_paths: Files or folders that the study itself wrote; they are printed after the files.
 
         Raises:
             AttnscopeError: A file cannot be written; or, when everything else is done, part of what was asked for could
                 not be studied.
             KeyboardInterrupt: The study was interrupted; its results until then are printed and written.
         """
-        record, out = settle(record, self.out or folder, self.stem or self.kind.stem)
-        self.finish(record, out, also)
-        _fail_if_not_whole(record.corpus, record.run)
+        record, out = choose_folder(record, self.out or folder, self.stem or self.kind.stem)
+        self.write_and_print(record, out, other_paths)
+        _raise_if_incomplete(record.corpus, record.run)
 
-    def finish(self, record: Result, out: Path | None, also: Sequence[Path] = ()) -> None:
+    def write_and_print(
+        self, record: Result, out: Path | None, other_paths: Sequence[Path] = ()
+    ) -> None:
         """Write the files of a record into a folder, if there is one, and print its notes and the record."""
         notes = list(record.run.get("notes", ()))
         formats = self.formats
-        # Large weights are saved only if the user named a format for them.
-        if self.kind.glance and not self.named:
+        # Large weights of maps, which alone have a `glance`, are saved only if the user named a format for them.
+        if self.kind.glance and not self.has_named_formats:
             size = sum(array.nbytes for array in record.arrays().values())
             if size > MOST_SAVED:
                 formats = tuple(name for name in formats if name in FIGURE_FORMATS)
@@ -129,20 +134,22 @@ class Output:
         notes += note_fonts(texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
-        paths += also
+        paths += other_paths
         if self.json:
             print_json(record.to_json(files=list(map(str, paths))))
             return
         from attnscope.report.plain_text import open_console, print_record
 
-        options = {**self.options, "drawn": self.drawn, "among": self.whole, "answered": self.answers}
-        shown_with = {name: options.get(name) for name in self.kind.shown_with}
+        # The function that prints this kind takes some of the options, and of these three facts, see `Kind.shown_with`.
+        facts = {"drawn": self.draws_text, "among": self.among, "answered": self.is_brief}
+        arguments = {**self.options, **facts}
+        shown_with = {name: arguments.get(name) for name in self.kind.shown_with}
         print_record(record, open_console(), **shown_with)
-        print_paths(paths, has_address=self.answers and not self.drawn)
+        print_paths(paths, has_address=self.is_brief and not self.draws_text)
 
 
 def _pick(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return those of some options that have a value."""
+    """Return those of the named options that are given."""
     return {name: options[name] for name in names if name in options}
 
 
@@ -150,41 +157,43 @@ def _pick(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def plan(
-    kind: str,
+    kind_name: str,
     out: Path | None = None,
     formats: str | None = None,
     *,
     columns: tuple[str, ...] = (),
     json: bool = False,
     quiet: bool = False,
-    has_folder: bool = False,
+    has_default_folder: bool = False,
     **options: Any,
 ) -> Output:
     """Check how a record is to be written and shown, before it is made.
 
     Args:
-        kind: The kind, such as "heads".
+        kind_name: The kind of record, such as "heads".
         out: The folder for files, or the name of one, such as atlas.html or map.png; None = none.
         formats: Their formats, such as "npz,csv,png"; None = the usual ones, or that of the file.
         columns: The columns of tables in files; none = the usual ones.
         json: Whether one JSON document is printed.
         quiet: Whether notes are left out.
-        has_folder: Whether its files have a folder of their own where none is named.
+        has_default_folder: Whether there is a folder for its files even if the user names none.
         options: How it is shown, by `results.kinds.Kind.options`; None leaves an option to its default.
 
     Raises:
         UsageError: There is no such format, or no folder for files.
         AttnscopeError: The folder cannot be written.
     """
-    about = KINDS[kind]
-    known = (*about.formats, TEXT) if about.glance else about.formats
-    output = _plan(about, out, formats, known, about.usual, columns, options, has_folder=has_folder)
-    if output.drawn and json:
+    kind = KINDS[kind_name]
+    known = (*kind.formats, TEXT) if kind.glance else kind.formats
+    output = _plan(
+        kind, out, formats, known, kind.usual, columns, options, has_default_folder=has_default_folder
+    )
+    if output.draws_text and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
-    # Data alone, or with --quiet, are for programs: stdout has the paths of files and nothing else.
-    has_pictures = not {*FIGURE_FORMATS, *about.pages}.isdisjoint(output.formats)
-    answers = has_folder and has_pictures and not quiet
-    return replace(output, json=json, quiet=quiet, answers=answers)
+    # Programs read stdout if there are only files of data, or with --quiet: then it has paths and nothing else.
+    has_pictures = not {*FIGURE_FORMATS, *kind.pages}.isdisjoint(output.formats)
+    is_brief = has_default_folder and has_pictures and not quiet
+    return replace(output, json=json, quiet=quiet, is_brief=is_brief)
 
 
 def show(
@@ -213,17 +222,24 @@ def show(
     if out is not None:
         usual = ["png"] if "png" in kind.usual else [name for name in kind.usual if name in known]
     output = _plan(kind, out, formats, [*known, TEXT], usual, columns, options)
-    # Pick heads and change the record as options say; the others say how it is drawn.
-    left = dict(output.options)
-    shown = choose_heads(record, *(left.pop(name, None) for name in CHOICE_OF_HEADS))
+    # Pick heads and change the record as options ask; the remaining options say how it is drawn.
+    remaining = dict(output.options)
+    choice = [remaining.pop(name, None) for name in CHOICE_OF_HEADS]
+    shown = choose_heads(record, *choice)
     for name, change in _CHANGES.items():
-        value = left.pop(name, None)
+        value = remaining.pop(name, None)
+        # A change that was made before the record was saved is not made again.
         if value and name not in shown.changes:
-            shown = change(shown, value, left)
-    if left.get("query") is not None:
-        kind.view("query")(shown, left["query"])
-    output = replace(output, json=json, quiet=quiet, options=left, whole=record, named=True)
-    output.finish(shown, output.out)
+            shown = change(shown, value, remaining)
+    query = remaining.get("query")
+    if query is not None:
+        require_query = kind.view("query")
+        require_query(shown, query)
+    # Weights of a saved record are written however large they are, as if the user had named a format.
+    output = replace(
+        output, json=json, quiet=quiet, options=remaining, among=record, has_named_formats=True
+    )
+    output.write_and_print(shown, output.out)
 
 
 def _plan(
@@ -235,9 +251,9 @@ def _plan(
     columns: tuple[str, ...],
     options: Mapping[str, Any],
     *,
-    has_folder: bool = False,
+    has_default_folder: bool = False,
 ) -> Output:
-    """Return the folder, the files and the options that a user asks for, all of which are checked.
+    """Check the folder, the formats and the options that a user asks for, and return them.
 
     The formats must be among the `known` ones; the `usual` ones are written if the user names none.
     """
@@ -259,7 +275,7 @@ def _plan(
     # The script of a trace reads the npz file beside it.
     if "py" in files and "npz" not in files:
         files = ("npz", *files)
-    if files and formats is not None and out is None and not has_folder:
+    if files and formats is not None and out is None and not has_default_folder:
         raise UsageError(
             "there is no folder to write files to", "give one with --out, or leave out --format"
         )
@@ -271,17 +287,17 @@ def _plan(
         raise UsageError(
             "--columns are of tables, and none is written", "such as --format latex --out folder"
         )
-    if files and (out is not None or has_folder):
-        require_writable(HOME if out is None else out)
+    if files and (out is not None or has_default_folder):
+        require_writable(out or DEFAULT_FOLDER)
     return Output(
         kind,
         out,
         files,
-        drawn=TEXT in names,
+        draws_text=TEXT in names,
         options=options,
         columns=columns,
         stem=stem,
-        named=formats is not None,
+        has_named_formats=formats is not None,
     )
 
 
@@ -301,7 +317,7 @@ def write(
     The arguments are fields of `Output`; the options say how figures are drawn.
 
     Returns:
-        The files: figures first where its kind is usually drawn, else last.
+        The files: figures first if the usual formats of its kind begin with one, else last.
     """
     kind = record.record_kind()
     if stem is not None:
@@ -314,9 +330,9 @@ def write(
     paths = []
     drawn = []
     with replace_together(out) as staged:
-        every = bool(options.get("every"))
+        has_all = bool(options.get("every"))
         for name in data:
-            paths.append(record.save(staged / kind.file(name), every=every, columns=columns))
+            paths.append(record.save(staged / kind.file(name), every=has_all, columns=columns))
         for name in pages:
             paths.append(kind.view("page")(record).save(staged / kind.file(name)))
         try:
@@ -343,9 +359,9 @@ def _rename_figures(files: Sequence[Path], stem: str) -> list[Path]:
 
 
 def _keep_data(staged: Path, out: Path) -> None:
-    """Keep the data where not all figures were drawn: in `out`, or in a folder inside if it has other files.
+    """Keep the data if not all figures could be drawn: in `out`, or in a subfolder if `out` has other files.
 
-    `staged` is the temporary folder in `out` that holds the files that were written until then.
+    `staged` is the temporary folder, in `out`, of the files that were written until then.
     """
     names = [path.name for path in staged.iterdir() if path.suffix[1:] not in FIGURE_FORMATS]
     if not names:
@@ -371,8 +387,8 @@ def note_fonts(texts: Iterable[str], files: Iterable[str], font: str | None) -> 
 # After a study ----------------------------------------------------------------------------------------------------
 
 
-def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
-    """Decide where a study is written: into its folder, unless it was interrupted and there is a record already.
+def choose_folder(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
+    """Choose where a study is written: a subfolder if it was interrupted and the folder holds a record already.
 
     Args:
         record: The record of the study.
@@ -380,7 +396,7 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
         stem: The name of the record's files, without ending.
 
     Returns:
-        The record, with a note if it goes elsewhere, and the folder; None = nothing is to be written.
+        The record, with a note if it goes to the subfolder; and the folder, None = nothing is to be written.
 
     Raises:
         KeyboardInterrupt: It was interrupted before anything was done.
@@ -396,8 +412,8 @@ def settle(record: Any, out: Path | None, stem: str) -> tuple[Any, Path | None]:
     return replace(record, run={**record.run, "notes": notes}), out / INTERRUPTED
 
 
-def _fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
-    """End with an error if something could not be read or failed, and as Ctrl-C does if the study was interrupted.
+def _raise_if_incomplete(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Raise an error if something could not be read or failed, and KeyboardInterrupt if the study was interrupted.
 
     The result has been printed and written by then: nothing is lost.
 
@@ -410,13 +426,14 @@ def _fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> Non
     # Checkpoints of a training that could not be measured
     skipped = run.get("skipped", ())
     for problem in (*skipped, *problems):
-        source = f"{problem['source']}"
+        source = str(problem["source"])
         if problem["line"] is not None:
             source += f", line {problem['line']}"
         print("skipped: " + one_line(f"{source}: {problem['reason']}"), file=sys.stderr)
-    # A corpus says what it is of, as "pictures …" or "recordings …"; texts are not said.
+    # The first word of `corpus["of"]` is what was studied, such as "pictures"; texts have none.
     plural = str(corpus.get("of") or "").partition(" ")[0]
     if is_interrupted(corpus):
+        # "this is what 12 texts say"
         n_checkpoints = corpus.get("n_checkpoints")
         done = f"{corpus['n_texts']:,} {plural or 'texts'} say"
         if isinstance(n_checkpoints, int):
@@ -434,9 +451,9 @@ def _fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> Non
             "all the rest was, and is in the result",
         )
     if problems:
-        # The plural has one s: "pictures", "recordings" or this.
-        plural = plural or "parts of the texts"
-        n_problems = amount(len(problems), plural.replace("s", "", 1), plural)
+        n_problems = amount(len(problems), "part of the texts", "parts of the texts")
+        if plural:
+            n_problems = amount(len(problems), plural.removesuffix("s"))
         is_lost = any("not studied" in problem["reason"] for problem in problems)
         failed = "read or studied" if is_lost else "read"
         raise AttnscopeError(
@@ -446,10 +463,10 @@ def _fail_if_not_whole(corpus: Mapping[str, Any], run: Mapping[str, Any]) -> Non
 
 # Printing ---------------------------------------------------------------------------------------------------------
 
-_OBEYED = re.compile(
+_CONTROLS = re.compile(
     "[\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Controls, marks of direction and separators of lines beyond ASCII, which json.dumps leaves as they are."""
+"""Characters beyond ASCII that a terminal may obey and json.dumps keeps: controls, text direction, line separators."""
 
 
 def say(notes: Iterable[str], quiet: bool) -> None:
@@ -460,10 +477,10 @@ def say(notes: Iterable[str], quiet: bool) -> None:
 
 
 def print_paths(paths: Sequence[str | Path], *, has_address: bool = False) -> None:
-    """Print the files that were written, one per line: as they are for programs, and as is safe on a terminal.
+    """Print the files that were written, one per line; on a terminal, control characters in their names are escaped.
 
-    On a terminal the address of each page follows, for a browser. With `has_address`, the address of the first file is
-    printed above all instead.
+    On a terminal the address of each HTML page follows its name, for a browser. With `has_address`, the address of the
+    first file is printed above all files instead.
     """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     if has_address and paths:
@@ -479,18 +496,18 @@ def print_json(document: str | Mapping[str, Any]) -> None:
     text = document if isinstance(document, str) else dumps(document, ensure_ascii=False)
     if sys.stdout is not None:
         sys.stdout.flush()
-        # Characters that terminals and JavaScript obey, and bytes of file names that are no text, become \u202e etc.
-        escaped = _OBEYED.sub(lambda match: dumps(match[0])[1:-1], text)
+        # Control characters, and bytes of file names that are not UTF-8, become escapes such as \u202e.
+        escaped = _CONTROLS.sub(lambda match: dumps(match[0])[1:-1], text)
         sys.stdout.buffer.write(escaped.encode() + b"\n")
 
 
 def print_document(
     document: Callable[[], Mapping[str, Any]], paths: Sequence[Path], json: bool, answer: str = ""
 ) -> None:
-    """Print the files of something that is no record.
+    """Print the files of a page or a batch, which are no records, or its JSON document.
 
     Args:
-        document: Makes its JSON document.
+        document: Returns the JSON document.
         paths: The files.
         json: Whether the document is printed, with the files in it; else the files, one per line.
         answer: What is printed above the files, with the address of the first one; "" = neither.

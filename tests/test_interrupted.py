@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnscope.output import settle
+from attnscope.output import choose_folder
 from attnscope.results.storage import write_whole
 from attnscope.studies.ablate import measurers as ablation
 from attnscope.studies.ablate.measurers import Cutting
@@ -125,18 +125,18 @@ def test_an_interrupted_run_replaces_no_record(tmp_path):
     out = tmp_path / "out"
 
     def after(n_texts):
-        found, folder = settle(Studied({}, {"n_texts": n_texts, "complete": False}), out, "heads")
+        found, folder = choose_folder(Studied({}, {"n_texts": n_texts, "complete": False}), out, "heads")
         if folder is not None:
             write_whole(folder / "heads.json", json.dumps(asdict(found)).encode())
         return folder
 
     assert [after(n) for n in (1, 3)] == [out, out / "interrupted"]
     whole = Studied({}, {"n_texts": 1, "complete": True})
-    assert settle(whole, out, "heads") == (whole, out)
+    assert choose_folder(whole, out, "heads") == (whole, out)
 
 
 def test_files_that_do_not_tell_how_far_they_got_stay(tmp_path):
     (tmp_path / "heads.csv").write_text("mine", "utf-8")
-    found, folder = settle(Studied({}, {"n_texts": 9, "complete": False}), tmp_path, "heads")
+    found, folder = choose_folder(Studied({}, {"n_texts": 9, "complete": False}), tmp_path, "heads")
     assert folder == tmp_path / "interrupted"
     assert "which stays" in found.run["notes"][-1]

@@ -37,7 +37,7 @@ class Basket:
     places: tuple[str, ...] = asked.option("Where.", default=(), argument=True)
     kinds: tuple[str, ...] = asked.option("Which.", "-k", "--kind", default=())
     peel: Peel = asked.group(Peel)
-    layers: tuple[int, ...] = asked.option("Layers.", default=(0,), read=asked.numbers_from)
+    layers: tuple[int, ...] = asked.option("Layers.", default=(0,), read=asked.read_ranges)
     washed: bool = asked.option("Leave them as they are.", "--unwashed", default=True)
     seed: int = asked.option("Few need it.", default=0, rare=True)
     secret: int = asked.option("For Python.", default=3, python_only=True)

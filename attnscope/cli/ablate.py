@@ -34,7 +34,7 @@ def ablate(
     if order.save is not None:
         with progress(files.quiet) as report:
             record = prune(model.model, corpus, order, model.loading, report)
-        return output.deliver(record, also=[order.save])
+        return output.deliver(record, other_paths=[order.save])
     # Or the effect of each head; a loss takes the language-model head.
     loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
     shared = running.share(model.model, loading)

@@ -84,7 +84,7 @@ def heatmap(
     - `attnscope heatmap --image photo.jpg -m ./dinov2-small --query 3,5`
     - `attnscope heatmap --audio speech.wav -m ./whisper-tiny "What is said in it." --words`
     """
-    from attnscope.output import HOME
+    from attnscope.output import DEFAULT_FOLDER
     from attnscope.studies.maps.study import home_of, study
 
     # Follow tokens through all layers.
@@ -100,10 +100,10 @@ def heatmap(
         record = study(model.model, _read_input(source, reading), maps, model.loading)
         return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # exact maps
     # Draw maps.
-    output = files.plan("heatmap", has_folder=True, query=maps.query, **drawing.changes())
+    output = files.plan("heatmap", has_default_folder=True, query=maps.query, **drawing.changes())
     record = study(model.model, _read_input(source, reading), maps, model.loading)
     # Without -o, figures go to a folder that is named by what they show.
-    folder = HOME / home_of(record, output.options.get("query"), output.style(record))
+    folder = DEFAULT_FOLDER / home_of(record, output.options.get("query"), output.style(record))
     return output.deliver(record, folder)
 
 

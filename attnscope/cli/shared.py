@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnscope.options import group, names_from, option, options
+from attnscope.options import group, option, options, read_columns
 from attnscope.studies.inputs.options import LoadOptions
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ class Files(Printing):
         "Files: several of npz, csv, latex, md, json, png, svg, pdf.", "-f", "--format", default=None
     )
     columns: tuple[str, ...] = option(
-        "Columns of csv, latex and md, such as layer,head,role.", default=(), read=names_from, rare=True
+        "Columns of csv, latex and md, such as layer,head,role.",
+        default=(),
+        read=read_columns,
+        rare=True,
     )
     every: bool = option(
         "Print everything that was found, also what few need to know.", "--all", default=False

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
-from attnscope.options import numbers_from, option, options
+from attnscope.options import option, options, read_ranges
 from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
 from attnscope.report.numbers import UNDEFINED, fixed, largest_first, percent
 from attnscope.report.panels import AXES, Panel, Panels
@@ -39,13 +39,13 @@ class SplitOptions:
     counts: tuple[int, ...] = option(
         "Numbers of heads to split into, such as 1,2,4.",
         default=(1, 2, 4),
-        read=numbers_from,
+        read=read_ranges,
         written="1,2,4",
     )
     drop: tuple[int, ...] = option(
         "Set the output of these heads to zero, one by one, and measure the change, such as 0,1.",
         default=(),
-        read=numbers_from,
+        read=read_ranges,
     )
 
     def require(self) -> None:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from attnscope.errors import AttnscopeError, amount, safe
-from attnscope.options import numbers_from, option, options
+from attnscope.options import option, options, read_ranges
 from attnscope.report.blocks import Block, Grid, Report, Special
 from attnscope.report.matrix import draw_matrix
 from attnscope.report.wording import model_of, printable, report_on
@@ -85,7 +85,7 @@ class TraceOptions:
         "-H",
         "--heads",
         default=None,
-        read=numbers_from,
+        read=read_ranges,
         panel="Heads",
     )
     query: str | None = option(

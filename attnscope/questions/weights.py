@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import amount
-from attnscope.options import heads_from, option, options, seed_option
+from attnscope.options import option, options, read_heads, seed_option
 from attnscope.report.blocks import Block, Graph, HeadMap, Link, Note, Ranking, Report, Words, rank_heads
 from attnscope.report.numbers import fixed, largest_first, percent, small_number
 from attnscope.report.wording import report_on
@@ -63,7 +63,7 @@ class WeightsOptions:
     pick: tuple[tuple[int, int], ...] | None = option(
         "Print everything about these heads, such as L3H1,L5H11.",
         default=None,
-        read=heads_from,
+        read=read_heads,
         panel="Heads",
     )
     seed: int = seed_option("the random heads that scores are compared with")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from attnscope.errors import amount
-from attnscope.options import heads_from, kind_option, option, options
+from attnscope.options import kind_option, option, options, read_heads
 from attnscope.report.blocks import Grid, Ranking, Report
 from attnscope.report.numbers import fixed, largest_first, number, signed, small_number, weight
 from attnscope.report.wording import printable, report_on
@@ -29,7 +29,7 @@ class WhyOptions:
     PANEL: ClassVar[str] = "Heads"
 
     pick: tuple[tuple[int, int], ...] | None = option(
-        "The head, such as L18H6.", default=None, read=heads_from
+        "The head, such as L18H6.", default=None, read=read_heads
     )
     query: str | None = option("The token that attends: a token, a word, or its number.", default=None)
     key: str | None = option(

@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 from attnscope.errors import AttnscopeError, UsageError, amount, first_line, require_choice
-from attnscope.host import block_interrupts, safe_path, tame_matplotlib
+from attnscope.host import block_interrupts, safe_import_path, tame_matplotlib
 from attnscope.models.catalog import BUILT_IN, KNOWN
 from attnscope.models.files import HASHES
 from attnscope.studies.inputs.options import LoadOptions
@@ -349,7 +349,7 @@ def _safe_start(n_threads: int) -> Iterator[None]:
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
-        with block_interrupts(), safe_path(**_environment(n_threads)):
+        with block_interrupts(), safe_import_path(**_environment(n_threads)):
             yield
     finally:
         sys.modules["__main__"] = main_module
@@ -487,7 +487,7 @@ def connect(address: str | None) -> Iterator[Any]:
     logging.getLogger("ray").setLevel(logging.ERROR)  # no warnings of how the cluster is set up
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     try:
-        with safe_path():
+        with safe_import_path():
             ray.init(address=address, logging_level=logging.ERROR, **quiet)
     except Exception as error:  # Ray's parts raise errors of many kinds
         raise AttnscopeError(

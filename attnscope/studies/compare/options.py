@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from attnscope.choice import Choice
 from attnscope.errors import UsageError, require_choice
-from attnscope.options import group, heads_from, option, options
+from attnscope.options import group, option, options, read_heads
 from attnscope.questions.distances import MEASURES, WITHOUT_SPECIAL
 from attnscope.studies.inputs.options import refuse_file_names
 
@@ -58,7 +58,7 @@ class CompareOrder(CompareOptions):
     ablated: tuple[tuple[int, int], ...] | None = option(
         "The same model without these heads, such as L3H1,L4H2: which later heads change most?",
         default=None,
-        read=heads_from,
+        read=read_heads,
     )
     query: str | None = option(
         "With --with: rank heads at this token, a word, or a place such as @3.",

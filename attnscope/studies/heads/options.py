@@ -11,12 +11,12 @@ from attnscope.errors import UsageError, require_choice
 from attnscope.options import (
     chunk_option,
     group,
-    heads_from,
     option,
     options,
+    read_heads,
+    read_numbers,
     seed_option,
     stride_option,
-    whole_numbers,
 )
 
 RETRIEVAL = "retrieval"
@@ -132,7 +132,7 @@ class NeedleOptions:
     lengths: tuple[int, ...] = option(
         "With --probe needle: lengths of the texts in tokens, such as 1024,4096.",
         default=(1024,),
-        read=lambda listed: whole_numbers(listed, "--lengths"),
+        read=lambda listed: read_numbers(listed, "--lengths"),
         written="1024",
         rare=True,
     )
@@ -217,7 +217,7 @@ class Describing:
 
     describe: bool = option("Leave out the one-line descriptions.", "--no-describe", default=True)
     pick: tuple[tuple[int, int], ...] | None = option(
-        "Describe only these heads, such as L3H1,L5H11.", default=None, read=heads_from
+        "Describe only these heads, such as L3H1,L5H11.", default=None, read=read_heads
     )
 
     def require(self) -> None:

@@ -12,7 +12,7 @@ from attnscope.core.plain_torch import with_plain_torch
 from attnscope.corpus import Corpus
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.model import Model
-from attnscope.output import HOME
+from attnscope.output import DEFAULT_FOLDER
 from attnscope.pages import PAGE_SCHEMA, Page, PageText, page_of, require_room
 from attnscope.pages.heads import heads_of
 from attnscope.questions.atlas import Atlas
@@ -96,7 +96,7 @@ def write_page(
     # Check the folder before anything is computed.
     path = order.out
     if path is None:
-        require_writable(HOME)
+        require_writable(DEFAULT_FOLDER)
     elif not is_stream(path):
         require_writable(path.parent)
     # Load the records first: one that cannot be read is refused before a model runs.
@@ -114,7 +114,7 @@ def write_page(
     # By default, the file is named by its first text and its content.
     content = page.html.encode()
     if path is None:
-        path = HOME / f"{name_for(page_texts[0].record, content)}.html"
+        path = DEFAULT_FOLDER / f"{name_for(page_texts[0].record, content)}.html"
     # A file appears whole or not at all; a pipe cannot be replaced.
     if is_stream(path):
         write_stream(path, content)
