@@ -22,7 +22,7 @@ from attnscope.core.interventions import Activations
 from attnscope.core.pairs import pair_means
 from attnscope.errors import AttnscopeError, UsageError
 from attnscope.models.hf.assembling import wrap
-from attnscope.questions.patch import BY, Patching
+from attnscope.questions.patch import PATCHED_VALUES, Patching
 from attnscope.studies.patch.pairs import batches_of, read_pairs
 from attnscope.studies.patch.runs import Change, PairRuns, units_of
 from tests.conftest import VOCABULARY as VOCABULARY_OF_TINY
@@ -166,7 +166,7 @@ def shown_by(network, pairs):
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("by", PATCHED_VALUES)
 def test_effects_are_those_of_plain_hooks(network, by, direction):
     pairs = entries()
     model = wrap(network, name="tiny", check=False)
@@ -233,7 +233,7 @@ def test_positions_are_those_of_plain_hooks(network, by):
     )
 
 
-@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("by", PATCHED_VALUES)
 def test_attribution_is_the_slope_of_the_exact_effect(by):
     """In float64, of GPT-2: Llama's norms compute in float32."""
     model = wrap(gpt2().double(), name="tiny", check=False)

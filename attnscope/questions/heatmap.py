@@ -1,4 +1,4 @@
-"""Declare the exact attention maps of a model on a text, a picture or a recording, and what may be done to them.
+"""Declare the exact attention maps of a model on a text, a picture or a recording, and the changes to their weights.
 
 NumPy only: `heatmap_figures` draws them, `heatmap_terminal` prints them.
 """
@@ -38,7 +38,7 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Table, count, number, text
 
 MOST_ROW_SUM = 1.1
-"""What a row of weights sums to at most, however it was rounded."""
+"""The largest sum of a row of weights that rounding explains; a larger sum is damage."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -60,13 +60,13 @@ class Heatmap(MapsResult[AttentionMap]):
     """Hold the exact attention weights of the chosen heads on one text; `MapsResult` has text, maps, run and picked.
 
     Attributes:
-        changes: What was done to the weights after the model gave them, in order: "hide_special", "words", and
-            "mean of …", what was averaged.
+        changes: What was done to the model's weights, in order: "hide_special", "without_sinks", "words", or the name
+            of a mean, such as "mean of 72 heads".
         picture: Of a vision model: what it saw; the tokens are its patches. None = there is none.
         sound: Of a speech model: what it heard; the keys are frames in time. None = there is none.
-        pictures: Of a model that reads pictures among words: what it saw; their `cells` are places among the keys. Of
-            one photo there may be several: all of it in detail, and all of it small.
-        top: How many of each query's largest weights CSV and JSON have; 0 = all. It is not saved.
+        pictures: The pictures of a model whose input has pictures and words; their `cells` are indices of keys. A photo
+            may be there twice: cut into detailed pictures, and whole as a small one.
+        top: How many of each query's largest weights `rows` and `as_json` return; 0 = all. It is not saved.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.heatmap/2"
@@ -139,58 +139,57 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def usual_scale(self) -> Any:
-        """Return what is drawn darkest: weight 1; of pictures and sound each head's largest."""
+        """Return the scale of its figures, see `Style`: "fixed" for text; "head" for pictures and sound."""
         return "fixed" if self.is_of_text else "head"
 
     # Changes
 
     def sinks(self, attention: AttentionMap) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which queries, (query,), and which keys, (key,), of one of its maps are sinks, as of `Tokens.sinks`.
+        """Return which queries, (query,), and which keys, (key,), of a map are sinks, see `Tokens.sinks`.
 
-        The first token of a decoder is a sink where the map is of a text, holds it, and no sinks were hidden.
+        The first token of a decoder is one if the map is of a text and begins with it, and no sinks are hidden.
         """
         first_query, first_key = attention.origin
-        # Without a kind only special tokens are sinks; it is empty where the first token is missing or no sink.
+        # With an empty kind, `Tokens.sinks` finds special tokens alone, not the first token.
         kind = attention.kind if self.is_of_text and "hide_special" not in self.changes else ""
         queries = attention.queries.sinks("" if first_query else kind)
         keys = attention.keys.sinks("" if first_key else kind)
         return queries, keys
 
     @property
-    def _has_parts(self) -> bool:
-        """Return whether a map is a part of a whole one, so that the sums of rows are not known."""
+    def _is_partial(self) -> bool:
+        """Return whether a map may lack rows or columns of the whole, so that sinks cannot be left out of it."""
         return bool(self.pictures) or any(attention.part is not None for attention in self.maps)
 
     def without_sinks(self) -> Heatmap:
-        """Return the same where sinks get nothing: each row is divided by what other keys get, as by `hide_special`.
+        """Return the same with the weights of sinks set to 0, and each row renormalised as by `renormalise`.
 
-        Rows and columns stay. A record without sinks, or whose special tokens are hidden, stays as it is.
+        Rows and columns stay. A record that has no sinks, or from which they were taken before, is returned as it is.
 
         Raises:
             AttnscopeError: It is a part of a map, or its word pieces are merged.
         """
-        # Of each map, (key,).
-        key_sinks = [keys for _, keys in map(self.sinks, self.maps)]
+        # Which keys of each map are sinks, (key,).
+        key_sinks = [self.sinks(attention)[1] for attention in self.maps]
         is_done = "hide_special" in self.changes or "without_sinks" in self.changes
         if is_done or not np.concatenate(key_sinks).any():
             return self
-        if "words" in self.changes or self._has_parts:
+        if "words" in self.changes or self._is_partial:
             raise AttnscopeError("sinks are left out of whole maps of tokens, not of a part or of words")
         maps = []
-        for attention, sinks in zip(self.maps, key_sinks, strict=True):
-            weights = renormalise(np.where(sinks, 0, attention.weights)).astype(np.float32)
+        for attention, is_sink in zip(self.maps, key_sinks, strict=True):
+            weights = renormalise(np.where(is_sink, 0, attention.weights)).astype(np.float32)
             maps.append(replace(attention, weights=weights))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "without_sinks"))
 
     def hide_special(self, *, keep: str | None = None) -> Heatmap:
-        """Return the same without the special tokens: each row that stays is divided by what is left of it.
+        """Return the same without the rows and columns of sinks (see `sinks`), and the other rows renormalised.
 
-        Of a decoder the first token goes too, see `Tokens.sinks`. A row of which less than 1% is left becomes zeros:
-        dividing would make a strong link of next to nothing. A record without such tokens, or with hidden ones, stays
-        as it is.
+        A row that sums to less than 1% without sinks becomes zeros: dividing would make a strong link of next to
+        nothing. A record that has no sinks, or where they are hidden already, is returned as it is.
 
         Args:
-            keep: Tokens whose rows stay, though their columns go, as `Tokens.find` takes them.
+            keep: Names tokens, as `Tokens.find` takes them, whose rows stay although they are sinks.
 
         Raises:
             AttnscopeError: It is a part of a map, its word pieces are merged, or nothing would be left.
@@ -198,7 +197,7 @@ class Heatmap(MapsResult[AttentionMap]):
         has_sinks = any(np.concatenate(self.sinks(attention)).any() for attention in self.maps)
         if "hide_special" in self.changes or not has_sinks:
             return self
-        if self._has_parts:
+        if self._is_partial:
             raise AttnscopeError(
                 "special tokens are hidden in whole maps, not in a part: its rows do not sum to 1"
             )
@@ -206,24 +205,27 @@ class Heatmap(MapsResult[AttentionMap]):
             raise AttnscopeError("special tokens are hidden before word pieces are merged, not after")
         maps = []
         for attention in self.maps:
-            # Which rows and columns stay, (query,) and (key,).
-            rows, columns = map(np.logical_not, self.sinks(attention))
+            query_sinks, key_sinks = self.sinks(attention)
+            # Which queries and keys stay, (query,) and (key,).
+            kept_queries = ~query_sinks
+            kept_keys = ~key_sinks
             if keep is not None:
-                rows[list(attention.queries.find(keep))] = True
-            if not rows.any() or not columns.any():
+                kept_queries[list(attention.queries.find(keep))] = True
+            if not kept_queries.any() or not kept_keys.any():
                 raise AttnscopeError(
                     "nothing is left when special tokens are hidden", "the text has no other tokens"
                 )
-            left = attention.weights[:, :, rows][:, :, :, columns]
-            weights = renormalise(left).astype(np.float32)
-            queries, keys = attention.queries.take(rows), attention.keys.take(columns)
+            kept_weights = attention.weights[:, :, kept_queries][:, :, :, kept_keys]
+            weights = renormalise(kept_weights).astype(np.float32)
+            queries = attention.queries.take(kept_queries)
+            keys = attention.keys.take(kept_keys)
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys))
         return replace(self, maps=tuple(maps), changes=(*self.changes, "hide_special"))
 
     def merge_words(self) -> Heatmap:
-        """Return the same word by word: weights to the pieces of a word are summed, weights from them averaged.
+        """Return the same with the pieces of each word merged: their columns are summed, their rows averaged.
 
-        Rows keep their sum (Clark et al. 2019, section 4.1); pieces whose row is empty take no part.
+        Rows keep their sum (Clark et al. 2019, section 4.1). A row of zeros does not count in the average.
 
         Raises:
             AttnscopeError: The tokenizer cannot tell which tokens make a word.
@@ -236,21 +238,24 @@ class Heatmap(MapsResult[AttentionMap]):
         maps = []
         pictures = self.pictures
         for attention in self.maps:
-            # The pieces of each word among queries and among keys, and the word of each key, (key,).
-            rows = attention.queries.word_groups()
-            columns = attention.keys.word_groups()
-            word_of = np.repeat(np.arange(len(columns)), list(map(len, columns)))
-            # The cells of pictures are keys of the first map.
+            # The pieces of each word, among the queries and among the keys.
+            query_words = attention.queries.word_groups()
+            key_words = attention.keys.word_groups()
+            # The word of each key, (key,).
+            word_of = np.repeat(np.arange(len(key_words)), [len(pieces) for pieces in key_words])
+            # The cells of pictures are indices of the first map's keys.
             if attention is self.maps[0]:
-                pictures = tuple(picture.move(word_of) for picture in self.pictures)
+                pictures = tuple(picture.renumber(word_of) for picture in self.pictures)
             part = attention.part
             if self.pictures and part is not None and attention.kind != "cross":
-                # A part of rows has all keys, so these tell which word its first query is now.
-                part = MapPart(int(word_of[part.first_query]), 0, len(columns), len(columns))
-            weights = merge_weights(attention.weights, rows, columns)
-            queries, keys = attention.queries.merge(rows), attention.keys.merge(columns)
+                # The part has all keys, and its first query is one of them: this tells its word.
+                first_word = int(word_of[part.first_query])
+                part = MapPart(first_word, 0, len(key_words), len(key_words))
+            weights = merge_weights(attention.weights, query_words, key_words)
+            queries = attention.queries.merge(query_words)
+            keys = attention.keys.merge(key_words)
             maps.append(replace(attention, weights=weights, queries=queries, keys=keys, part=part))
-        # Which word the first query of cross-attention is, the next map tells: its keys are these queries.
+        # Cross-attention has the queries of the map after it, where their words are known now.
         if len(maps) > 1 and maps[0].kind == "cross":
             across, among_words = maps[:2]
             if across.part is not None and among_words.part is not None:
@@ -260,11 +265,11 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @property
     def mean_name(self) -> str:
-        """Return what its maps are the mean of, such as "mean of 72 heads"; empty = they are those of heads."""
+        """Return the name of the mean that its maps are, such as "mean of 72 heads"; empty = nothing was averaged."""
         return next((change for change in self.changes if change.startswith(MEAN_OF)), "")
 
     def average(self, over: str) -> Heatmap:
-        """Return the same with means of the heads that are shown, in place of heads.
+        """Return the same with means over the heads that are shown; a record of means is returned as it is.
 
         Args:
             over: "heads" of each layer, "layers" for each head, or "all" of both.
@@ -275,29 +280,29 @@ class Heatmap(MapsResult[AttentionMap]):
         require_choice("mean over", over, [*AXES])
         if self.mean_name:
             return self
-        heads_of_maps = [self.chosen(attention) for attention in self.maps]
         maps = []
-        for attention, heads in zip(self.maps, heads_of_maps, strict=True):
+        named: tuple[tuple[int, int], ...] = ()
+        for attention in self.maps:
+            heads = self.chosen(attention)
             if heads:
                 maps.append(average(attention, heads, over))
-        # The mean in words: by the heads of the first map, or of the last one if the first shows none.
-        heads = heads_of_maps[0] or heads_of_maps[-1]
-        layers = [layer for layer, _ in heads]
-        numbers = [head for _, head in heads]
-        change = f"{MEAN_OF}{amount(len(heads), 'head')}"
+            # The name of the mean is about the first map that shows heads.
+            named = named or heads
         if over == "heads":
-            change = f"{MEAN_OF}heads {spans(numbers)} in each layer"
+            name = f"{MEAN_OF}heads {spans([head for _, head in named])} in each layer"
         elif over == "layers":
-            change = f"{MEAN_OF}layers {spans(layers)} for each head"
-        return replace(self, maps=tuple(maps), picked=None, changes=(*self.changes, change))
+            name = f"{MEAN_OF}layers {spans([layer for layer, _ in named])} for each head"
+        else:
+            name = f"{MEAN_OF}{amount(len(named), 'head')}"
+        return replace(self, maps=tuple(maps), picked=None, changes=(*self.changes, name))
 
     def with_pictures_as_one(self) -> Heatmap:
-        """Return the same with each photo as one key, as `merge_pictures` does; maps but the first stay as they are."""
+        """Return the same where the patches of each photo are one key of the first map, as by `merge_pictures`."""
         first, *others = self.maps
         return replace(self, maps=(merge_pictures(first, self.pictures), *others), pictures=())
 
     def make_square(self) -> Heatmap:
-        """Return the same with as many rows as columns, zeros for those that a part lacks, and each picture as one key.
+        """Return the same with a row for each column: each photo is one key, and rows that a part lacks are zeros.
 
         Raises:
             AttnscopeError: It is a part that lacks some of the keys.
@@ -309,13 +314,13 @@ class Heatmap(MapsResult[AttentionMap]):
     # Files
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return a row for each weight of the heads that are shown, the names of columns first."""
+        """Yield the names of columns, then a row for each weight of the heads that are shown."""
         yield LINK_COLUMNS
         for attention in self.maps:
             first_query, first_key = attention.origin
             queries, keys = attention.queries.labels, attention.keys.labels
             for layer, head in self.chosen(attention):
-                # A mean over layers has no layer, and what stands in the place of heads has a name.
+                # A mean over layers has no layer number; means over heads, and rollout, have names in place of heads.
                 layer_name = "mean" if self.mean_name and attention.n_layers == 1 else layer
                 head_name = attention.head_name(head) if attention.head_names else head
                 weights = attention.of(layer, head)
@@ -328,15 +333,15 @@ class Heatmap(MapsResult[AttentionMap]):
                         first_key + key,
                         queries[query],
                         keys[key],
-                        # No more digits than float32 has.
+                        # The shortest decimal of a float32: 0.1, where `float` alone makes 0.10000000149.
                         float(str(weights[query, key])),
                     )
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `Result` does; with `top` the largest weights are in `links`, the others are left out."""
+        """Return what `Result.as_json` does; with `top`, each query's largest weights, "links", in place of all."""
         document = super().as_json()
         if self.top:
-            # "weights", and of further maps names such as "weights:cross".
+            # The arrays of further maps have names such as "weights:cross".
             for name in list(document):
                 if name.partition(":")[0] == "weights":
                     del document[name]
@@ -345,7 +350,7 @@ class Heatmap(MapsResult[AttentionMap]):
         return document
 
     def extra_contents(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return the words of a recording as a table, pictures and sound as arrays, and what describes these."""
+        """Return the table of spoken words, the arrays of pictures and sound, and what else is known of them."""
         tables: dict[str, Table] = {}
         arrays: dict[str, NDArray[Any]] = {}
         options: dict[str, Any] = {
@@ -370,27 +375,30 @@ class Heatmap(MapsResult[AttentionMap]):
 
     @classmethod
     def read_extra(cls, stored: Result) -> dict[str, Any]:
-        """Return the pictures and the sound that were kept."""
+        """Return the fields `picture`, `pictures` and `sound` from what `extra_contents` returned."""
         options, arrays = stored.options, stored.grids
-        more: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if options["picture"] is not None:
-            more["picture"] = _read_picture(options["picture"], arrays["pixels"], None)
+            fields["picture"] = _read_picture(options["picture"], arrays["pixels"], None)
         pictures = []
-        for index, fields in enumerate(options["pictures"]):
+        for index, description in enumerate(options["pictures"]):
             cells = arrays[f"cells:{index}"].astype(np.int32)
-            pictures.append(_read_picture(fields, arrays[f"pixels:{index}"], cells))
-        more["pictures"] = tuple(pictures)
+            pictures.append(_read_picture(description, arrays[f"pixels:{index}"], cells))
+        fields["pictures"] = tuple(pictures)
         if options["sound"] is not None:
             words = []
             if "words" in stored.tables:
-                _, *rows = stored.tables["words"].rows()  # the names of columns come first
+                # The names of columns come first.
+                _, *rows = stored.tables["words"].rows()
                 for word, start, end, first, stop in rows:
                     words.append(SpokenWord(word, start, end, (first, stop)))
-            fields = {key: freeze(value) for key, value in options["sound"].items()}
-            sound = Sound.rebuild(fields, arrays["envelope"], arrays.get("spectrogram"), tuple(words))
+            description = {key: freeze(value) for key, value in options["sound"].items()}
+            sound = Sound.rebuild(
+                description, arrays["envelope"], arrays.get("spectrogram"), tuple(words)
+            )
             sound.require_whole()
-            more["sound"] = sound
-        return more
+            fields["sound"] = sound
+        return fields
 
     def require_whole(self) -> None:
         """Refuse weights that cannot be weights, and tokens that are not those of its pictures or sound."""
@@ -403,23 +411,23 @@ class Heatmap(MapsResult[AttentionMap]):
                 raise ValueError("its weights sum to more than 1 in a row")
             if self.sound is not None and len(attention.keys) != len(self.sound.envelope):
                 raise ValueError("its keys are not the frames of its sound")
-            if self.picture is None:
-                continue
-            # Of a vision model all tokens but special ones are patches.
-            for tokens in (attention.queries, attention.keys):
-                if int((~tokens.special).sum()) != np.prod(self.picture.grid):
-                    raise ValueError("its tokens are not the patches of its picture")
-        # Among words each patch names its key; -1 = none stands for it.
+            if self.picture is not None:
+                # The tokens of a vision model are patches, apart from special ones.
+                for tokens in (attention.queries, attention.keys):
+                    if np.sum(~tokens.special) != np.prod(self.picture.grid):
+                        raise ValueError("its tokens are not the patches of its picture")
+        # A cell of a picture among words is the index of the patch's key; -1 = the patch has none.
+        n_keys = len(self.maps[0].keys)
         for picture in self.pictures:
             cells = picture.cells
-            if cells is None or not -1 <= cells.min() <= cells.max() < len(self.maps[0].keys):
+            if cells is None or cells.min() < -1 or cells.max() >= n_keys:
                 raise ValueError("its tokens are not the patches of its pictures")
 
 
-def _read_picture(fields: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
-    """Return the picture that `Picture.describe` was made of, with its arrays; `cells` may be None."""
-    frozen = {key: freeze(value) for key, value in fields.items()}
-    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **frozen)
+def _read_picture(description: dict[str, Any], pixels: NDArray[Any], cells: Any) -> Picture:
+    """Return a picture from what `Picture.describe` returned, and its arrays; `cells` may be None."""
+    fields = {key: freeze(value) for key, value in description.items()}
+    picture = Picture(pixels=pixels.astype(np.uint8), cells=cells, **fields)
     picture.require_whole()
     return picture
 
@@ -428,16 +436,16 @@ def _read_picture(fields: dict[str, Any], pixels: NDArray[Any], cells: Any) -> P
 class Rollout(Heatmap):
     """Hold attention rollout of one model on one text (Abnar & Zuidema 2020), beside each layer's mean attention.
 
-    The two stand in the place of heads. The columns of mean attention are the layer's keys. Those of rollout are the
-    input tokens: how much of each is in each place after the layer.
+    Each layer has these two maps in place of heads: 0 is the mean attention over heads, from queries to the layer's
+    keys; 1 is the rollout, whose row says how much of each input token is in a position after the layer.
 
-    With a target it is relevance for that target (Chefer et al. 2021), beside the gradient × attention of each layer;
-    each row of both is divided by its sum.
+    With a target, 0 is the layer's gradient × attention, and 1 is relevance for the target (Chefer et al. 2021); each
+    row of both is divided by its sum.
 
     Attributes:
         residual: The share of the identity in each layer, for the residual connection.
-        target: The next or masked token, or the class, whose score is explained; empty = it is rollout.
-        answer_token: The token whose row says what matters for the target; -1 = it is rollout.
+        target: The token (next or masked) or the class whose score relevance explains; empty = it is rollout.
+        answer_token: The position where the model predicts the target; its row explains it. -1 = it is rollout.
     """
 
     FIELDS: ClassVar[tuple[str, ...]] = ("changes", "residual", "target", "answer_token")
@@ -456,17 +464,17 @@ class Rollout(Heatmap):
 
     @property
     def rollout(self) -> NDArray[np.float32]:
-        """Return the share of each input token at each place after each layer, (layer, query, token); rows sum to 1."""
+        """Return the share of each input token in each position after a layer, (layer, query, token); rows sum to 1."""
         return self.maps[0].weights[:, 1]
 
     @property
     def usual_scale(self) -> Any:
-        """Return what is drawn darkest: the figure's largest value; over a picture each map's."""
+        """Return the scale of its figures, see `Style`: "figure", or over a picture "head", each map's largest."""
         return "figure" if self.picture is None else "head"
 
     @property
     def method(self) -> str:
-        """Return how it was computed, in a sentence."""
+        """Return a sentence on how it was computed."""
         if self.target:
             return (
                 f"relevance for “{self.target}”: gradient × attention through all layers, in shares of each row "
@@ -487,9 +495,18 @@ class Rollout(Heatmap):
         target: str = "",
         answer_token: int = -1,
     ) -> Rollout:
-        """Return the mean over heads of a record, and `rolled` (rollout or relevance), both (layer, query, key)."""
+        """Return a rollout, or with a target relevance, from its two maps per layer, both (layer, query, key).
+
+        Args:
+            record: Has the text, the tokens and the run.
+            mean: Mean attention over heads, or gradient × attention.
+            rolled: Rollout or relevance.
+            residual: As in `Rollout`.
+            target: As in `Rollout`.
+            answer_token: As in `Rollout`.
+        """
         names = ("gradient × attention", "relevance") if target else ("mean attention", "rollout")
-        # (layer, 2, query, key): the two stand where heads do.
+        # The weights are (layer, 2, query, key): the two maps are on the axis of heads.
         attention = replace(
             record.maps[0],
             kind=ROLLOUT,

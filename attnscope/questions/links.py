@@ -13,14 +13,14 @@ from attnscope.report.numbers import largest_first
 from attnscope.results.tokens import Tokens
 
 LEAST_LINK = 0.005
-"""Smaller weights are no links."""
+"""The smallest weight that counts as a link."""
 
 FAINT = 0.2
-"""If no link is stronger, maps on a scale up to 1 are pale."""
+"""If no link is stronger than this, maps with a colour scale from 0 to 1 are pale."""
 
 
 class HeadLink(NamedTuple):
-    """The strongest link of a head, with its tokens by their labels."""
+    """Hold the strongest link of a head: the name of the head, the labels of the two tokens, and the weight."""
 
     head: str
     query: str
@@ -34,23 +34,26 @@ def find_links(
     """Return the strongest links of different heads, largest weight first.
 
     Args:
-        record: Exact maps, or pooled ones, which have links between far tokens alone.
-        query: Only links from these tokens; what names none counts as all.
-        most: How many heads, at most.
+        record: Exact maps, or pooled ones, of which only links between far tokens are known.
+        query: In exact maps: names the tokens that links begin at; None, or no such token = all tokens.
+        most: How many links to return at most.
     """
     strongest: list[HeadLink] = []
-    attention: Any  # a map of the record's own kind
+    # A map of the record's own class.
+    attention: Any
     for attention in record.maps:
         kind = f"{attention.kind} " if len(record.maps) > 1 else ""
+        rows = () if query is None else attention.queries.find(query)
         for pair in record.chosen(attention):
             if isinstance(record, Heatmap):
-                rows = attention.queries.find(query) if query is not None else ()
-                links = strongest_links(record, attention, pair, 1, rows)
+                links = strongest_links(record, attention, pair, most=1, rows=rows)
             else:
                 links = attention.links(*pair)[:1]
-            for row, column, weight in links:
-                labels = attention.queries.labels[row], attention.keys.labels[column]
-                strongest.append(HeadLink(kind + attention.name_of(*pair), *labels, weight))
+            for link in links:
+                query_label = attention.queries.labels[link.query]
+                key_label = attention.keys.labels[link.key]
+                head = kind + attention.name_of(*pair)
+                strongest.append(HeadLink(head, query_label, key_label, link.weight))
     return sorted(strongest, key=lambda link: -link.weight)[:most]
 
 
@@ -63,22 +66,21 @@ def strongest_links(
 ) -> list[Link]:
     """Return the largest weights of a head between tokens of the text, largest first.
 
-    Links from or to sinks are left out, as most heads have their largest weights there; so are links of a token to
-    itself. If rows are given, only links from these queries count, whatever they are; else only those from what the
-    model wrote, if it wrote something: these rows are what was asked for.
+    Left out are links of a token to itself, and links from or to sinks, where most heads have their largest weights.
+    With `rows`, links from these queries alone are returned, even if they are sinks. Without, if the model wrote tokens
+    itself, links from these alone are returned: they are what a user wants to know about.
     """
     if not rows and attention.queries.n_given >= 0:
         rows = range(attention.queries.n_given, len(attention.queries))
-    # Weights, (query, key), in float64 as they are sorted and compared.
+    # (query, key), a copy, where weights that do not count become 0.
     weights = attention.of(*pair).astype(np.float64)
-    queries, keys = record.sinks(attention)
+    is_left_out, is_key_sink = record.sinks(attention)
     if rows:
-        queries = ~np.isin(np.arange(len(queries)), rows)
-    # Sinks and the token itself drop out.
-    weights[queries] = 0
-    weights[:, keys] = 0
+        is_left_out = ~np.isin(np.arange(len(weights)), rows)
+    weights[is_left_out] = 0
+    weights[:, is_key_sink] = 0
     weights[same_tokens(attention)] = 0
-    # The largest cells of the whole map.
+    # The largest weights, by their indices in the flat map.
     order = largest_first(weights, most)
     n_keys = weights.shape[1]
     links = [Link(cell // n_keys, cell % n_keys, float(weights.flat[cell])) for cell in order]
@@ -87,28 +89,34 @@ def strongest_links(
 
 def same_tokens(attention: HeadMaps) -> NDArray[np.bool_]:
     """Return where query and key are the same token, (query, key)."""
-    # No query of cross-attention is a key.
     n_queries, n_keys = len(attention.queries), len(attention.keys)
     if attention.kind == "cross":
+        # No query is a key.
         return np.zeros((n_queries, n_keys), bool)
-    # Places in the text tell hidden rows and columns apart.
-    if attention.part is None and n_queries != n_keys:  # some rows were kept that have no column
-        queries, keys = _places(attention.queries)[:, None], _places(attention.keys)[None]
+    if attention.part is None and n_queries != n_keys:
+        # Sinks were hidden, and some of them kept as queries: tokens are the same if their characters are.
+        queries = _characters(attention.queries)[:, None]
+        keys = _characters(attention.keys)[None]
         same: NDArray[np.bool_] = (queries == keys).all(-1) & (queries >= 0).all(-1)
         return same
-    # Else the diagonal, moved by where a part begins.
+    # The diagonal of the whole map.
     first_query, first_key = attention.origin
     rows, columns = np.indices((n_queries, n_keys))
     return np.asarray(rows + first_query == columns + first_key)
 
 
-def _places(tokens: Tokens) -> NDArray[np.int32]:
-    """Return where tokens stand: the segment, the first character and the one after the last, (token, 3)."""
+def _characters(tokens: Tokens) -> NDArray[np.int32]:
+    """Return the segment of each token, its first character and the one after its last, (token, 3); -1 = not known."""
     return np.column_stack([tokens.segments, tokens.offsets]).astype(np.int32)
 
 
 def sink_share(record: Heatmap, attention: AttentionMap, pair: tuple[int, int]) -> float:
-    """Return the share of a head's attention that sinks get, averaged over the queries that attend to anything."""
+    """Return the share of a head's attention that sinks get: the mean over queries whose row is not 0, else 0."""
+    _, is_key_sink = record.sinks(attention)
     weights = attention.of(*pair).astype(np.float64)
-    rows = weights.sum(1) > 0
-    return float(weights[rows][:, record.sinks(attention)[1]].sum(1).mean()) if rows.any() else 0.0
+    is_filled = weights.sum(1) > 0
+    if not is_filled.any():
+        return 0.0
+    # (query, sink), then (query,).
+    on_sinks = weights[is_filled][:, is_key_sink].sum(1)
+    return float(on_sinks.mean())

@@ -1,7 +1,7 @@
-"""What maps of heads have in common, exact ones and pooled ones: which heads they hold, and how they are kept.
+"""Hold the maps of heads, exact or pooled: which heads they have, how these are chosen, and how files keep them.
 
-A result of maps is a text, a map per kind of attention, and what made it. In files it is tables and arrays, as every
-result: `heads` and `queries` of the first kind, `heads:cross` and `queries:cross` of a further one.
+A result has a text and one map per kind of attention. In files it is tables and arrays, as every result. Those of its
+first map have plain names, such as `heads`; those of a further one end in its kind, such as `heads:cross`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,10 +20,10 @@ KINDS = ("encoder", "decoder", "cross")
 """The kinds of attention; they become part of file names."""
 
 ROLLOUT = "rollout"
-"""The kind of maps that follow tokens through layers, which is none of the model's own."""
+"""The kind of maps that follow tokens through all layers; no attention of the model itself."""
 
 LINK_COLUMNS = ("kind", "layer", "head", "query", "key", "query_token", "key_token", "weight")
-"""The columns of a weight between two tokens, in files."""
+"""The columns of a weight between two tokens, in CSV and JSON."""
 
 MAP_TABLES: Mapping[str, Any] = {
     "maps": (
@@ -70,10 +70,11 @@ class MapPart(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class HeadMaps:
-    """The maps of the heads of one kind of attention; those of a head lie at its place in `layers` and `heads`.
+    """Hold the maps of the heads of one kind of attention.
 
     Attributes:
-        ARRAYS: The names of its arrays, (layer, head, ...), that of the maps first. NaN where a layer has no such head.
+        ARRAYS: The names of its arrays, of which the first holds the maps. They are (layer, head, ...), in the order of
+            `layers` and `heads`; NaN where a layer has no such head.
         kind: "encoder", "decoder" (its own), or "cross" (a decoder's on the encoder).
         layers: Numbers of the layers in the arrays, from 0.
         heads: Numbers of the heads in the arrays, from 0.
@@ -83,7 +84,7 @@ class HeadMaps:
         n_heads: How many heads a layer has (the most, where layers differ).
         n_kv_heads: How many key/value heads a layer has; fewer than n_heads where query heads share them.
         part: Which part of a whole map this is; None = it is the whole.
-        head_names: What stands in the place of heads is called, such as "mean attention"; empty = they are heads.
+        head_names: Names of what the maps have in place of heads, such as "mean attention"; empty = they have heads.
     """
 
     ARRAYS: ClassVar[tuple[str, ...]]
@@ -122,14 +123,14 @@ class HeadMaps:
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Return all heads, (layer, head), layer by layer; also those that a layer lacks."""
+        """Return each of its layers with each of its heads, (layer, head), even if the layer has no such head."""
         return [(layer, head) for layer in self.layers for head in self.heads]
 
     def place(self, layer: int, head: int) -> tuple[int, int]:
-        """Return where a head stands in the arrays.
+        """Return the indices of a head on the first two axes of the arrays.
 
         Raises:
-            AttnscopeError: It is not there.
+            AttnscopeError: They do not hold this head.
         """
         if layer in self.layers and head in self.heads:
             return self.layers.index(layer), self.heads.index(head)
@@ -140,8 +141,8 @@ class HeadMaps:
 
     def of(self, layer: int, head: int) -> NDArray[np.float32]:
         """Return the map of one head: weights, (query, key), or cells, (row, column)."""
-        weights: NDArray[np.float32] = self.values[self.place(layer, head)]
-        return weights
+        values: NDArray[np.float32] = self.values[self.place(layer, head)]
+        return values
 
     def exists(self, layer: int, head: int) -> bool:
         """Return whether this head is held; where a layer lacks one, its map is NaN."""
@@ -153,24 +154,29 @@ class HeadMaps:
 
     def tables(self) -> dict[str, Table]:
         """Return its tables, by name."""
+        pairs = self.pairs
+        names = self.head_names or ("",) * len(self.heads)
         heads = Table.of_arrays(
             MAP_TABLES["heads"],
-            kind=[self.kind] * len(self.pairs),
-            layer=[layer for layer, _ in self.pairs],
-            head=[head for _, head in self.pairs],
-            name=(self.head_names or ("",) * len(self.heads)) * len(self.layers),
+            kind=[self.kind] * len(pairs),
+            layer=[layer for layer, _ in pairs],
+            head=[head for _, head in pairs],
+            # Every layer has the same names.
+            name=names * len(self.layers),
         )
         return {"heads": heads, "queries": tokens_table(self.queries), "keys": tokens_table(self.keys)}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its arrays by name, along the rows of its table of heads."""
-        arrays = {name: getattr(self, name) for name in self.ARRAYS}
-        return {
-            name: values.reshape(len(self.pairs), *values.shape[2:]) for name, values in arrays.items()
-        }
+        """Return its arrays by name, with the rows of its table of heads as the first axis."""
+        arrays = {}
+        for name in self.ARRAYS:
+            # (layer, head, ...) becomes (row, ...).
+            values = getattr(self, name)
+            arrays[name] = values.reshape(len(self.pairs), *values.shape[2:])
+        return arrays
 
-    def numbers(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return its row of the table of maps, which has columns of these names."""
+    def table_row(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return its row of the table of maps, which has columns of these names; -1 stands for no part."""
         part = dict(zip(MapPart._fields, self.part or (-1, -1, -1, -1), strict=True))
         return {name: part[name] if name in part else getattr(self, name) for name in names}
 
@@ -182,40 +188,43 @@ class HeadMaps:
         tables: Mapping[str, Table],
         arrays: Mapping[str, NDArray[Any]],
     ) -> Self:
-        """Return the maps of one kind.
+        """Return the maps of one kind again.
 
         Args:
-            row: Its row of the table of maps.
-            texts: The text and the pair of its queries, and those of its keys.
-            tables: Its tables, by name.
-            arrays: Its arrays, by name.
+            row: What `table_row` returned.
+            texts: The text and the second text of its queries, and those of its keys.
+            tables: What `tables` returned.
+            arrays: What `arrays` returned.
         """
-        # Which layers and heads, and the tokens at both sides.
-        heads = tables["heads"]
-        layers = tuple(dict.fromkeys(heads["layer"].tolist()))
-        numbers = tuple(dict.fromkeys(heads["head"].tolist()))
-        names = tuple(heads["name"][: len(numbers)].tolist())
-        queries, keys = (
-            tokens_of(tables[side], *texts[i]) for i, side in enumerate(("queries", "keys"))
-        )
+        # The table has a row for each head of the first layer, then for each of the next.
+        table = tables["heads"]
+        layers = tuple(dict.fromkeys(table["layer"].tolist()))
+        heads = tuple(dict.fromkeys(table["head"].tolist()))
+        names = tuple(table["name"][: len(heads)].tolist())
+        query_texts, key_texts = texts
+        queries = tokens_of(tables["queries"], *query_texts)
+        keys = tokens_of(tables["keys"], *key_texts)
         part = MapPart(*(row.pop(name) for name in MapPart._fields))
         is_part = part.first_query >= 0
-        # Arrays come along the rows of heads, (head, ...), and become (layer, head, ...).
-        laid: dict[str, Any] = {}
+        # In whole self-attention both sides are one object.
+        if row["kind"] != "cross" and not is_part and keys.labels == queries.labels:
+            keys = queries
+        # (row, ...) becomes (layer, head, ...).
+        fields: dict[str, Any] = {}
         for name in cls.ARRAYS:
-            values = arrays[name].astype(
-                np.float32 if arrays[name].dtype.kind == "f" else np.int32, copy=False
-            )
-            laid[name] = values.reshape(len(layers), len(numbers), *values.shape[1:])
+            values = arrays[name]
+            dtype = np.float32 if values.dtype.kind == "f" else np.int32
+            shape = (len(layers), len(heads), *values.shape[1:])
+            fields[name] = values.astype(dtype, copy=False).reshape(shape)
         return cls(
             **row,
             layers=layers,
-            heads=numbers,
+            heads=heads,
             queries=queries,
-            keys=keys if row["kind"] == "cross" or is_part or keys.labels != queries.labels else queries,
+            keys=keys,
             part=part if is_part else None,
             head_names=names if any(names) else (),
-            **laid,
+            **fields,
         )
 
     def __repr__(self) -> str:
@@ -228,21 +237,21 @@ M = TypeVar("M", bound=HeadMaps)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MapsResult(Result, Generic[M]):
-    """The attention maps of the chosen heads of a model on one text, exact or pooled.
+    """Hold the attention maps of the chosen heads of a model on one text, exact or pooled.
 
     Attributes:
         MAPS: The class of its maps.
-        FIELDS: Names of further fields that are plain JSON values.
+        FIELDS: Names of fields that a subclass adds, if their values are plain JSON.
         text: The text as given.
         maps: The attention, one map per kind: one for encoders and for decoders; encoder, decoder and cross for both.
-        picked: Single heads that were asked for, as (layer, head); None = all in the maps.
+        picked: The heads to show, (layer, head), where single ones were asked for; None = all in the maps.
     """
 
     MAPS: ClassVar[Any]
     FIELDS: ClassVar[tuple[str, ...]] = ()
     COMPRESSED: ClassVar[bool] = False
 
-    # These follow from the maps.
+    # Computed from the maps.
     corpus: Mapping[str, Any] = field(init=False)
     options: Mapping[str, Any] = field(init=False)
     tables: Mapping[str, Table] = field(init=False)
@@ -256,22 +265,25 @@ class MapsResult(Result, Generic[M]):
         tables, grids, options = self.extra_contents()
         columns = self.TABLES["maps"]
         names = [column.name for column in columns]
-        tables["maps"] = Table.of(columns, [attention.numbers(names) for attention in self.maps])
-        # Names of the first kind have no ending.
-        for number, attention in enumerate(self.maps):
-            kind = f":{attention.kind}" if number else ""
-            tables |= {f"{name}{kind}": table for name, table in attention.tables().items()}
-            grids |= {f"{name}{kind}": array for name, array in attention.arrays().items()}
+        tables["maps"] = Table.of(columns, [attention.table_row(names) for attention in self.maps])
+        for index, attention in enumerate(self.maps):
+            # Tables and arrays of the first map have plain names.
+            suffix = f":{attention.kind}" if index else ""
+            for name, table in attention.tables().items():
+                tables[f"{name}{suffix}"] = table
+            for name, array in attention.arrays().items():
+                grids[f"{name}{suffix}"] = array
         options |= {name: getattr(self, name) for name in ("text", "picked", *self.FIELDS)}
         options["texts"] = [[[side.text, side.pair] for side in (m.queries, m.keys)] for m in self.maps]
-        parts = {"corpus": {}, "options": options, "tables": tables, "grids": grids}
-        for name, value in parts.items():
+        contents = {"corpus": {}, "options": options, "tables": tables, "grids": grids}
+        for name, value in contents.items():
+            # The class is frozen, so a plain assignment is refused.
             object.__setattr__(self, name, value)
 
     # Heads
 
     def chosen(self, attention: M) -> tuple[tuple[int, int], ...]:
-        """Return the heads to show of a map, (layer, head): as they were picked, else layer by layer."""
+        """Return the heads of a map to show, (layer, head): those picked, as they were picked; else all of them."""
         wanted = self.picked or attention.pairs
         return tuple(pair for pair in wanted if attention.exists(*pair))
 
@@ -285,29 +297,31 @@ class MapsResult(Result, Generic[M]):
             raise AttnscopeError("no head is chosen")
         for layer, head in picked:
             if not any(attention.exists(layer, head) for attention in self.maps):
+                # It raises the error that says which heads there are.
                 self.maps[0].place(layer, head)
         return replace(self, picked=tuple(dict.fromkeys(picked)))
 
     def block(self, layers: Collection[int], heads: Collection[int]) -> Self:
-        """Return the same with these layers and heads alone; maps that have none of them go, and no head is picked.
+        """Return the same with these layers and heads alone, and all of them shown; maps without any are left out.
 
         Raises:
-            AttnscopeError: There is none of them.
+            AttnscopeError: No map has any of them.
         """
         maps = []
         for attention in self.maps:
-            rows = [row for row, layer in enumerate(attention.layers) if layer in layers]
-            columns = [column for column, head in enumerate(attention.heads) if head in heads]
-            if not rows or not columns:
-                continue
-            # Arrays are (layer, head, ...).
-            cut: dict[str, Any] = {
-                name: getattr(attention, name)[np.ix_(rows, columns)] for name in attention.ARRAYS
-            }
-            cut["layers"] = tuple(attention.layers[row] for row in rows)
-            cut["heads"] = tuple(attention.heads[column] for column in columns)
-            maps.append(replace(attention, **cut))
+            # The indices of layers and heads on the first two axes of arrays.
+            layer_places = np.flatnonzero(np.isin(attention.layers, [*layers]))
+            head_places = np.flatnonzero(np.isin(attention.heads, [*heads]))
+            if layer_places.size and head_places.size:
+                block = np.ix_(layer_places, head_places)
+                fields: dict[str, Any] = {}
+                for name in attention.ARRAYS:
+                    fields[name] = getattr(attention, name)[block]
+                fields["layers"] = tuple(attention.layers[place] for place in layer_places)
+                fields["heads"] = tuple(attention.heads[place] for place in head_places)
+                maps.append(replace(attention, **fields))
         if not maps:
+            # It raises the error that says which heads there are; no layer and no head has the number -1.
             self.maps[0].place(min(layers, default=-1), min(heads, default=-1))
         return replace(self, maps=tuple(maps), picked=None)
 
@@ -325,7 +339,7 @@ class MapsResult(Result, Generic[M]):
         )
 
     def of(self, layer: int, head: int, kind: str | None = None) -> NDArray[np.float32]:
-        """Return the map of one head by its numbers: weights, (query, key), or cells, (row, column).
+        """Return the map of one head: weights, (query, key), or cells, (row, column).
 
         Args:
             layer: Number of the layer in the model, from 0.
@@ -333,35 +347,34 @@ class MapsResult(Result, Generic[M]):
             kind: "encoder", "decoder" or "cross"; None = that of the first map.
 
         Raises:
-            AttnscopeError: It does not hold it.
+            AttnscopeError: It does not hold this head.
         """
         return self.map(kind).of(layer, head)
 
     # Tables
 
     def extra_contents(self) -> tuple[dict[str, Table], dict[str, NDArray[Any]], dict[str, Any]]:
-        """Return tables, arrays and options beside those of the maps."""
+        """Return the tables, arrays and options that a subclass has beside those of maps."""
         return {}, {}, {}
 
     @classmethod
     def read_extra(cls, stored: Result) -> dict[str, Any]:
-        """Return the fields that `extra_contents` were made of."""
+        """Return the fields of the class again from what `extra_contents` returned."""
         return {}
 
     @classmethod
     def rebuild(cls, described: Mapping[str, Any], archive: Mapping[str, Any]) -> Self:
-        """Return the result that `describe` and `arrays` were made of; what is damaged raises anything."""
+        """Return the result again from what `describe` and `arrays` returned; damage raises any kind of error."""
         stored = Result.rebuild(described, archive)
         cls.require_declared(stored.tables, stored.grids)
-        # Tables and arrays of the first map have plain names; those of others end in their kind.
         options = stored.options
         maps = []
-        for number, row in enumerate(stored.tables["maps"].as_dicts()):
-            kind = f":{row['kind']}" if number else ""
-            tables = {name: stored.tables[f"{name}{kind}"] for name in ("heads", "queries", "keys")}
-            arrays = {name: stored.grids[f"{name}{kind}"] for name in cls.MAPS.ARRAYS}
-            maps.append(cls.MAPS.rebuild(row, options["texts"][number], tables, arrays))
-        # Subclasses declare further fields, and read pictures and sound themselves.
+        for index, row in enumerate(stored.tables["maps"].as_dicts()):
+            # Tables and arrays of the first map have plain names.
+            suffix = f":{row['kind']}" if index else ""
+            tables = {name: stored.tables[f"{name}{suffix}"] for name in ("heads", "queries", "keys")}
+            arrays = {name: stored.grids[f"{name}{suffix}"] for name in cls.MAPS.ARRAYS}
+            maps.append(cls.MAPS.rebuild(row, options["texts"][index], tables, arrays))
         picked = options["picked"]
         return cls(
             text=str(options["text"]),
@@ -375,20 +388,22 @@ class MapsResult(Result, Generic[M]):
     def require_whole(self) -> None:
         """Refuse a result that has no maps, shows none of its heads, or has tokens that cannot be shown."""
         super().require_whole()
-        # Tokens, then kinds, then the heads that were picked.
         for attention in self.maps:
             attention.queries.require_whole()
             attention.keys.require_whole()
         kinds = [attention.kind for attention in self.maps]
-        if not kinds or len({*kinds}) < len(kinds):
-            raise ValueError("its maps are empty" if not kinds else "two of its maps are the same")
+        if not kinds:
+            raise ValueError("its maps are empty")
+        if len({*kinds}) < len(kinds):
+            raise ValueError("two of its maps are the same")
         for kind in kinds:
             if kind not in (*KINDS, ROLLOUT):
                 raise ValueError(f"its kind is {kind[:40]!r}, not one of {', '.join(KINDS)}")
         if self.picked is not None and not any(self.chosen(attention) for attention in self.maps):
             raise ValueError("it shows none of its heads")
 
-    _repr_html_ = None  # type: ignore[assignment]  # a notebook would prefer it to the picture
+    # A notebook would show HTML rather than the picture.
+    _repr_html_ = None  # type: ignore[assignment]
 
     def _repr_png_(self) -> bytes:
         png: bytes = self.record_kind().view("glance")(self)
@@ -400,16 +415,17 @@ class MapsResult(Result, Generic[M]):
 
 
 def freeze(value: Any) -> Any:
-    """Return what JSON holds, with tuples for lists."""
+    """Return a JSON value with its lists turned into tuples."""
     return tuple(map(freeze, value)) if isinstance(value, list) else value
 
 
 def spans(numbers: Sequence[int]) -> str:
     """Return numbers as people write them: (0, 1, 2, 5) is "0-2,5"."""
     ordered = np.unique(np.array(numbers, np.int64))
-    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
-    ends = [(int(part[0]), int(part[-1])) for part in stretches if len(part)]
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
+    # Runs of consecutive numbers.
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    ends = [(run[0], run[-1]) for run in runs if len(run)]
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def choose_heads(
@@ -418,33 +434,41 @@ def choose_heads(
     layers: Collection[int] | None,
     heads: Collection[int] | None,
 ) -> Any:
-    """Return a record that shows single heads, or those of some layers, or these heads of each; None = all.
+    """Return a record that shows the single heads of `pick`, else these heads of these layers; None = all.
 
     Raises:
-        AttnscopeError: It does not hold them.
+        AttnscopeError: It does not hold one of them.
     """
     if pick is not None:
         return record.only(pick)
     if layers is None and heads is None:
         return record
+    # The heads that the record holds, (layer, head): of maps, or as rows of a table.
     maps = getattr(record, "maps", None)
-    if maps is not None:
-        known = [pair for attention in maps for pair in attention.pairs]
+    if maps is None:
+        pairs = record.table("heads").places
     else:
-        known = record.table("heads").places
-    # Refuse what is not there; None stands for all.
-    chosen = []
-    for what, wanted, held in zip(
-        ("layer", "head"), (layers, heads), map(set, zip(*known, strict=True)), strict=True
-    ):
-        beyond = sorted({*(wanted or ())} - held)
-        if beyond:
-            raise AttnscopeError(
-                f"there is no {what} {beyond[0]} in this record", f"it holds {what}s {spans([*held])}"
-            )
-        chosen.append(held if wanted is None else wanted)
+        pairs = []
+        for attention in maps:
+            pairs += attention.pairs
+    chosen_layers = _require_held("layer", layers, {layer for layer, _ in pairs})
+    chosen_heads = _require_held("head", heads, {head for _, head in pairs})
     if maps is not None:
-        return record.block(*chosen)
-    return record.only(
-        [pair for pair in dict.fromkeys(known) if pair[0] in chosen[0] and pair[1] in chosen[1]]
-    )
+        return record.block(chosen_layers, chosen_heads)
+    picked = []
+    for layer, head in dict.fromkeys(pairs):
+        if layer in chosen_layers and head in chosen_heads:
+            picked.append((layer, head))
+    return record.only(picked)
+
+
+def _require_held(what: str, wanted: Collection[int] | None, held: set[int]) -> Collection[int]:
+    """Return the wanted numbers of layers or heads, None = all that are held; refuse those that are not held."""
+    if wanted is None:
+        return held
+    missing = sorted({*wanted} - held)
+    if missing:
+        raise AttnscopeError(
+            f"there is no {what} {missing[0]} in this record", f"it holds {what}s {spans([*held])}"
+        )
+    return wanted

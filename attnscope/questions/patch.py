@@ -1,4 +1,4 @@
-"""Declare the result of patching, which heads carry a behaviour: its columns and its report."""
+"""Declare the options and the result of patching, which finds the heads that carry a behaviour."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +16,15 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, count, number, text
 
 LOGITS = "logits"
-"""The receiver of a path that leads to the answer through no other head."""
+"""The receiver of a path from a head straight to the logits, past all other heads."""
 
 _MOST_PATHS = 24
-"""Paths in the graph."""
+"""How many paths the graph shows at most."""
 
+_LARGEST_Q = 0.05
+"""The largest false discovery rate at which the answer takes an effect for more than chance."""
+
+# A column of the table of heads, which only attribution patching adds.
 ATTRIBUTION = number(
     "attribution",
     "the effect to first order: gradient times difference",
@@ -30,19 +34,19 @@ ATTRIBUTION = number(
 )
 
 Direction = Literal["denoise", "noise"]
-By = Literal["z", "query", "key", "value", "pattern"]
-BY: tuple[By, ...] = get_args(By)
+PatchedValue = Literal["z", "query", "key", "value", "pattern"]
+PATCHED_VALUES: tuple[PatchedValue, ...] = get_args(PatchedValue)
 
 
 @options
 class PatchOptions:
     """The values to patch, the run they come from, and the quantities to measure."""
 
-    by: By = option(
+    by: PatchedValue = option(
         "What a head gets from the other run: z (its output before the output projection), query, key, value, or "
         "pattern (its weights).",
         default="z",
-        choices=BY,
+        choices=PATCHED_VALUES,
     )
     direction: Direction = option(
         "denoise (the corrupt run gets values of the clean one) or noise (the other way round).",
@@ -71,21 +75,17 @@ class PatchOptions:
     choice: Choice = group(Choice)
 
     def require(self) -> None:
-        """Refuse paths that do not begin at the z of heads."""
+        """Refuse paths together with other patched values than z: a path begins at a head's output."""
         if self.paths is not None and self.by != "z":
             raise UsageError(f"--paths begin at the z of heads, and --by is {self.by}", "leave out --by")
 
 
-_LARGEST_Q = 0.05
-"""Above this false discovery rate, an effect may be chance."""
-
-
 class Patching(Result):
-    """The change of a logit difference, right - wrong, when heads take values from another run.
+    """Hold the changes of the logit difference, right - wrong, when heads take values from another run.
 
-    The table `whole` has the logit difference of the "clean" and the "corrupt" run, and the "total" effect, clean -
-    corrupt. `heads` has the effect of each head, positive towards right answers, as a mean over pairs; the array
-    `by_pair` has it on each pair.
+    The table `whole` has the logit difference of the "clean" and of the "corrupt" run, and the "total" effect, which is
+    clean - corrupt. `heads` has the effect of each head as a mean over pairs, above 0 if it helps the right answers;
+    the array `by_pair` has the effect on each pair.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.patch/2"
@@ -141,26 +141,27 @@ class Patching(Result):
     )
 
     def total(self, quantity: str = "total") -> Floats:
-        """Return "clean", "corrupt" or "total" with its interval, (3,)."""
+        """Return a row of the table `whole`, "clean", "corrupt" or "total": value, low and high, (3,)."""
         whole = self.table("whole")
         values: Floats = whole.interval("value")[whole["quantity"] == quantity][0]
         return values
 
     def strongest(self) -> list[int]:
-        """Return the rows of heads by the size of their effect, the largest first; then unpatched ones by estimate.
+        """Return rows of the table of heads by the size of their effect, the largest first.
 
-        Of heads that are patched together, only the first row is there.
+        Heads that were not patched come last, by the size of their attribution. Of heads that are patched together,
+        only the first one is returned.
         """
         heads = self.table("heads")
         sizes = np.abs(heads["effect"])
         is_patched = np.isfinite(sizes)
         if "attribution" in heads:
             sizes = np.where(is_patched, sizes, np.abs(heads["attribution"]))
-        # Sort by the last key first: patched heads, then sizes.
+        # `lexsort` sorts by its last key first: patched heads, then sizes.
         order = np.lexsort((-sizes, ~is_patched))
+        # The first row of each group of heads that are patched together.
         _, first_rows = np.unique(heads["patched_with"], return_index=True)
-        strongest: list[int] = order[np.isin(order, first_rows)].tolist()
-        return strongest
+        return [row for row in order.tolist() if row in first_rows]
 
     def require_whole(self) -> None:
         """Refuse a damaged result, also one without a total effect."""
@@ -170,32 +171,34 @@ class Patching(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return the heads that carry the behaviour first, then the paths between them."""
-        clean, corrupt = (small_number(self.total(run)[0]) for run in ("clean", "corrupt"))
-        difference = f"logit difference right − wrong: clean {clean}, corrupt {corrupt}"
-        if self.total("clean")[0] < 0:
-            difference += " (even in the clean run the wrong answer is ahead)"
-        # Values of the source run were put into the other run.
-        is_noise = self.options.get("direction") == "noise"
-        source, other = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
+        clean, _, _ = self.total("clean")
+        corrupt, _, _ = self.total("corrupt")
+        differences = f"logit difference right − wrong: clean {small_number(clean)}, corrupt {small_number(corrupt)}"
+        if clean < 0:
+            differences += " (even in the clean run the wrong answer is ahead)"
+        # The patched run gets values from the source run.
+        patched, source = "corrupt", "clean"
+        if self.options.get("direction") == "noise":
+            patched, source = "clean", "corrupt"
         by = printable(self.options.get("by", "z"))
-        effect = f"effect: logits by which the {other} run changes when one head gets its {by} from the {source} run"
-        subtitle = f"{difference}; total effect {_total(self)}"
+        meaning = f"effect: logits by which the {patched} run changes when one head gets its {by} from the {source} run"
         return report_on(
             self,
-            [*_answer(self), difference, effect],
+            [*_answer(self), differences, meaning],
             _blocks(self),
             _guide(self),
-            subtitle=subtitle,
+            subtitle=f"{differences}; total effect {_total(self)}",
             notes=list(_notes(self)),
         )
 
 
 def head_columns(by: str, direction: str) -> list[Column]:
-    """Return the columns of heads; the meaning of `effect` names the values that were patched, and the runs."""
-    runs = f"where the corrupt run gets the {by} of the clean run: patched - corrupt"
+    """Return the columns of the table of heads, with the patched values and the runs in the meaning of `effect`."""
+    meaning = "change of the logit difference right - wrong where "
     if direction == "noise":
-        runs = f"where the clean run gets the {by} of the corrupt run: clean - patched"
-    meaning = f"change of the logit difference right - wrong {runs}"
+        meaning += f"the clean run gets the {by} of the corrupt run: clean - patched"
+    else:
+        meaning += f"the corrupt run gets the {by} of the clean run: patched - corrupt"
     columns = {column.name: column for column in Patching.TABLES["heads"]}
     columns["effect"] = replace(columns["effect"], meaning=meaning, short="effect")
     return list(columns.values())
@@ -205,33 +208,30 @@ def head_columns(by: str, direction: str) -> list[Column]:
 
 
 def _total(patching: Patching) -> str:
-    """Return the total effect with its interval."""
+    """Return the total effect with its interval, as text."""
     total, low, high = patching.total()
     return f"{small_number(total)} {interval(low, high, small_number)}"
 
 
 def _answer(patching: Patching) -> list[str]:
-    """Say which head carries how much of the total effect."""
+    """Return sentences that say which head has the largest effect, and how much of the total effect that is."""
     total, low, high = patching.total()
     heads = patching.table("heads")
     strongest = patching.strongest()[0]
     effect = heads["effect"][strongest]
     name = printable(heads["patched_with"][strongest])
-    # An interval across 0: there is no behaviour to carry.
     if low <= 0 <= high:
+        # The total effect may be 0: there is no behaviour that a head could carry.
         return [
             f"The model does not show this behaviour on these pairs: total effect {_total(patching)} logits",
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
     verb = "carries most" if effect * total >= 0 else "works most against the others"
-    total_words = f"the {_total(patching)} logits between the corrupt and the clean run"
+    answer = f"{name} {verb}: {small_number(effect)} of the {_total(patching)} logits between the corrupt and the clean run"
     q = heads["effect_q"][strongest]
-    doubt = (
-        f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
-        if q > _LARGEST_Q
-        else ""
-    )
-    return [f"{name} {verb}: {small_number(effect)} of {total_words}{doubt}"]
+    if q > _LARGEST_Q:
+        answer += f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
+    return [answer]
 
 
 def _blocks(patching: Patching) -> Iterator[Block]:
@@ -245,13 +245,13 @@ def _blocks(patching: Patching) -> Iterator[Block]:
             columns.append(name)
     yield Ranking(header="head", names=names, table=heads, columns=columns, order=order)
     yield from _paths(patching)
-    # (head, position).
     if "position_effects" in patching.grids:
         title = "effect of each position alone, on the tokens of the first pair"
         yield Grid(
             heading=title,
             figure="positions",
             title=title,
+            # (head, position)
             values=patching["position_effects"][order],
             rows=[names[row] for row in order],
             columns=patching.table("positions")["token"].tolist(),
@@ -268,29 +268,30 @@ def _blocks(patching: Patching) -> Iterator[Block]:
 
 
 def _paths(patching: Patching) -> Iterator[Block]:
-    """Yield paths between heads, the largest effects first; and as a graph those whose interval is beyond 0."""
+    """Yield a ranking of the paths between heads, and a graph of those whose 95% interval does not hold 0."""
     paths = patching.table("paths")
     if not len(paths):
         return
+    # A line of the graph, and a name, for each path.
     links = []
     names = []
     for path in paths.as_dicts():
-        link = Link(path["sender"], path["receiver"], path["by"], abs(path["effect"]))
-        links.append(link)
-        channel = f" ({link.receiver_input})" if link.receiver_input else ""
-        names.append(f"{link.sender} → {link.receiver}{channel}")
-    effects, low, high = paths.interval("effect").T
-    order = largest_first(np.abs(effects))
+        links.append(Link(path["sender"], path["receiver"], path["by"], abs(path["effect"])))
+        receiver_input = f" ({path['by']})" if path["by"] else ""
+        names.append(f"{path['sender']} → {path['receiver']}{receiver_input}")
+    order = largest_first(np.abs(paths["effect"]))
     columns = ["effect", "q"]
     if np.isfinite(paths["share"]).any():
         columns.append("share")
     yield Ranking(header="path", names=names, table=paths, columns=columns, order=order)
 
-    # The graph: the logits are above all layers.
+    # The graph, of paths whose interval is wholly above 0 or wholly below.
+    _, low, high = paths.interval("effect").T
     is_clear = (low > 0) | (high < 0)
     drawn = [links[row] for row in order if is_clear[row]][:_MOST_PATHS]
     if not drawn:
         return
+    # The layer of each node; the logits are above the last layer.
     layers = {LOGITS: int(patching.table("heads")["layer"].max()) + 1}
     for link in drawn:
         for node in (link.sender, link.receiver):
@@ -317,12 +318,12 @@ def _layer_of(node: str) -> int:
 
 
 def _guide(patching: Patching) -> list[str]:
-    """Say how to read effects."""
+    """Return sentences that say how to read effects and q."""
     by = printable(patching.options.get("by", "z"))
-    effect = f"effect: logits that come back when the corrupt run gets the head's {by} of the clean run"
+    meaning = f"effect: logits that come back when the corrupt run gets the head's {by} of the clean run"
     if patching.options.get("direction") == "noise":
-        effect = f"effect: logits that go when the clean run gets the head's {by} of the corrupt run"
-    return [effect, "q: the false discovery rate at which the effect is not 0"]
+        meaning = f"effect: logits that go when the clean run gets the head's {by} of the corrupt run"
+    return [meaning, "q: the false discovery rate at which the effect is not 0"]
 
 
 def _notes(patching: Patching) -> Iterator[str]:

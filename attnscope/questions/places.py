@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 from attnscope.errors import amount
 
 SMALL = ", small"
-"""The end of the name of a picture that shows a whole photo in small, beside pictures of its parts."""
+"""The end of the name of a small picture of a whole photo, which comes beside detailed pictures of its parts."""
 
 MEAN = "mean"
-"""The name of a query that means all patches: their mean attention."""
+"""The query that asks for the mean attention of all patches."""
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A photo as a vision model saw it.
+    """Hold a photo as a vision model saw it.
 
     Attributes:
-        pixels: The picture after the model's own resizing and cropping, before its normalisation, as far as patches
-            cover it, put together from its tiles: (height, width, 3), uint8, red, green, blue.
+        pixels: The photo after the model's own resizing and cropping, before its normalisation: (height, width, 3),
+            uint8, red, green, blue. Tiles are joined; edges that no patch covers are missing.
         grid: Rows and columns of patches; the patch in row i and column j is the token "i,j".
         source: The name of the photo.
         size: Width and height of the photo before it was resized.
-        cells: For a picture among words: the place of the token of each patch, (row, column), int32; -1 = it has none.
-            None = all tokens that are not special are patches, row by row.
+        cells: For a picture among words: the index of each patch's token, (row, column), int32; -1 = the patch has no
+            token. None = all tokens but special ones are patches, row by row.
         area: The part of the photo that it shows: left, top, right and lower edge in pixels of the photo. None = not
             known.
     """
@@ -47,20 +47,19 @@ class Picture:
 
     @property
     def photo(self) -> str:
-        """Return the name of the photo, of which several pictures may show parts."""
+        """Return the name of the photo, which several pictures may share."""
         return self.source.removesuffix(SMALL)
 
-    def move(self, new_places: NDArray[Any]) -> Picture:
-        """Return the picture after its tokens moved: `new_places` are the new places by the old ones, (token,)."""
+    def renumber(self, new_places: NDArray[Any]) -> Picture:
+        """Return the picture with other indices of tokens: `new_places`, (token,), has the new one of each old one."""
         assert self.cells is not None
-        return replace(
-            self, cells=np.where(self.cells >= 0, new_places[self.cells], -1).astype(np.int32)
-        )
+        cells = np.where(self.cells >= 0, new_places[self.cells], -1)
+        return replace(self, cells=cells.astype(np.int32))
 
     def over(self, row: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the weights of patches, (row, column), of the weights of all keys, (key,); NaN = it has no token."""
+        """Lay the weights of all keys, (key,), over the patches: (row, column), NaN where a patch has no token."""
         assert self.cells is not None
-        # Index -1, which stands for no token, is the last entry.
+        # A patch without a token has the index -1, so it takes the NaN at the end.
         return np.append(row.astype(np.float64), np.nan)[self.cells]
 
     @property
@@ -70,7 +69,7 @@ class Picture:
 
     @property
     def facts(self) -> str:
-        """Return the photo, its size, and the sizes of the picture and its patches in a line."""
+        """Return a line with the name and size of the photo, and the sizes of the picture and its patches."""
         rows, columns = self.grid
         patch_height, patch_width = self.patch
         height, width = self.pixels.shape[:2]
@@ -80,13 +79,13 @@ class Picture:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but its arrays, as plain JSON values."""
+        """Return its fields, but not its arrays, as plain JSON values."""
         return {name: getattr(self, name) for name in ("grid", "source", "size", "area")}
 
     def require_whole(self) -> None:
-        """Refuse pixels that are not whole patches, and cells that are not those of the grid."""
+        """Refuse pixels that are not whole patches, and cells that are not as many as the grid has."""
         self.source.encode()
-        # Height, width and colour; whole patches down and across.
+        # (height, width, 3), whole patches down and across.
         is_picture = self.pixels.ndim == 3 and self.pixels.shape[2] == 3 and self.pixels.size > 0
         if not is_picture or min(self.grid) < 1 or np.mod(self.pixels.shape[:2], self.grid).any():
             raise ValueError("its picture does not fit its patches")
@@ -96,13 +95,13 @@ class Picture:
 
 @dataclass(frozen=True)
 class SpokenWord:
-    """A word of a transcript, and when it is spoken.
+    """Hold a word of a transcript, and when it is spoken.
 
     Attributes:
         text: The word, with the punctuation after it.
         start: When it begins, in seconds.
         end: When the next word begins; for the last word, the end of the frame that its last token attends to.
-        tokens: Its first token and its last + 1, as places in the transcript.
+        tokens: The indices of its first token in the transcript, and of the first token after it.
     """
 
     text: str
@@ -113,12 +112,12 @@ class SpokenWord:
 
 @dataclass(frozen=True, eq=False)
 class Spectrogram:
-    """The log-mel spectrogram that a model was given, without the silence after the sound.
+    """Hold the log-mel spectrogram that a model was given, without the silence after the sound.
 
     Attributes:
-        levels: (band, step), uint8: 0 = the quietest, 255 = the loudest; the lowest band first. The convolutions of the
-            encoder merge several steps into a frame.
-        hertz: The middle of each band, ascending.
+        levels: Loudness, (band, step), uint8: 0 = the quietest, 255 = the loudest; the lowest band first. The encoder's
+            convolutions merge several steps into a frame.
+        hertz: The middle frequency of each band, ascending.
         decibels: The difference between the loudest and the quietest level.
     """
 
@@ -129,7 +128,7 @@ class Spectrogram:
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """A recording as a speech model heard it.
+    """Hold a recording as a speech model heard it.
 
     Attributes:
         envelope: The loudest sample of each frame, (frame,), float32, 0 to 1.
@@ -138,7 +137,7 @@ class Sound:
         window_seconds: How long the model listens; the sound is padded with silence to this length.
         source: The name of the recording.
         words: The words of the transcript with their times, if these were asked for.
-        followed: The heads, (layer, head), by whose cross-attention words were timed.
+        followed: The heads, (layer, head), whose cross-attention gave the times of words.
         spectrogram: The input of the model, kept where words are timed; else None.
     """
 
@@ -153,30 +152,30 @@ class Sound:
 
     @property
     def facts(self) -> str:
-        """Return the recording, its length and its frames in a line."""
+        """Return a line with the name and the length of the recording, and its frames."""
         return (
             f"{self.source}: {self.seconds:.2f} s, {amount(len(self.envelope), 'frame')} of "
             f"{self.seconds_per_frame:g} s; the model listens for {self.window_seconds:g} s"
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return everything but its arrays and words, as plain JSON values."""
+        """Return its fields and those of its spectrogram, but no arrays and no words, as plain JSON values."""
         names = ("seconds_per_frame", "seconds", "window_seconds", "source", "followed")
-        described: dict[str, Any] = {name: getattr(self, name) for name in names}
+        fields: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.spectrogram is not None:
-            described |= {"hertz": self.spectrogram.hertz, "decibels": self.spectrogram.decibels}
-        return described
+            fields |= {"hertz": self.spectrogram.hertz, "decibels": self.spectrogram.decibels}
+        return fields
 
     @classmethod
     def rebuild(
-        cls, described: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]
+        cls, description: Mapping[str, Any], envelope: Any, levels: Any, words: tuple[SpokenWord, ...]
     ) -> Sound:
-        """Return the sound again from what `describe` returns, its arrays and its words; damage raises any error.
+        """Return the sound again from what `describe` returned, its arrays and its words.
 
-        `levels` are those of the spectrogram; None = it has none.
+        `levels` are those of the spectrogram; None = it has none. Damage raises any kind of error.
         """
-        # What belongs to the spectrogram stands beside the rest.
-        fields = {**described}
+        # `describe` puts two fields of the spectrogram beside those of the sound.
+        fields = {**description}
         hertz = fields.pop("hertz", ())
         decibels = fields.pop("decibels", 0.0)
         spectrogram = None
@@ -185,12 +184,12 @@ class Sound:
         return cls(envelope=envelope, words=words, spectrogram=spectrogram, **fields)
 
     def require_whole(self) -> None:
-        """Refuse times that make no sense, words beyond the sound, and bands that do not ascend."""
+        """Refuse lengths that are not above 0 and finite, words beyond the sound, and bands that do not ascend."""
         self.source.encode()
         lengths = (self.seconds_per_frame, self.seconds, self.window_seconds)
         if not len(self.envelope) or not all(0 < length < math.inf for length in lengths):
             raise ValueError("its sound makes no sense")
-        # The last word may end with the frame that holds the end of the sound.
+        # The last word may end with the last frame, which may be longer than the sound.
         end = self.seconds + self.seconds_per_frame
         for word in self.words:
             if not 0 <= word.start <= word.end <= end:
