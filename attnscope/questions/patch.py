@@ -227,7 +227,8 @@ def _answer(patching: Patching) -> list[str]:
             f"So no head carries it; {name} changes the answers most, by {small_number(effect)} logits",
         ]
     verb = "carries most" if effect * total >= 0 else "works most against the others"
-    answer = f"{name} {verb}: {small_number(effect)} of the {_total(patching)} logits between the corrupt and the clean run"
+    answer = f"{name} {verb}: {small_number(effect)} of the {_total(patching)} logits"
+    answer += " between the corrupt and the clean run"
     q = heads["effect_q"][strongest]
     if q > _LARGEST_Q:
         answer += f"; among so many heads that may be chance (false discovery rate q {small_number(q)})"
