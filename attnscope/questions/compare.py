@@ -1,6 +1,6 @@
-"""Declare the result of comparing heads: its arrays, and its report of all heads of a model or of two models.
+"""Declare the result of comparing heads: its arrays, and its reports on all heads of a model or of two models.
 
-`compare_texts` reports heads side by side on one text, and heads on two texts. Loads no torch.
+`compare_texts` makes the reports on a few heads on one text, and on heads on two texts. Loads no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, 
 from attnscope.results.tokens import TOKENS
 
 _MOST_PAIRS = 100
-"""Pairs of heads that --all prints."""
+"""The most pairs of heads that --all prints."""
 
-_PARTS = ("", "_low", "_high", "_count")
-"""Endings of the arrays `distance`: its value, the ends of its interval, and over how many texts it is."""
+_ENDINGS = ("", "_low", "_high", "_count")
+"""Endings of the arrays `distance`: its value, both ends of its interval, and the number of texts behind it."""
 
 
 class Comparison(Result):
@@ -37,13 +37,15 @@ class Comparison(Result):
 
     `options["compared"]` says what was compared:
 
-    - "heads": all heads of a model with each other. `distance:NAME` is (head, head), where NAME is a measure, with
-      `_without_special` after it where special tokens are left out. By it heads have an order (`order`), clusters
-      (`merges`) and places in the plane (`places`).
-    - "models": the heads of two models. `match` is the other model's head that each head is matched with.
-    - "picked": a few heads on one text, `weights:first`, with their mean and the single head that they would make.
+    - "heads": all heads of a model with each other. `distance:NAME` is (head, head). NAME is a measure of distance,
+      such as "hellinger", with "_without_special" after it if special tokens are left out. `order`, `merges` and
+      `places` are the heads' order, clusters and places in the plane by this distance.
+    - "models": the heads of two models, `distance:NAME` (head, other head). `match` is the other model's head that each
+      head is matched with.
+    - "picked": a few heads on one text, `weights:first`, their `mean`, and the weights of the `single` head that would
+      replace them.
     - "texts": every head on two texts, `weights:first` and `weights:second`. `divergence:NAME` is how much the rows of
-      the aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
+      aligned tokens differ: the squared Hellinger distance, or the Jensen-Shannon divergence in nats.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.compare/2"
@@ -123,36 +125,37 @@ class Comparison(Result):
 
     @property
     def other_head_names(self) -> list[str]:
-        """Return the names of the heads in the columns of distances: of two models, the other model's."""
+        """Return the names of the heads in the columns of distances: the other model's, if there are two models."""
         return self.table("other_heads").head_names() if self.compared == "models" else self.head_names
 
     def same_heads(self) -> NDArray[np.int64]:
-        """Return the heads that both models have under one number: rows of `heads` and `other_heads`, (pair, 2)."""
-        # The rows of the names that both have, (pair,) each.
+        """Return the heads that both models have by the same name, as rows of `heads` and `other_heads`, (pair, 2)."""
+        # The rows of the common names, (pair,) each.
         _, ours, theirs = np.intersect1d(self.head_names, self.other_head_names, return_indices=True)
         return np.stack([ours, theirs], 1)
 
     def moved(self) -> NDArray[np.bool_]:
-        """Return which heads are matched with a head of another number, (head,)."""
+        """Return which heads are matched with a head of another name, (head,)."""
         matched_names = np.array(self.other_head_names)[self.match]
         is_moved: NDArray[np.bool_] = (self.match >= 0) & (matched_names != self.head_names)
         return is_moved
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return the rows of a file: one per pair of heads, but one per head where two texts are compared."""
+        """Yield the rows of a file: one per pair of heads, or one per head if two texts are compared."""
         if self.compared == "texts":
             yield from self.table("heads").rows()
             return
-        # Of two models every pair of heads, else each pair once: (pair,) and (pair,).
         name = self.distance_name
         names = np.array(self.head_names)
         others = np.array(self.other_head_names)
-        first, second = np.triu_indices(len(names), 1)
+        # Both heads of each pair, (pair,): every pair of two models, or each pair of one model once.
         if self.compared == "models":
             first, second = np.indices((len(names), len(others))).reshape(2, -1)
+        else:
+            first, second = np.triu_indices(len(names), 1)
         columns = {"a": names[first], "b": others[second]}
-        for part in _PARTS:
-            columns[f"{name}{part}"] = self.grids[f"distance{part}:{name}"][first, second]
+        for ending in _ENDINGS:
+            columns[f"{name}{ending}"] = self.grids[f"distance{ending}:{name}"][first, second]
         if self.compared == "models":
             columns[f"{name}_matched"] = self.match[first] == second
         yield from Table({}, columns).rows()
@@ -168,10 +171,10 @@ class Comparison(Result):
             compare_texts.require_texts(self)
         if self.compared == "texts":
             return
-        # Distances and what stands beside them are (head, other head).
+        # Distances, ends of intervals and counts are (head, other head).
         shape = len(self.head_names), len(self.other_head_names)
-        for part in _PARTS:
-            if self.grids[f"distance{part}:{self.distance_name}"].shape != shape:
+        for ending in _ENDINGS:
+            if self.grids[f"distance{ending}:{self.distance_name}"].shape != shape:
                 raise ValueError("its distances do not fit its heads")
 
     def report(self) -> Report:
@@ -180,7 +183,7 @@ class Comparison(Result):
         return report
 
 
-# All heads of a model, and those of two
+# Reports on all heads of a model, and on those of two models
 
 
 def _heads_report(comparison: Comparison) -> Report:
@@ -189,26 +192,30 @@ def _heads_report(comparison: Comparison) -> Report:
     names = comparison.head_names
     distances = comparison.distance()
     # Pairs of heads, the least distance first: (pair, 2).
-    pairs = np.stack(np.triu_indices(len(names), 1), 1)
-    alike = pairs[largest_first(-distances[tuple(pairs.T)], _MOST_PAIRS)]
-    # Each head with the one nearest to it, the largest distance first: (head, 2).
+    first, second = np.triu_indices(len(names), 1)
+    alike = np.stack([first, second], 1)[largest_first(-distances[first, second], _MOST_PAIRS)]
+    # The head nearest to each head, (head,), among the others that it was compared with.
     is_other = ~np.eye(len(names), dtype=bool) & ~np.isnan(distances)
     nearest = np.where(is_other, distances, np.inf).argmin(1)
-    with_nearest = np.stack([np.arange(len(names)), nearest], 1)[is_other.any(1)]
-    alone = with_nearest[largest_first(distances[tuple(with_nearest.T)])]
+    # Heads with their nearest head, the largest distance first: (head, 2).
+    compared = np.flatnonzero(is_other.any(1))
+    isolated = compared[largest_first(distances[compared, nearest[compared]])]
+    with_nearest = np.stack([isolated, nearest[isolated]], 1)
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
     if len(alike):
         a, b = alike[0]
-        distance = _distance(comparison, a, b)
+        distance = _distance_text(comparison, a, b)
         answer.append(f"most alike are {names[a]} and {names[b]}: distance {distance} (0 = the same)")
-        a, b = alone[0]
-        distance = f"the nearest, {names[b]}, has distance {_distance(comparison, a, b)}"
-        answer.append(f"least like any other is {names[a]}: {distance}")
+        head, other = with_nearest[0]
+        distance = _distance_text(comparison, head, other)
+        answer.append(
+            f"least like any other is {names[head]}: the nearest, {names[other]}, has distance {distance}"
+        )
     scale = f"0 to {distance_of(name).largest}"
     blocks: list[Block] = [
         _ranked_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
-        _ranked_pairs(comparison, alone, "least like any other head", "; nearest "),
+        _ranked_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
     ]
     # All distances as a map, in the order of the clusters.
     order = comparison.grids[f"order:{name}"]
@@ -226,27 +233,30 @@ def _heads_report(comparison: Comparison) -> Report:
 
 
 def _models_report(comparison: Comparison) -> Report:
-    """Return the report: which heads differ most from those of the same number, and how heads are matched."""
+    """Return the report: which heads differ most from their namesakes, and how heads are matched.
+
+    A head's namesake is the head of the other model with the same layer and number.
+    """
     name = comparison.distance_name
     names = comparison.head_names
     others = comparison.other_head_names
     distances = comparison.distance()
     match = comparison.match
 
-    # The distance of each head to the one of its number, with its interval. (head, 3)
+    # The distance of each head to its namesake, and both ends of its interval; NaN = no namesake. (head, 3)
     ours, theirs = comparison.same_heads().T
-    apart = np.full((len(names), 3), np.nan)
-    apart[ours] = comparison.interval(f"distance:{name}")[ours, theirs]
-    value, low, high = apart.T
+    to_namesake = np.full((len(names), 3), np.nan)
+    to_namesake[ours] = comparison.interval(f"distance:{name}")[ours, theirs]
+    value, low, high = to_namesake.T
     column = number("distance", "distance to the head of the same number in the other model")
     heads = comparison.table("heads").with_column(column, value, low=low, high=high)
     order = largest_first(value)
 
-    # The head that each one is matched with, and their distance; empty = none.
+    # For each head the name of its match and their distance; empty = it has no match.
+    match_texts = [""] * len(names)
     matched = np.flatnonzero(match >= 0).tolist()
-    matches = [""] * len(names)
     for head in matched:
-        matches[head] = f"{others[match[head]]} {three_decimals(distances[head, match[head]])}"
+        match_texts[head] = f"{others[match[head]]} {three_decimals(distances[head, match[head]])}"
     moved = f"{comparison.moved().sum()} of {amount(len(matched), 'head')} match one of another number"
     models = f"{model_of(comparison.run)} and {model_of(comparison.options['other_run'])}"
     answer = [f"{models}: {moved}"]
@@ -262,7 +272,7 @@ def _models_report(comparison: Comparison) -> Report:
             header="head",
             names=names,
             table=heads,
-            columns=["distance", Words("best match", matches)],
+            columns=["distance", Words("best match", match_texts)],
             order=order,
         ),
         _matrix(
@@ -270,7 +280,7 @@ def _models_report(comparison: Comparison) -> Report:
             names,
             others,
             title="distances between their heads",
-            # (head, other head)
+            # Each head with its match, (head, other head).
             framed=match[:, None] == np.arange(len(others)),
             notes=[
                 "rows: heads of the first model · columns: heads of the second · light: alike",
@@ -286,12 +296,12 @@ def _models_report(comparison: Comparison) -> Report:
             column="distance",
         ),
     ]
-    explained = "best match: one to one, with the least sum of distances"
-    return compare_texts.make_report(comparison, answer, blocks, explained, model=models)
+    guide = "best match: one to one, with the least sum of distances"
+    return compare_texts.make_report(comparison, answer, blocks, guide, model=models)
 
 
-def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more: Any) -> Grid:
-    """Return the figure of all distances; `more` are further fields of `Grid`."""
+def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **fields: Any) -> Grid:
+    """Return the figure of all distances, (row, column); `fields` are the title and further fields of `Grid`."""
     return Grid(
         printed="never",
         figure="matrix",
@@ -299,7 +309,7 @@ def _matrix(values: Floats, rows: Sequence[str], columns: Sequence[str], **more:
         values=values,
         rows=rows,
         columns=columns,
-        **more,
+        **fields,
     )
 
 
@@ -307,8 +317,10 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
     """Return a ranking of pairs of heads, (pair, 2), with their distances; `joint` stands between their names."""
     name = comparison.distance_name
     names = comparison.head_names
+    # The header of the column, such as "hellinger w/o special".
     short = name.replace(WITHOUT_SPECIAL, "_w/o_special").replace("_", " ")
-    value, low, high = comparison.interval(f"distance:{name}")[tuple(pairs.T)].T
+    first, second = pairs.T
+    value, low, high = comparison.interval(f"distance:{name}")[first, second].T
     column = number(name, "distance of two heads", short=short)
     return Ranking(
         heading=heading,
@@ -321,8 +333,8 @@ def _ranked_pairs(comparison: Comparison, pairs: NDArray[np.int64], heading: str
     )
 
 
-def _distance(comparison: Comparison, a: int, b: int) -> str:
-    """Return a distance with its interval, if there is one."""
+def _distance_text(comparison: Comparison, a: int, b: int) -> str:
+    """Return the distance of two heads with its interval, if that is known."""
     estimates = comparison.interval(f"distance:{comparison.distance_name}")
     return with_interval(estimates[a, b], three_decimals)
 
@@ -333,4 +345,4 @@ _REPORTS = {
     "picked": compare_texts.picked_report,
     "texts": compare_texts.texts_report,
 }
-"""What makes the report, by what was compared."""
+"""The function that makes the report, by what was compared."""

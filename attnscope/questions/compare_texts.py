@@ -1,6 +1,6 @@
-"""Report heads side by side on one text, and heads on two texts that differ in little. Loads no torch.
+"""Report on a few heads side by side on one text, and on all heads on two texts that differ in a few words.
 
-`questions.compare` chooses the report; `make_report` makes those of all comparisons.
+`questions.compare` chooses the report; all its reports come from `make_report`. Loads no torch.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "first", "second"
 _SIDES = {FIRST: "text", SECOND: "other_text"}
-"""The two texts, by the endings of their tables and arrays, and their names in a corpus."""
+"""The keys of both texts in `corpus`, by the endings of their tables and arrays, as in "tokens:first"."""
 
 _MOST_NAMED = 6
-"""Heads that the report names; of more it says how many."""
+"""The most heads that the report names; it counts the others."""
 _MAPPED_HEADS = 3
-"""Heads whose change is drawn as maps."""
+"""The number of heads whose change is drawn as maps."""
 _ROW_HEADS = 6
-"""Heads whose rows are drawn key by key."""
+"""The number of heads whose rows are drawn, for one query."""
 _ROW_KEYS = 24
-"""Keys of such a row, those with the largest weights."""
+"""The most keys of such a row: those with the largest weights."""
 
 
-def tokens(comparison: Comparison, side: str) -> Tokens:
+def _read_tokens(comparison: Comparison, side: str) -> Tokens:
     """Return the tokens of a text, "first" or "second"."""
     return tokens_of(comparison.table(f"tokens:{side}"), comparison.corpus[_SIDES[side]])
 
@@ -51,26 +51,32 @@ def require_texts(comparison: Comparison) -> None:
     """Refuse a comparison on texts whose tokens or weights are damaged.
 
     Raises:
-        ValueError: They are.
+        ValueError: Tokens do not fit the text, or the weights of a row sum to more than 1.
     """
     sides = [*_SIDES] if comparison.compared == "texts" else [FIRST]
     for side in sides:
-        tokens(comparison, side)
+        _read_tokens(comparison, side)
         if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MOST_ROW_SUM:
             raise ValueError("its weights sum to more than 1 in a row")
 
 
 def make_report(
-    comparison: Comparison, answer: Iterable[str], blocks: Sequence[Block], *guides: str, **more: Any
+    comparison: Comparison, answer: Iterable[str], blocks: Sequence[Block], *guides: str, **fields: Any
 ) -> Report:
-    """Return the report of a comparison, with further lines of the guide and further fields.
+    """Return the report of a comparison.
 
-    Without a `subtitle` among the fields it is one over a corpus, which source and subtitle name.
+    Args:
+        comparison: The comparison.
+        answer: The lines of the answer.
+        blocks: What is shown.
+        guides: Lines to explain this report, after those that explain the distance.
+        fields: Further fields of the report. Without a `subtitle`, source and subtitle name the corpus.
     """
-    if "subtitle" not in more:
-        more["source"] = texts_line(comparison)
-        more["subtitle"] = f"{distance_line(comparison.distance_name)} · {more['source']}"
-    return report_on(comparison, answer, blocks, [*guide(comparison), *guides], **more)
+    if "subtitle" not in fields:
+        source = texts_line(comparison)
+        fields["source"] = source
+        fields["subtitle"] = f"{distance_line(comparison.distance_name)} · {source}"
+    return report_on(comparison, answer, blocks, [*guide(comparison), *guides], **fields)
 
 
 def _quoted(comparison: Comparison, side: str) -> str:
@@ -82,7 +88,7 @@ def _quoted(comparison: Comparison, side: str) -> str:
 
 
 def picked_report(comparison: Comparison) -> Report:
-    """Return the report on picked heads: how far they are apart, their mean, and the single head they would make."""
+    """Return the report on picked heads: their distances, their mean, and the single head that would replace them."""
     names = comparison.head_names
     listed = list_some(names, _MOST_NAMED)
     answer = [
@@ -90,11 +96,11 @@ def picked_report(comparison: Comparison) -> Report:
         _say_distances(comparison),
     ]
 
-    # The maps by title, (query, key): the heads, and what is made of them. Two heads differ from each other, several
-    # from their mean, and so does the single head.
     mean = comparison.grids["mean:first"]
     single = comparison.grids.get("single:first")
+    # Maps by title, (query, key): each head, then the mean and the single head.
     maps = dict(zip(names, comparison.grids["weights:first"], strict=True))
+    # Differences of maps by title: of two heads from each other, of more heads from their mean.
     differences = {}
     if len(names) == 2:
         first, second = names
@@ -107,14 +113,15 @@ def picked_report(comparison: Comparison) -> Report:
         maps["single head"] = single
         difference = _difference(single.astype(np.float64), mean)
         differences["single head − mean"] = difference
-        # The share of a row's weight that is elsewhere: half the sum of absolute differences, (query,).
+        # How much of a row's weight the single head gives to other keys than the mean does, (query,): half the sum of
+        # absolute differences.
         moved = np.abs(difference).sum(-1) / 2
         mean_moved = float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0
         answer.append(
             f"the single head moves {mean_moved:.0%} of a row's weight away from the mean of the heads"
         )
 
-    axis = axis_of(tokens(comparison, FIRST))
+    axis = axis_of(_read_tokens(comparison, FIRST))
     side_by_side = Panels(f"{listed} side by side", _panels(maps, axis))
     how_they_differ = Panels(
         f"{listed}: differences",
@@ -135,12 +142,12 @@ def picked_report(comparison: Comparison) -> Report:
 
 
 def _panels(maps: Mapping[str, Floats], axis: Axis) -> list[Panel]:
-    """Return a panel of each map, (query, key), of one text, by its title."""
+    """Return a panel for each map of one text, (query, key), given by title."""
     return [Panel(title, values, axis, axis) for title, values in maps.items()]
 
 
 def _say_distances(comparison: Comparison) -> str:
-    """Say the distance of two heads; of several, which are nearest and which farthest. Empty if none is known."""
+    """Say the distance of two heads, or which of several heads are nearest and farthest; empty = nothing is known."""
     names = comparison.head_names
     rows, columns = np.triu_indices(len(names), 1)
     # The distance of each pair, (pair,).
@@ -160,7 +167,7 @@ def _say_distances(comparison: Comparison) -> str:
 
 
 def _difference(first: Floats, second: Floats) -> Floats:
-    """Return how two maps, (query, key), differ; NaN where a row of either is empty."""
+    """Return the first map minus the second, (query, key); a row that is all zeros in either map becomes NaN."""
     is_there = first.any(-1, keepdims=True) & second.any(-1, keepdims=True)
     return np.where(is_there, first - second, np.nan)
 
@@ -168,37 +175,39 @@ def _difference(first: Floats, second: Floats) -> Floats:
 # Two texts
 
 
-class Keys:
-    """Hold the keys of two texts, those of an aligned pair as one, in the order of the first text.
+class MergedKeys:
+    """Hold the keys of two texts in one order, the order of the first text; an aligned pair of tokens is one key.
 
-    A key of the second text alone stands behind the last aligned one before it.
+    A key of the second text alone follows the last aligned key before it.
 
     Attributes:
-        positions: The token of each key in both texts, (2, key); -1 = the text has none.
+        positions: The token of each key in both texts, (2, key); -1 = the text lacks the key.
         names: The name of each key.
     """
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
         aligned = comparison.table("aligned")
-        n_first, n_second = (len(comparison.table(f"tokens:{side}")) for side in _SIDES)
-        # Aligned tokens, then those of the first text alone, then those of the second alone. (2, key)
+        n_first = len(comparison.table("tokens:first"))
+        n_second = len(comparison.table("tokens:second"))
         first_alone = np.setdiff1d(np.arange(n_first), aligned[FIRST])
         second_alone = np.setdiff1d(np.arange(n_second), aligned[SECOND])
+        # Aligned tokens, then those of the first text alone, then those of the second alone: (2, key).
         positions = np.full((2, n_first + len(second_alone)), -1)
         positions[0, :n_first] = np.concatenate([aligned[FIRST], first_alone])
         positions[1, : len(aligned)] = aligned[SECOND]
         positions[1, n_first:] = second_alone
-        # Where each key stands in the first text; a half puts it between two tokens. (key,)
-        places = positions[0].astype(np.float64)
+        # Sort by the position in the first text. A key of the second text alone goes half a token behind the last
+        # aligned token before it. (key,)
+        sort_position = positions[0].astype(np.float64)
         for key, token in enumerate(second_alone.tolist(), n_first):
             is_before = aligned[SECOND] < token
-            places[key] = aligned[FIRST][is_before].max(initial=-1) + 0.5
-        self.positions = positions[:, np.argsort(places, kind="stable")]
+            sort_position[key] = aligned[FIRST][is_before].max(initial=-1) + 0.5
+        self.positions = positions[:, np.argsort(sort_position, kind="stable")]
         self.names = _key_names(comparison, self.positions)
 
     def rows(self, head: int, pair: int) -> Floats:
-        """Return the rows of an aligned query in both texts, (2, key); a key that a text lacks weighs 0 there."""
+        """Return a head's rows of an aligned query in both texts, (2, key); 0 where a text lacks the key."""
         rows = []
         for side, positions in zip(_SIDES, self.positions, strict=True):
             query = self._comparison.table("aligned")[side][pair]
@@ -207,7 +216,7 @@ class Keys:
         return np.stack(rows)
 
     def largest_change(self, head: int, pair: int) -> str:
-        """Return the key whose weight changes most and its weights, "cat 0.52 → 0.11"; – = a text lacks the key."""
+        """Return the key whose weight changes most with both weights, "cat 0.52 → 0.11"; – = the text lacks the key."""
         rows = self.rows(head, pair)
         key = int(np.abs(rows[1] - rows[0]).argmax())
         weights = []
@@ -217,15 +226,23 @@ class Keys:
 
 
 def _key_names(comparison: Comparison, positions: NDArray[np.int64]) -> list[str]:
-    """Return the label of each key, or both where texts differ, "wide/tired"; positions are (2, key), -1 = none."""
-    # The last label is that of -1.
-    first_labels, second_labels = (
-        [*comparison.table(f"tokens:{side}")["token"].tolist(), ""] for side in _SIDES
-    )
+    """Return the label of each key, or both labels if the texts differ, such as "wide/tired".
+
+    Args:
+        comparison: The comparison.
+        positions: The token of each key in both texts, (2, key); -1 = the text lacks the key.
+    """
+    first_labels = comparison.table("tokens:first")["token"].tolist()
+    second_labels = comparison.table("tokens:second")["token"].tolist()
     names = []
     for first, second in positions.T.tolist():
-        labels = dict.fromkeys([first_labels[first], second_labels[second]])
-        names.append(printable("/".join(filter(None, labels))))
+        labels = []
+        if first >= 0:
+            labels.append(first_labels[first])
+        if second >= 0:
+            labels.append(second_labels[second])
+        # Each label once.
+        names.append(printable("/".join(dict.fromkeys(labels))))
     return names
 
 
@@ -236,13 +253,14 @@ def texts_report(comparison: Comparison) -> Report:
     aligned = comparison.table("aligned")
     column = _column_of_change(comparison)
     overall = f"{comparison.distance_name}_overall"
-    where = "on the tokens that both have"
-    if column != overall:
+    if column == overall:
+        where = "on the tokens that both have"
+    else:
         where = f"at “{printable(comparison.options.get('query'), 40)}”"
     order = largest_first(heads[column])
 
-    # The query and the key at which each head changes most.
-    keys = Keys(comparison)
+    # The query whose row changes most in each head, and the key that changes most in that row.
+    keys = MergedKeys(comparison)
     labels = comparison.table("tokens:first")["token"]
     queries = [""] * len(names)
     changes = [""] * len(names)
@@ -250,34 +268,35 @@ def texts_report(comparison: Comparison) -> Report:
         pair = _most_changed_pair(comparison, head)
         queries[head] = printable(labels[aligned[FIRST][pair]])
         changes[head] = keys.largest_change(head, pair)
-    both_texts = f"{_quoted(comparison, FIRST)}  →  {_quoted(comparison, SECOND)}"
-    answer = [both_texts]
-    # The distances, the largest first.
-    apart = heads[column][order]
+    answer = []
+    # Distances between the texts, the largest first.
+    distances = heads[column][order]
     if order:
         first = order[0]
-        answer = [
-            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(apart[0])} "
+        answer += [
+            f"{names[first]} differs most between the texts, {where}: distance {three_decimals(distances[0])} "
             "(0 = no change, 1 = nothing in common)",
             f"most where it looks from “{queries[first]}”: weight on {changes[first]}",
-            both_texts,
         ]
+    both_texts = f"{_quoted(comparison, FIRST)}  →  {_quoted(comparison, SECOND)}"
+    answer.append(both_texts)
     if len(order) > 1:
-        middle, nearly_all = map(three_decimals, np.quantile(apart, (0.5, 0.9)).tolist())
+        median, p90 = np.quantile(distances, (0.5, 0.9)).tolist()
         answer.append(
-            f"distance of {amount(len(order), 'head')}: median {middle}, 90th percentile {nearly_all}"
+            f"distance of {amount(len(order), 'head')}: median {three_decimals(median)}, "
+            f"90th percentile {three_decimals(p90)}"
         )
 
-    # How much heads change, as a ranking and as maps, and where, as figures.
+    # How much heads change, as a ranking and as maps, and where, as figures. The names of the maps by column:
     figures = {column: "change"}
-    figures.setdefault(overall, "change-overall")
+    if column != overall:
+        figures[overall] = "change-overall"
     columns: list[str | Words] = [
         *figures,
         Words("query", queries),
         Words("the key that changes most", changes, wraps=True),
     ]
-    by = distance_line(comparison.distance_name)
-    heading = f"the heads that change most, by {by}"
+    heading = f"the heads that change most, by {distance_line(comparison.distance_name)}"
     blocks: list[Block] = [rank_heads(comparison, columns, order, heading=heading)]
     for name, figure in figures.items():
         blocks.append(
@@ -300,32 +319,32 @@ def _column_of_change(comparison: Comparison) -> str:
 
 
 def _most_changed_pair(comparison: Comparison, head: int) -> int:
-    """Return the row of `aligned` at which a head changes most: of tokens that the query names, or of equal ones."""
+    """Return the row of `aligned` at which a head changes most, of tokens that the query names, else of equal ones."""
     aligned = comparison.table("aligned")
-    is_shown = aligned["asked"] if aligned["asked"].any() else aligned["equal"]
-    pairs = np.flatnonzero(is_shown)
+    is_candidate = aligned["asked"] if aligned["asked"].any() else aligned["equal"]
+    pairs = np.flatnonzero(is_candidate)
     values = comparison.grids[f"divergence:{comparison.distance_name}"][head, pairs]
     return int(pairs[np.nan_to_num(values, nan=-1.0).argmax()])
 
 
 def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block]:
-    """Draw what changes in the first heads of an order, then the very first of them on each text."""
+    """Draw the differences of the first heads of an order, then the first head's map of each text."""
     aligned = comparison.table("aligned")
     names = comparison.head_names
-    # Pairs whose labels stand out: replaced tokens, and those that the query names.
+    # Pairs whose labels are marked: replaced tokens, and tokens that the query names.
     marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
-    # Differences of weights between aligned tokens, (pair, pair); replaced ones have both labels.
+    # Differences of weights between aligned tokens, (pair, pair). A replaced token has both labels.
     labels = _key_names(comparison, np.stack([aligned[FIRST], aligned[SECOND]]))
-    shared = replace(tokens(comparison, FIRST).take(aligned[FIRST]), labels=tuple(labels))
-    axis = axis_of(shared, marked.tolist())
+    first_tokens = _read_tokens(comparison, FIRST).take(aligned[FIRST])
+    axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked.tolist())
     differences = {}
     for head in order[:_MAPPED_HEADS]:
-        first, second = (
-            comparison.grids[f"weights:{side}"][head][np.ix_(aligned[side], aligned[side])]
-            for side in _SIDES
-        )
-        differences[f"{names[head]}: second − first"] = second - first
+        maps = []
+        for side in _SIDES:
+            weights = comparison.grids[f"weights:{side}"][head]
+            maps.append(weights[np.ix_(aligned[side], aligned[side])])
+        differences[f"{names[head]}: second − first"] = maps[1] - maps[0]
     view = Panels(
         "what changes: the heads that change most",
         _panels(differences, axis),
@@ -338,19 +357,20 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     head = order[0]
     panels = []
     for side in _SIDES:
-        axis = axis_of(tokens(comparison, side), aligned[side][marked].tolist())
+        axis = axis_of(_read_tokens(comparison, side), aligned[side][marked].tolist())
         weights = comparison.grids[f"weights:{side}"][head]
         panels.append(Panel(f"{names[head]}: {side} text", weights, axis, axis))
     yield Special(printed="never", figure="maps", view=Panels(f"what changes: {names[head]}", panels))
 
 
-def _rows_figure(comparison: Comparison, keys: Keys, pair: int) -> Grid:
-    """Return the figure of what an aligned query attends to in both texts, in the heads that change most there."""
-    # Divergences are (head,); heads without one, NaN, drop out.
+def _rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:
+    """Return the figure of an aligned query's rows in both texts, in the heads whose row changes most."""
+    # (head,); `largest_first` drops NaN.
     divergences = comparison.grids[f"divergence:{comparison.distance_name}"][:, pair]
     order = largest_first(divergences, _ROW_HEADS)
-    # Two rows per head, first and second text: (2 heads, key); keys keep the order of the text.
+    # Two rows per head, of the first and the second text: (2 x heads, key).
     weights = np.concatenate([keys.rows(head, pair) for head in order])
+    # The keys with the largest weights, in the order of the text.
     shown = sorted(largest_first(weights.max(0), _ROW_KEYS))
     titles = []
     for head in order:

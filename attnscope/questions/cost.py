@@ -1,4 +1,4 @@
-"""Declare what attention costs: its parameters, MACs and memory, each as a formula with its numbers; and its report."""
+"""Declare the result on what attention costs: parameters, MACs and memory, each with its formula; and its report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,17 +18,17 @@ _GROUPS = {
     "per_token": "MACs per token of a text of {n:,} tokens",
     "memory": "memory for a text of {n:,} tokens",
 }
-"""The groups of quantities in their order, with their headings."""
+"""The headings of the groups of quantities, in the order of the report; n is the length of the text."""
 
 
 def _read_sizes(listed: str) -> dict[str, int]:
-    """Return the sizes in a list such as d_model=768,n_heads=12, by name."""
+    """Return the sizes in a list such as "d_model=768,n_heads=12", by name."""
     sizes = {}
-    for part in listed.split(","):
-        name, _, size = part.partition("=")
+    for entry in listed.split(","):
+        name, _, size = entry.partition("=")
         if not size.strip().isdecimal() or int(size) < 1:
             raise UsageError(
-                f"{part!r} is no size", "such as --sizes d_model=768,n_heads=12,n_layers=12"
+                f"{entry!r} is no size", "such as --sizes d_model=768,n_heads=12,n_layers=12"
             )
         sizes[name.strip()] = int(size)
     return sizes
@@ -36,7 +36,7 @@ def _read_sizes(listed: str) -> dict[str, int]:
 
 @options
 class CostOptions:
-    """Choose whose costs are counted: those of a model by its configuration, or of sizes by hand."""
+    """Choose the model whose costs are counted, or give sizes by hand."""
 
     model: str | None = option(
         "bert-base, gpt2, gpt3, llama-2-7b, llama-2-70b; or a known name, a folder, a config.json, a Hub id. "
@@ -60,7 +60,7 @@ class CostOptions:
 class Cost(Result):
     """Hold the parameters, operations and memory of a model's attention.
 
-    Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`), and notes.
+    Its `options` have the sizes, the length of the text (`n_tokens`), the precision (`dtype`) and notes.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.cost/2"
@@ -83,10 +83,10 @@ class Cost(Result):
         return sizes
 
     def value(self, name: str) -> int | float:
-        """Return the value of a quantity, such as "projections_per_layer"; it is whole unless it is a share.
+        """Return the value of a quantity, such as "projections_per_layer": a whole number, unless it is a share.
 
         Raises:
-            AttnscopeError: There is none of that name.
+            AttnscopeError: There is no quantity of that name.
         """
         table = self.table("quantities")
         names = table["name"].tolist()
@@ -105,7 +105,7 @@ class Cost(Result):
             raise ValueError("it does not say for how many tokens it is")
 
     def report(self, **shown: Any) -> Report:
-        """Return the report: attention's share of parameters and of work, then each quantity with its formula."""
+        """Return the report: attention's share of parameters and of MACs, then each quantity with its formula."""
         guide = "MAC: a multiplication and an addition in a matrix product; norms and activations are left out"
         return report_on(
             self,
@@ -119,12 +119,12 @@ class Cost(Result):
 
 
 def _answer(cost: Cost) -> list[str]:
-    """Say the share of attention in parameters and MACs, and the memory it takes."""
+    """Say attention's share of parameters and MACs, the sizes of the model, and the memory that attention takes."""
     n = f"{cost.options['n_tokens']:,}"
-    # MACs of attention per token, as a share of all.
-    parts = ("projections_per_token", "scores_per_token", "values_per_token")
-    share = sum(map(cost.value, parts)) / cost.value("per_token")
-    # "9.66 GB (9.00 GiB)" without the binary unit.
+    # MACs of attention per token, as a share of all MACs.
+    quantities = ("projections_per_token", "scores_per_token", "values_per_token")
+    share = sum(map(cost.value, quantities)) / cost.value("per_token")
+    # Of "9.66 GB (9.00 GiB)" only the first unit.
     scores = abbreviate(cost.value("scores_bytes"), "bytes").split(" (")[0]
     first = (
         f"{printable(cost.run.get('model', ''))}: attention is {cost.value('attention_share'):.0%} of "
@@ -140,10 +140,10 @@ def _answer(cost: Cost) -> list[str]:
 def _sizes_line(cost: Cost) -> str:
     """Say how many layers and heads the model has, and their sizes."""
     sizes = cost.sizes
-    layers = amount(sizes["n_layers"], "layer")
-    # An encoder-decoder has two kinds of layers.
     if sizes["n_decoder_layers"]:
         layers = f"{sizes['n_layers']} encoder and {sizes['n_decoder_layers']} decoder layers"
+    else:
+        layers = amount(sizes["n_layers"], "layer")
     heads = f"{amount(sizes['n_heads'], 'head')} of {sizes['d_head']}"
     if sizes["n_kv_heads"] != sizes["n_heads"]:
         heads += f" on {sizes['n_kv_heads']} key/value heads"
@@ -151,7 +151,7 @@ def _sizes_line(cost: Cost) -> str:
 
 
 def _blocks(cost: Cost) -> Iterator[Block]:
-    """Show a table per group of quantities, then the formula behind every number."""
+    """Show a table for each group of quantities, then with --all the formula behind each number."""
     table = cost.table("quantities")
     names = table["what"].tolist()
     formulas = []
@@ -159,7 +159,6 @@ def _blocks(cost: Cost) -> Iterator[Block]:
         formulas.append(printable(f"{formula} = {numbers}" if numbers else formula, 200))
     values = list(map(abbreviate, table["value"].tolist(), table["unit"].tolist()))
     value_column = Words("value", values, right=True)
-    # One table per group, which has all its rows.
     for group, title in _GROUPS.items():
         rows = np.flatnonzero(table["group"] == group).tolist()
         yield Ranking(

@@ -1,4 +1,4 @@
-"""Name the distances between heads, and explain them. `core` computes them; every report of a comparison reads this."""
+"""Name the distances between heads, and explain them in the reports of comparisons. `core.distance` computes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class Distance(NamedTuple):
-    """The name of a distance, its meaning, and its value for rows without a common key."""
+    """Hold how a report explains a distance.
+
+    Attributes:
+        label: What people call it.
+        meaning: How it is computed, and its range.
+        largest: Its largest value as it is printed: that of two rows without a common key.
+    """
 
     label: str
     meaning: str
@@ -35,11 +41,13 @@ DISTANCES = {
     ),
 }
 MEASURES = tuple(DISTANCES)
+"""The distances that an option may name."""
 
 WITHOUT_SPECIAL = "_without_special"
-"""How the name of a distance ends that leaves special tokens out, such as "hellinger_without_special"."""
+"""The ending of a distance that leaves out special tokens, such as "hellinger_without_special"."""
 
 three_decimals = partial(fixed, decimals=3)
+"""Write a distance with three decimals."""
 
 
 def distance_of(name: str) -> Distance:
@@ -48,13 +56,13 @@ def distance_of(name: str) -> Distance:
 
 
 def distance_line(name: str) -> str:
-    """Return what people call a distance, such as "Hellinger distance, without special tokens"."""
+    """Return a distance as reports name it, such as "Hellinger distance, without special tokens"."""
     label = distance_of(name).label
     return f"{label}, without special tokens" if name.endswith(WITHOUT_SPECIAL) else label
 
 
 def guide(comparison: Comparison) -> list[str]:
-    """Return the meaning of a comparison's distance, what its brackets are, and the tokens that it leaves out."""
+    """Return the lines that explain a comparison's distance: its meaning, its intervals, and the tokens left out."""
     name = comparison.distance_name
     lines = [distance_of(name).meaning]
     if np.isfinite(comparison.grids.get(f"distance_low:{name}", np.nan)).any():
@@ -69,7 +77,7 @@ def guide(comparison: Comparison) -> list[str]:
 
 
 def texts_line(comparison: Comparison) -> str:
-    """Return the text that heads were compared on, or how many texts and their sources."""
+    """Return the text on which heads were compared, or the number of texts and their sources."""
     text = comparison.corpus.get("text")
     if isinstance(text, str):
         return f"“{printable(text, 160)}”"
