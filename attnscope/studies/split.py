@@ -1,4 +1,7 @@
-"""Cut the same queries, keys and values into more and fewer heads, and compare the results."""
+"""Cut a layer's queries, keys and values into different numbers of heads, and compare the results.
+
+Each head gets d_model / n_heads columns. `core.splitting` cuts and attends; `questions.split` draws.
+"""
 
 from collections import defaultdict
 from typing import Any
@@ -16,8 +19,8 @@ from attnscope.results.table import Table
 from attnscope.studies.inputs.reading import Prompt
 from attnscope.studies.one_layer import read_layer
 
-_MOST_NUMBERS = 20_000_000
-"""How many weights all heads may have together, as all are held at once."""
+_MOST_WEIGHTS = 20_000_000
+"""How many weights all heads may have together, since all are held at once."""
 
 
 @with_plain_torch
@@ -39,7 +42,7 @@ def split(
         kind: "encoder", "decoder" or "cross"; None = the model's first.
 
     Returns:
-        The record. For the model's own number of heads it holds the model's own weights.
+        The record. With the model's own number of heads, weights are those of the model.
 
     Raises:
         AttnscopeError: The layer's heads cannot be cut otherwise: grouped queries, position biases by head, sinks.
@@ -50,21 +53,23 @@ def split(
     inputs = layer_run.inputs
     _require_fit(str(layer_run.run["model"]), inputs, options.counts)
 
-    # Cut into each number of heads. Weights are (head, query, key), outputs (query, d_model).
     d_model = inputs.Q.shape[1]
-    may = None if inputs.may is None else inputs.may[0]  # one mask for all heads
+    # All heads have one mask, see `_require_fit`: (1, query, key) → (query, key).
+    mask = None if inputs.may is None else inputs.may[0]
+    # The rows of tables, and the arrays beside them, by the names in `Split`.
     rows: dict[str, list[dict[str, Any]]] = {"heads": [], "counts": [], "drops": []}
     grids: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
     for count in dict.fromkeys(options.counts):
         d_head = d_model // count
-        cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=may)
+        cut = splitting.cut(inputs.Q, inputs.K, inputs.V, count, may=mask)
         rows["counts"].append({"n_heads": count, "d_head": d_head, "scale": d_head**-0.5})
+        # (query, key), (query, d_model) and (query,)
         grids["mean_weights"].append(cut.weights.mean(0))
         grids["output"].append(cut.joined)
         grids["disagreement_nats"].append(cut.disagreement_nats)
+        # (query, key) of each head
         grids["weights"] += [*cut.weights]
 
-        # The facts of its heads.
         for head in range(count):
             row = {
                 "n_heads": count,
@@ -77,18 +82,17 @@ def split(
             }
             rows["heads"].append(row)
 
-        # By how much the output changes without a head: by what stands in the head's own columns.
-        whole = float(np.linalg.norm(cut.joined))
+        # Without a head, its columns of the joined output are 0. So the output changes by the head's output.
+        size = float(np.linalg.norm(cut.joined))
         for head in options.drop:
             if head < count:
                 change = cut.heads_out[head]
                 l2 = float(np.linalg.norm(change))
-                share = l2 / whole if whole else float("nan")
+                share = l2 / size if size else float("nan")
                 rows["drops"].append({"n_heads": count, "head": head, "l2": l2, "share": share})
                 grids["drop_l2"].append(np.linalg.norm(change, axis=1))
 
-    # Store the rows and grids.
-    tables = {name: Table.of(Split.TABLES[name], listed) for name, listed in rows.items()}
+    tables = {name: Table.of(Split.TABLES[name], of_table) for name, of_table in rows.items()}
     for name, tokens in (("queries", layer_run.queries), ("keys", layer_run.keys)):
         tables[name] = Table.of_arrays(Split.TABLES[name], token=list(tokens.labels))
     arrays = {name: np.stack(values) for name, values in grids.items()}
@@ -96,11 +100,11 @@ def split(
 
 
 def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
-    """Refuse layers whose heads differ in more than their columns, and numbers of heads that do not divide the width.
+    """Refuse layers whose heads differ in more than their columns, and numbers of heads that do not divide d_model.
 
     Args:
-        name: The model.
-        inputs: What reaches the attention.
+        name: The name of the model.
+        inputs: The inputs of the attention.
         counts: The wanted numbers of heads.
     """
     if inputs.n_kv_heads != inputs.n_heads:
@@ -120,14 +124,17 @@ def _require_fit(name: str, inputs: Inputs, counts: tuple[int, ...]) -> None:
         )
     if inputs.may is not None and inputs.may.shape[0] > 1:
         raise AttnscopeError(f"{name} masks its heads each in its own way", "choose another model")
-    # The weights of all numbers of heads, (head, query, key).
     n_queries, d_model = inputs.Q.shape
-    n_numbers = sum(counts) * n_queries * len(inputs.K)
-    if n_numbers > _MOST_NUMBERS:
+    n_weights = sum(counts) * n_queries * len(inputs.K)
+    if n_weights > _MOST_WEIGHTS:
         raise AttnscopeError(
-            f"the weights of {sum(counts)} heads on {n_queries} tokens are {n_numbers:,} numbers",
+            f"the weights of {sum(counts)} heads on {n_queries} tokens are {n_weights:,} numbers",
             "choose fewer heads (--counts) or a shorter text",
         )
-    if unfit := [count for count in counts if d_model % count]:
-        fits = ", ".join(str(n) for n in range(1, d_model + 1) if d_model % n == 0)
-        raise UsageError(f"{d_model} columns cannot be cut into {unfit[0]} heads", f"what fits: {fits}")
+    for count in counts:
+        if d_model % count:
+            divisors = [str(n) for n in range(1, d_model + 1) if d_model % n == 0]
+            raise UsageError(
+                f"{d_model} columns cannot be cut into {count} heads",
+                f"what fits: {', '.join(divisors)}",
+            )

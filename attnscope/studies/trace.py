@@ -1,7 +1,7 @@
 """Compute the attention of heads number by number, and compare it with the model's own kernel.
 
 The steps are lines of NumPy in float64 (`core.stepwise`), which start from the model's own queries, keys and values.
-If their result differs from the kernel's by more than rounding, it is refused. Drawing is left to `questions.trace`.
+A trace is refused if its result differs from the kernel's by more than rounding. Drawing is left to `questions.trace`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-_MOST_NUMBERS = 50_000_000
+_MOST_SCORES = 50_000_000
 """How many scores, heads x queries x keys, a trace may have."""
 
 
@@ -75,7 +75,7 @@ def trace(
         kind: "encoder", "decoder" or "cross"; None = the model's first.
 
     Returns:
-        The record. Queries, keys and values are the model's own; the steps are computed from them in float64.
+        The record of the steps. They are computed in float64 from the model's own queries, keys and values.
 
     Raises:
         AttnscopeError: There is no such layer, head or token; the model does not show its queries and keys; or the
@@ -88,25 +88,27 @@ def trace(
     keys = layer_run.keys
     chosen = layer_run.heads
     # The positions of the traced queries.
+    query_position = None
     traced = list(range(len(queries)))
     if query is not None:
-        traced = [position_of(query, queries, "--query")]
+        query_position = position_of(query, queries, "--query")
+        traced = [query_position]
     # The scores of a long text are too much to read, and may be too much for the memory.
-    n_numbers = len(traced) * len(keys) * len(chosen)
-    if n_numbers > _MOST_NUMBERS:
+    n_scores = len(traced) * len(keys) * len(chosen)
+    if n_scores > _MOST_SCORES:
         raise AttnscopeError(
-            f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are {n_numbers:,} "
+            f"the scores of {len(chosen)} heads on {len(queries)} queries and {len(keys)} keys are {n_scores:,} "
             "numbers",
             "trace one query (--query) or fewer heads (-H)",
         )
 
-    # Compute the steps. The last of them also reads the outputs of the heads that are not traced, H.
+    # Compute the steps. The steps after the heads also need the outputs of the heads that are not traced: H.
     around = layer_run.around or _run_example(layer_run.inputs)
     kernel = _kernel_of(around)
-    others = kernel.outputs.copy()
-    others[list(chosen)] = 0
-    inputs = replace(layer_run.inputs, H=others)
-    lines = stepwise.all_lines(inputs, chosen, None if query is None else traced[0])
+    untraced_outputs = kernel.outputs.copy()
+    untraced_outputs[list(chosen)] = 0
+    inputs = replace(layer_run.inputs, H=untraced_outputs)
+    lines = stepwise.all_lines(inputs, chosen, query_position)
     grids = _grids_of(lines, stepwise.compute(lines, inputs), one_query=query is not None)
     if np.isnan(grids["weights"]).any():
         raise AttnscopeError(
@@ -117,10 +119,8 @@ def trace(
     # Store steps, inputs and labels.
     steps = []
     for line in lines:
-        step = dict(vars(line))
-        step["axes"] = " ".join(line.axes)
-        step["head"] = -1 if line.head is None else line.head
-        steps.append(step)
+        head = -1 if line.head is None else line.head
+        steps.append({**vars(line), "axes": " ".join(line.axes), "head": head})
     columns = Trace.TABLES
     tables = {
         "steps": Table.of(columns["steps"], steps),
@@ -141,17 +141,21 @@ def trace(
         "one_query": query is not None,
         "check": check,
     }
-    run = dict(layer_run.run)
-    run["notes"] = [*run["notes"], *around.notes]
+    # The model's projections may be missing: notes say so.
+    run = {**layer_run.run, "notes": [*layer_run.run["notes"], *around.notes]}
     return Trace(run, {}, options, tables, grids)
 
 
 def _grids_of(
     lines: Sequence[stepwise.Line], values: Sequence[Array], *, one_query: bool
 ) -> dict[str, Any]:
-    """Return the values of each step by its name, (head, …) where heads have it each; one query gets its axis back."""
+    """Return the values of each step by its name: (head, …) for steps of single heads, such as "weights".
+
+    The lines for one query compute values without its axis, for example weights (key,). They get it back: (1, key).
+    """
     by_step: dict[str, list[Array]] = {}
     for line, value in zip(lines, values, strict=True):
+        # The keys and values of a head have no axis of queries.
         is_of_keys = line.head is not None and HEAD_STEPS[line.name][0] == "keys"
         if one_query and not is_of_keys:
             value = value[None]
@@ -166,15 +170,15 @@ def _grids_of(
 
 
 def _run_example(inputs: Inputs) -> Surroundings:
-    """Return the worked example as the attention of a model, computed by the kernel in float32."""
+    """Return the worked example in the form of a model's attention, computed by the kernel in float32."""
     import torch
 
     from attnscope.core.attention.seam import AttentionCall, attend
     from attnscope.models.inside.projections import Surroundings
 
-    # Q, K and V side by side, (3, token, d_model) → (3, 1, head, token, d_head).
+    # (3, token, d_model) → (3, 1, head, token, d_head), for Q, K and V at once.
     joined = torch.tensor(np.stack([inputs.Q, inputs.K, inputs.V]), dtype=torch.float32)
-    query, key, value = joined.view(*joined.shape[:2], inputs.n_heads, -1).transpose(1, 2)[:, None]
+    query, key, value = joined.unflatten(2, (inputs.n_heads, -1)).transpose(1, 2)[:, None]
     call = AttentionCall(0, "encoder", query, key, value, inputs.scale)
     output = attend(call)
     note = (
@@ -185,10 +189,10 @@ def _run_example(inputs: Inputs) -> Surroundings:
 
 @dataclass(frozen=True, eq=False)
 class _Kernel:
-    """Hold an attention as a kernel computes it.
+    """Hold what a kernel computes of an attention, in float64.
 
     Attributes:
-        name: The kernel, its precision and device.
+        name: The name of the kernel, its precision and device.
         outputs: The outputs of heads, (head, query, d_value).
         weights: The weights, (head, query, key).
         projected: The output after W_O, (query, d_model); None = the model does not show it.
@@ -203,7 +207,7 @@ class _Kernel:
 
 
 def _kernel_of(around: Surroundings) -> _Kernel:
-    """Return an attention as its kernel computes it, with arrays in float64."""
+    """Return what the kernel of an attention computes."""
     import torch
 
     from attnscope.core.attention.seam import attention_weights
@@ -228,12 +232,12 @@ def _check(
     heads: tuple[int, ...],
     traced: list[int],
 ) -> dict[str, Any]:
-    """Compare steps with what a kernel computed.
+    """Compare the steps with what the kernel computed.
 
     Args:
         grids: The values of each step by its name.
         kernel: What the kernel computed.
-        inputs: Where the steps start from.
+        inputs: The inputs of the steps.
         heads: The traced heads.
         traced: The positions of the traced queries.
 
@@ -243,26 +247,27 @@ def _check(
     Raises:
         AttnscopeError: A difference is beyond rounding.
     """
-    # The same heads and queries of the kernel, (head, query, …).
+    # The kernel's numbers for the traced heads and queries, (head, query, …).
     rows = np.ix_(heads, traced)
-    outputs = _apart(grids["head_output"], kernel.outputs[rows])
-    weights = _apart(grids["weights"], kernel.weights[rows])
-    # A score rounded to eps·|s| moves a weight by as much, relatively; a sum over d_head columns rounds √d_head times.
+    outputs = _largest_difference(grids["head_output"], kernel.outputs[rows])
+    weights = _largest_difference(grids["weights"], kernel.weights[rows])
+    # A relative error of eps in a score s is an error of eps·|s|, and changes exp(s), so the weight, by that factor.
+    # A dot product of d_head terms adds up about √d_head such errors. 8 is a margin.
     largest_score = max(1.0, float(np.abs(grids["scores"]).max()))
-    largest_value = max(1e-30, float(np.abs(inputs.V).max()))
     rounding_of_weights = 8 * kernel.eps * largest_score * math.sqrt(inputs.d_head)
+    # An output is a mean of values, by these weights.
+    largest_value = max(1e-30, float(np.abs(inputs.V).max()))
     rounding = rounding_of_weights * largest_value
     differences = [("outputs", outputs, rounding), ("weights", weights, rounding_of_weights)]
-    # Compare the output after W_O, where the model shows it.
+    # Compare the output after W_O, where the model shows it. The worked example has no W_O, and ends with "joined".
     projected = None
     if kernel.projected is not None:
         last = "output" if "output" in grids else "joined"
-        difference = _apart(grids[last], kernel.projected[traced])
+        difference = _largest_difference(grids[last], kernel.projected[traced])
         allowed = _rounding_projected(grids["joined"], inputs, kernel.eps, rounding)
         differences.append((last, difference, allowed))
         if last == "output":
             projected = difference
-    # Refuse differences beyond rounding.
     for name, difference, allowed in differences:
         require_rounding(
             f"the steps do not reproduce what the model computed: {name} differ from {kernel.name}",
@@ -280,24 +285,24 @@ def _check(
 
 
 def _rounding_projected(joined: Array, inputs: Inputs, eps: float, rounding: float) -> float:
-    """Return how much rounding may change the output after W_O: through the rounded outputs, and in its own sums.
+    """Return how much rounding may change the output after W_O: that of the heads' outputs, and that of its own sums.
 
     Args:
-        joined: The outputs of all heads side by side, (query, heads * d_value).
-        inputs: They have W_O and its bias.
+        joined: The outputs of all heads side by side, (query, n_heads * d_value).
+        inputs: The inputs of the steps, with W_O and its bias.
         eps: The relative rounding of the kernel.
-        rounding: How much rounding may change the outputs.
+        rounding: How much rounding may change the heads' outputs.
     """
     if inputs.W_O is None:
         return rounding
     bias = 0.0 if inputs.b_O is None else np.abs(inputs.b_O)
+    # The size of the terms of each sum, (query, d_model).
     size = np.abs(joined) @ np.abs(inputs.W_O).T + bias
     # Sums are made in float32 or better, and then rounded to the kernel's precision.
-    sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
-    through_outputs = rounding * np.abs(inputs.W_O).sum(1).max()
-    return float(through_outputs + (eps + sums) * size.max())
+    eps_of_sums = 8 * min(eps, float(np.finfo(np.float32).eps)) * math.sqrt(inputs.W_O.shape[1])
+    from_outputs = rounding * np.abs(inputs.W_O).sum(1).max()
+    return float(from_outputs + (eps + eps_of_sums) * size.max())
 
 
-def _apart(ours: Array, theirs: Array) -> float:
-    """Return the largest difference."""
+def _largest_difference(ours: Array, theirs: Array) -> float:
     return float(np.abs(ours - theirs).max(initial=0.0))

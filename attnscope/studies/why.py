@@ -1,4 +1,7 @@
-"""Take an attention score apart into the parts of the model that add to it. Drawing is left to `questions.why`."""
+"""Split an attention score into a sum over the parts of the model that add to it: heads, networks, embeddings, biases.
+
+`models.inside.linear_runs` finds what each part adds to a query or key. Drawing is left to `questions.why`.
+"""
 
 from dataclasses import dataclass
 
@@ -19,7 +22,7 @@ from attnscope.studies.inputs.reading import Prompt, position_of
 from attnscope.studies.one_layer import OneLayer, read_layer
 
 ROUNDING = 16
-"""How far the sum may be off, in relative roundings of the size of its terms. Measured on 30 families: at most 4."""
+"""How far the sum may be from the score, in units of eps times the size of its terms; on 30 families at most 4."""
 
 
 @with_plain_torch
@@ -38,9 +41,9 @@ def why(
         s_qk = scale · q · k + bias,  q = Σ_c q_c,  k = Σ_d k_d
         s_qk - mean s_q = Σ_cd scale · q_c · (k_d - mean k_d) + bias - mean bias
 
-    The parts c and d are earlier heads, feed-forward networks, embeddings and biases. Each goes through the norms with
-    their lengths frozen, the projections, and the rotary turn of its token. The mean is over the keys that the query
-    may attend to, since softmax sees only that.
+    The parts c and d are earlier heads, feed-forward networks, embeddings and biases. Each goes through the norms,
+    whose lengths are frozen, then through the projection and the rotary turn of its token. The mean is over the keys
+    that the query may attend to: softmax depends only on the difference from it.
 
     Args:
         model: A loaded model, see `attnscope.load`.
@@ -79,15 +82,15 @@ def why(
             hint,
         )
 
-    # The same as a sum over pairs of parts: the score less its mean is a sum over keys with these weights.
+    # The score minus its mean is a weighted sum over keys, Σ_k w_k s_qk: w is 1 at the key, less 1 / n at each of the
+    # n keys that the query may attend to. Compute it from pairs of parts as well.
     key_weights = -(row.may / row.may.sum())
     key_weights[key_position] += 1.0
     parts, pairs = _parts_and_pairs(model, layer_run, query_position, key_weights)
     bias = None if row.bias is None else float(row.bias @ key_weights)
     # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
-    hidden = np.flatnonzero(~row.may)  # positions of masked keys
-    # The row of the table `score`.
+    masked_positions = np.flatnonzero(~row.may)
     score = {
         "kind": layer_run.place[0],
         "layer": layer,
@@ -100,8 +103,8 @@ def why(
         "score": row.scores[key_position],
         "mean": row.scores[row.may].mean(),
         "n_keys": row.may.sum(),
-        "masked_before": (hidden < query_position).sum(),
-        "masked_after": (hidden >= query_position).sum(),
+        "masked_before": (masked_positions < query_position).sum(),
+        "masked_after": (masked_positions >= query_position).sum(),
         "softcap": layer_run.inputs.softcap,
         "bias": bias,
         "rounding": ROUNDING * row.eps * size,
@@ -127,7 +130,8 @@ class _Row:
         weights: The weights after softmax.
         may: Which keys the query may attend to.
         bias: What the model adds to the products of query and keys; None = nothing.
-        size: The largest that a score could be: the length of the query times that of the longest key, scaled.
+        size: The largest possible product of query and key: scale times the length of the query times that of the
+            longest key.
         eps: The relative rounding of the model's precision.
     """
 
@@ -140,7 +144,7 @@ class _Row:
 
 
 def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
-    """Return the scores of a query, by its position; refuse a model that adds a bias after a soft cap."""
+    """Return the scores of the query at a position; refuse a model that adds a bias after a soft cap."""
     inputs = layer_run.inputs
     (head,) = layer_run.heads
     if inputs.softcap is not None and inputs.bias is not None:
@@ -156,7 +160,7 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
     query_vector = call.query[0, 0, query].cpu().double().numpy()  # (d_head,)
     key_vectors = call.key[0, 0].cpu().double().numpy()  # (key, d_head)
     scores = inputs.scale * (key_vectors @ query_vector)
-    # There is a mask, or a bias, for each head, or one for all heads: (1 or n_heads, query, key).
+    # Masks and biases are (1 or n_heads, query, key). `head % 1` is 0: the one that all heads share.
     may = np.ones(len(scores), np.bool_)
     if inputs.may is not None:
         may = inputs.may[head % len(inputs.may), query]
@@ -170,25 +174,27 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
 
 
 def _strongest_key(row: _Row, keys: Tokens, kind: str) -> int:
-    """Return the position of the key with the most attention, without sinks unless all keys are sinks."""
-    others = row.may & ~keys.sinks(kind)
-    candidates = others if others.any() else row.may
+    """Return the position of the key with the most attention: of those outside sinks, or of all if there is none."""
+    candidates = row.may & ~keys.sinks(kind)
+    if not candidates.any():
+        candidates = row.may
+    # Weights are at least 0, so -1 keeps all other keys out.
     return int(np.where(candidates, row.weights, -1.0).argmax())
 
 
 def _parts_and_pairs(
     model: Model, layer_run: OneLayer, query: int, key_weights: Floats
 ) -> tuple[tuple[Part, ...], Floats]:
-    """Return the parts in the model's order, and what each pair of them adds to a weighted sum of scores over keys.
+    """Return the parts in the model's order, and what each pair of them adds to a weighted sum of scores, Σ_k w_k s_qk.
 
     Args:
         model: The model.
         layer_run: The attention, with one chosen head.
         query: The position of the query.
-        key_weights: The weights of that sum, (key,).
+        key_weights: The weights w, (key,).
 
     Returns:
-        The parts; and the pairs, (part that the query reads, part that the keys read).
+        The parts; and the pairs, (part of the query, part of the keys).
     """
     assert layer_run.batch is not None  # a model was run
     inputs = layer_run.inputs
@@ -198,10 +204,10 @@ def _parts_and_pairs(
     kv_head = head // (inputs.n_heads // inputs.n_kv_heads)
     query_weights = np.zeros(len(layer_run.queries))
     query_weights[query] = 1.0
-    # What each part adds to the query, and to the weighted sum of keys: part → (d_head,).
+    # What each part adds to the query, and to the weighted sum of keys, Σ_k w_k k: part → (d_head,).
     in_query = score_run.vectors(score_run.call.query, head, query_weights)
     in_keys = score_run.vectors(score_run.call.key, kv_head, key_weights)
-    # A part that adds to one of them alone adds 0 to the other. (part, d_head)
+    # Stack them, (part, d_head). A part that adds to only one of the two has zeros in the other.
     parts = tuple(sorted({*in_query, *in_keys}, key=_order_of))
     zeros = np.zeros(inputs.d_head)
     query_rows = np.stack([in_query.get(part, zeros) for part in parts])
@@ -216,7 +222,7 @@ def _order_of(part: Part) -> tuple[bool, int, int, int, str]:
 
 
 def _table_of(parts: tuple[Part, ...], pairs: Floats) -> Table:
-    """Return the table of parts, with the sums of their pairs."""
+    """Return the table of parts, each with the sum of its pairs over all parts of the other side."""
     return Table.of_arrays(
         Why.TABLES["parts"],
         part=[part.name for part in parts],

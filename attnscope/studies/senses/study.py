@@ -1,7 +1,7 @@
 """Measure the heads of models that see or hear, on any number of photos or recordings.
 
-Measures are those of `core.catalogue`; `senses` reads the files, and `studies.run` goes over them one by one. There are
-no roles here.
+The measures are those of `core.catalogue`. `senses` reads the files, and `studies.run` goes over them one by one. Heads
+get no roles here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attnscope.core.catalogue import PICTURE_MEASURES, SOUND_MEASURES, Measure
 from attnscope.core.plain_torch import with_plain_torch
 from attnscope.core.sums import RunningSums
-from attnscope.corpus import Block, expand
+from attnscope.corpus import Block, Problem, expand
 from attnscope.errors import AttnscopeError, amount
 from attnscope.models.model import Model, eyes_of
 from attnscope.questions.heads import Heads, heads_table
@@ -65,7 +65,7 @@ def picture_heads(model: Model, images: Any, report: Report | None = None) -> He
         report: Called after each picture.
 
     Returns:
-        The findings: `corpus["of"]` is "pictures", so its texts are pictures and its tokens are patches.
+        The findings. `corpus["of"]` is "pictures": `n_texts` counts pictures, and `n_tokens` their patches.
 
     Raises:
         AttnscopeError: The model sees no pictures, or there is not one that can be read.
@@ -102,62 +102,59 @@ def sound_heads(
         report: Called after each recording.
 
     Returns:
-        The findings: `corpus["of"]` is "recordings", so its texts are recordings and its tokens those of transcripts.
+        The findings. `corpus["of"]` is "recordings": `n_texts` counts them, and `n_tokens` the tokens of transcripts.
 
     Raises:
         AttnscopeError: The model hears nothing, or there is not one recording that can be read.
     """
-    # One transcript for each recording, or none.
     inputs = _list_inputs(audio, "recording")
-    texts: list[str | None] = [None] * len(inputs)
-    if isinstance(text, str):
-        texts = [text]
-    elif text:
-        texts = [*text]
-    if len(texts) != len(inputs):
-        raise AttnscopeError(
-            f"{amount(len(inputs), 'recording')} and {amount(len(texts), 'transcript')}",
-            "give one for each, or leave out the text",
-        )
-    inputs = [replace(each, text=text) for each, text in zip(inputs, texts, strict=True)]
+    transcripts = [text] if isinstance(text, str) else text
+    if transcripts:
+        if len(transcripts) != len(inputs):
+            raise AttnscopeError(
+                f"{amount(len(inputs), 'recording')} and {amount(len(transcripts), 'transcript')}",
+                "give one for each, or leave out the text",
+            )
+        inputs = [replace(each, text=own) for each, own in zip(inputs, transcripts, strict=True)]
     return _study(model, _Recordings, inputs, report)
 
 
 def _picture_facts(n_tokens: int, grid: tuple[int, int]) -> TextFacts:
-    """Return the facts that measures need of a picture: patches are queries, and the tokens before them are not."""
+    """Return what measures need to know of a picture: its patches are queries and keys, other tokens are special."""
     import torch
 
     from attnscope.core.facts import TextFacts
 
-    # The patches are the last tokens, (1, token).
-    is_special = torch.arange(n_tokens)[None] < n_tokens - math.prod(grid)
+    # Special tokens, such as [CLS], stand before the patches. (1, token)
+    ids = torch.arange(n_tokens)[None]
+    is_special = ids < n_tokens - math.prod(grid)
     return TextFacts(
         real=torch.ones_like(is_special),
         special=is_special,
-        ids=torch.arange(n_tokens)[None],
+        ids=ids,
         context=is_special,
         n_columns=grid[1],
     )
 
 
 def sound_sums(rows: Floats) -> tuple[Floats, Floats]:
-    """Return the SOUND_MEASURES of one recording as sums and counts, (head, measure) each.
+    """Return the SOUND_MEASURES of one recording, monotonicity and sound, as sums and counts, (head, measure) each.
 
-    A token that gives nothing to sound has no time: only `sound` counts it.
+    A token that gives no attention to frames with sound counts for `sound` only: it listens at no time.
 
     Args:
-        rows: How much of its attention each token gives to sound, and that times the time of each frame,
-            (head, token, 2).
+        rows: Two sums over the frames f with sound, Σ A_qf and Σ A_qf · time of f, (head, token, 2).
     """
-    # (head, token) each
-    share, moment = rows.transpose(2, 0, 1)
-    # Tokens that hear something have a time, (head, token). Each pair of them is in order, 1, or not, -1, (head, pair).
-    times = np.divide(moment, share, out=np.full(share.shape, np.nan), where=share > 0)
-    first, second = np.triu_indices(share.shape[1], 1)
+    n_heads, n_tokens, _ = rows.shape
+    share = rows[..., 0]
+    # The mean time at which each token listens, (head, token); NaN = at none.
+    times = np.divide(rows[..., 1], share, out=np.full(share.shape, np.nan), where=share > 0)
+    # For each pair of tokens, whether the later one listens later: 1, or -1 if earlier. (head, pair)
+    first, second = np.triu_indices(n_tokens, 1)
     order = np.sign(times[:, second] - times[:, first])
     n_pairs = (~np.isnan(order)).sum(1)
     sums = np.stack([np.nansum(order, 1) / np.maximum(n_pairs, 1), share.sum(1)], 1)
-    counts = np.stack([n_pairs > 0, np.full(len(rows), share.shape[1])], 1)
+    counts = np.stack([n_pairs > 0, np.full(n_heads, n_tokens)], 1)
     return sums, counts.astype(np.float64)
 
 
@@ -170,10 +167,10 @@ class _Input:
 
     Attributes:
         index: Its number, from 0.
-        source: What problems call it.
-        content: The name of its file, or what Python users give; once it was read, a `Photo` or a `Recording`.
+        source: The name of its file, or "picture 1" or "recording 1" for what is no file.
+        content: The name of its file, or what a Python user gives; after it is read, a `Photo` or a `Recording`.
         text: The transcript of a recording; None = what the model writes.
-        line: Of texts the line of the file; it has none.
+        line: None. `studies.run` asks each text for its line in a file.
     """
 
     index: int
@@ -188,12 +185,13 @@ class _Input:
 
 @dataclass(kw_only=True, eq=False)
 class SenseSums(Part):
-    """Hold the sums over pictures or recordings by layer: of heads, and of uniform attention, (2, head, measure).
+    """Hold the sums over pictures or recordings.
 
     Attributes:
+        measures: Layer -> the measures of its heads, and what they are under uniform attention, (2, head, measure).
         grids: Rows and columns of patches of each picture.
-        notes: What was noted as they were read.
-        problems: What cannot be studied, as problems of a corpus.
+        notes: What the reader noted on each input, such as that it was cut.
+        problems: The inputs that cannot be studied, as entries for `problems` of a corpus.
     """
 
     measures: dict[int, RunningSums] = field(default_factory=dict)
@@ -206,10 +204,10 @@ class _Measured(NamedTuple):
     """Hold what was measured on one input.
 
     Attributes:
-        reading: How it was read.
-        n_tokens: How many queries it has.
-        by_layer: Layer -> sums of heads and of uniform attention, ([unit,] 2, head, measure), and counts that broadcast
-            to them.
+        reading: The input as the model reads it.
+        n_tokens: How many queries were measured.
+        by_layer: Layer -> sums and counts. Sums are those of the heads and those under uniform attention, (2, head,
+            measure), or (unit, 2, head, measure) where queries come in units. Counts broadcast to them.
     """
 
     reading: Reading
@@ -218,24 +216,25 @@ class _Measured(NamedTuple):
 
 
 class _Sense(Measurer[SenseSums]):
-    """Measure one input at a time, by measures of a sense.
+    """Measure one input at a time. Its subclasses are the senses: sight and hearing.
 
     Attributes:
-        noun: What an input is called; `of` is what several are called in records.
-        kind: The kind of attention.
+        noun: The word for one input, such as "picture".
+        plural: The word for several, which records hold as `corpus["of"]`.
+        kind: The kind of attention that is measured.
         catalogue: The measures.
-        read: The function that reads a file, or what Python users give.
-        values: The field of what was read that holds its numbers.
-        resting: The function that returns how much of each head's attention rests, (head,), from the values of its
-            measures by name, (head,) each.
+        read_content: A function that reads a file, or what a Python user gives, as a `Photo` or a `Recording`.
+        data_field: The field of these that holds the pixels or samples.
+        resting: A function of the values of the measures, by name and (head,) each. It returns the share of each head's
+            attention that rests on sinks or, of recordings, on silence, (head,).
     """
 
     noun: str
-    of: str
+    plural: str
     kind: Kind
     catalogue: Mapping[str, Measure]
-    read: Callable[[Any], Any]
-    values: str
+    read_content: Callable[[Any], Any]
+    data_field: str
     resting: Callable[[Mapping[str, Floats]], Floats]
 
     def __init__(self, model: Model) -> None:
@@ -243,7 +242,7 @@ class _Sense(Measurer[SenseSums]):
         self.model = model
 
     def start(self, block: Block) -> SenseSums:
-        """Return sums of nothing yet."""
+        """Return empty sums."""
         return SenseSums()
 
     def batches(self, block: Block) -> Sequence[Any]:
@@ -251,15 +250,16 @@ class _Sense(Measurer[SenseSums]):
         return [block.texts]
 
     def add(self, part: SenseSums, batch: Sequence[_Input], result: _Measured) -> None:
-        """Add an input to all of the sums; one that is broken or empty to none."""
-        (each,) = batch
-        # The whole input is one row, (1, …).
+        """Add an input to the sums. One with NaN or infinity is noted as broken, one without tokens as a problem."""
+        (measured_input,) = batch
+        # `broken_rows` takes a row per text. This one has row 0, (1, …).
         rows = {layer: sums[None] for layer, (sums, _) in result.by_layer.items()}
         broken = broken_rows({self.kind: rows})
         if broken:
-            part.broken[each.index] = broken[0]
+            part.broken[measured_input.index] = broken[0]
         elif not rows:
-            part.problems += (_problem(each.source, "there is no token in what is written"),)
+            problem = Problem(measured_input.source, None, "there is no token in what is written")
+            part.problems += (asdict(problem),)
         else:
             for layer, (sums, counts) in result.by_layer.items():
                 part.measures.setdefault(layer, RunningSums(sums.shape[-3:])).add(sums, counts)
@@ -274,11 +274,11 @@ class _Pictures(_Sense):
     """Measure self-attention on photos, each patch as a query."""
 
     noun = "picture"
-    of = PICTURES
+    plural = PICTURES
     kind = "encoder"
     catalogue = PICTURE_MEASURES
-    read = staticmethod(read_photo)
-    values = "image"
+    read_content = staticmethod(read_photo)
+    data_field = "image"
     resting = staticmethod(lambda values: values["resting"])
 
     def measure(self, batch: Sequence[_Input]) -> _Measured:
@@ -290,16 +290,18 @@ class _Pictures(_Sense):
         grid = reading.picture.grid
         probe = HeadMeasures(_picture_facts(len(reading.tokens), grid), catalogue=PICTURE_MEASURES)
         run_probe(self.model, reading, probe)
-        # The keys outside sinks are the patches, so the sums over patches alone are the `_active` ones.
+        # "…_active" is a measure over keys that are no sinks: here over patches alone, as special tokens are the sinks.
         names = []
         for name, measure in PICTURE_MEASURES.items():
             names.append(f"{name}_active" if measure.has_active else name)
         by_layer = {}
-        for layer, sums in probe.sums[self.kind].items():
-            columns = [sums.names.index(name) for name in names]
-            # (measure, unit, head) → (unit, 2, head, measure)
-            both = np.stack([sums.sum[columns], sums.uniform_sum[columns]])
-            by_layer[layer] = both.transpose(2, 0, 3, 1), sums.count[columns].transpose(1, 2, 0)[:, None]
+        for layer, measured in probe.sums[self.kind].items():
+            columns = [measured.names.index(name) for name in names]
+            # (2, measure, unit, head) → (unit, 2, head, measure)
+            sums = np.stack([measured.sum, measured.uniform_sum])[:, columns].transpose(2, 0, 3, 1)
+            # (measure, unit, head) → (unit, 1, head, measure)
+            counts = measured.count[columns].transpose(1, 2, 0)[:, None]
+            by_layer[layer] = sums, counts
         return _Measured(reading, math.prod(grid), by_layer)
 
 
@@ -307,11 +309,11 @@ class _Recordings(_Sense):
     """Measure cross-attention on recordings, with their transcripts or with what the model writes."""
 
     noun = "recording"
-    of = RECORDINGS
+    plural = RECORDINGS
     kind = "cross"
     catalogue = SOUND_MEASURES
-    read = staticmethod(read_recording)
-    values = "samples"
+    read_content = staticmethod(read_recording)
+    data_field = "samples"
     resting = staticmethod(lambda values: 1 - values["sound"])
 
     def measure(self, batch: Sequence[_Input]) -> _Measured:
@@ -325,27 +327,27 @@ class _Recordings(_Sense):
                 f"{self.model.info.name} has no decoder, so there is no cross-attention to measure",
                 "look at single recordings with: attnscope heatmap --audio",
             )
-        # Special tokens write no words: their rows say nothing of listening.
-        asks = ~reading.target.special
-        if not asks.any():
+        # Measure the tokens that write words, not special ones.
+        is_query = ~reading.target.special
+        if not is_query.any():
             return _Measured(reading, 0, {})
-        # Weights of the sums over frames with sound, (frame, 2): 1, and seconds from the middle of the sound.
-        n_sound = len(sound.envelope)
-        times = (np.arange(n_sound) + 0.5 - n_sound / 2) * sound.seconds_per_frame
-        functions = np.stack([np.ones(n_sound), times], 1)
-        probe = HeadReader(lambda call: key_sums(call, functions), kinds=[self.kind])
+        # Sum over the frames with sound: attention times 1, and times seconds from the middle of the sound. (frame, 2)
+        n_frames = len(sound.envelope)
+        times = (np.arange(n_frames) + 0.5 - n_frames / 2) * sound.seconds_per_frame
+        factors = np.stack([np.ones(n_frames), times], 1)
+        probe = HeadReader(lambda call: key_sums(call, factors), kinds=[self.kind])
         run_probe(self.model, reading, probe)
-        # Uniform attention, (measure,): no token listens further on than another, and sound gets its share of frames.
-        even = np.array([0.0, n_sound / round(sound.window_seconds / sound.seconds_per_frame)])
+        # Under uniform attention all tokens listen at one time, and `sound` is the share of frames with sound.
+        uniform = np.array([0.0, n_frames / round(sound.window_seconds / sound.seconds_per_frame)])
         by_layer = {}
         for layer, rows in probe.maps[self.kind].items():
-            sums, counts = sound_sums(rows.numpy()[0][:, asks])
-            by_layer[layer] = np.stack([sums, counts * even]), counts
-        return _Measured(reading, int(asks.sum()), by_layer)
+            sums, counts = sound_sums(rows.numpy()[0][:, is_query])
+            by_layer[layer] = np.stack([sums, counts * uniform]), counts
+        return _Measured(reading, int(is_query.sum()), by_layer)
 
 
 def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: Report | None) -> Heads:
-    """Measure the inputs one after the other, and list those that cannot be studied.
+    """Measure inputs one after the other, and return the record, which lists those that cannot be studied.
 
     Raises:
         AttnscopeError: No input could be studied.
@@ -356,17 +358,19 @@ def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: 
     def read_inputs() -> Iterator[Block]:
         for each in inputs:
             try:
-                content = sense.read(each.content)
+                content = sense.read_content(each.content)
             except AttnscopeError as error:
-                problems.append(_problem(each.source, error.message.replace(f"{each.source} ", "", 1)))
+                # The entry names the source already.
+                reason = error.message.replace(f"{each.source} ", "", 1)
+                problems.append(asdict(Problem(each.source, None, reason)))
                 continue
-            numbers = np.asarray(getattr(content, sense.values))
-            digest.update(f"{sense.noun} {numbers.shape}\n".encode() + numbers.tobytes())
+            data = np.asarray(getattr(content, sense.data_field))
+            digest.update(f"{sense.noun} {data.shape}\n".encode() + data.tobytes())
             text: Any = replace(each, content=content)
             yield Block(each.index, (text,))
 
-    # Each input is a block, and counts as soon as it is done.
-    going = run_blocks(
+    # Each input is a block, so it counts as soon as it is done.
+    study_run = run_blocks(
         sense,
         (model,),
         read_inputs(),
@@ -374,84 +378,83 @@ def _study(model: Model, sense: type[_Sense], inputs: Sequence[_Input], report: 
         report=report,
         share=lambda block: (block.index + 1) / len(inputs),
     )
-    done = going.done
-    problems += [*done.problems, *going.problems(model.info)]
+    done = study_run.done
+    problems += [*done.problems, *study_run.problems(model.info)]
     if not done.n_texts:
-        if not going.complete:
+        if not study_run.complete:
             raise KeyboardInterrupt
-        first = f"{problems[0]['source']}: {problems[0]['reason']}"
+        problem = f"{problems[0]['source']}: {problems[0]['reason']}"
         raise AttnscopeError(
-            f"no {sense.noun} is left of {len(inputs)}: {first}", "give files that can be read"
+            f"no {sense.noun} is left of {len(inputs)}: {problem}", "give files that can be read"
         )
-    # Of notes that differ only in the file at their start or the text that they quote, keep the last.
-    by_gist = {re.sub(r"^\S+\.\w+ ", "", note).partition("“")[0]: note for note in done.notes}
+    # Notes on several inputs may differ only in the file at their start or the text that they quote: keep the last.
+    note_of = {}
+    for note in done.notes:
+        without_file = re.sub(r"^\S+\.\w+ ", "", note)
+        note_of[without_file.partition("“")[0]] = note
     if done.n_texts == 1:
-        going.notes.append(f"of one {sense.noun} there are no intervals")
-    # The texts of the record are pictures or recordings.
+        study_run.notes.append(f"of one {sense.noun} there are no intervals")
     corpus = {
-        "of": sense.of,
+        "of": sense.plural,
         "sources": [each.source for each in inputs],
         "n_texts": done.n_texts,
         "n_tokens": done.n_tokens,
         "sha256": digest.hexdigest(),
         "problems": problems,
-        "complete": going.complete,
+        "complete": study_run.complete,
     }
     if done.grids:
         corpus["grids"] = sorted(set(done.grids))
-    about = going.about(model.info, list(by_gist.values()))
+    run = study_run.about(model.info, list(note_of.values()))
     options = {"roles": {}, "measures": list(sense.catalogue)}
-    return Heads(about, corpus, options, {"heads": _table(sense, done)})
-
-
-def _problem(name: str, reason: str) -> dict[str, Any]:
-    return {"source": name, "line": None, "reason": reason}
+    return Heads(run, corpus, options, {"heads": _table(sense, done)})
 
 
 def _table(sense: type[_Sense], done: SenseSums) -> Table:
-    """Return the table of all heads; a measure that nothing counts is NaN."""
+    """Return the table of all heads; a measure that is undefined on all inputs is NaN."""
     columns = [measure_column(name, sense.catalogue) for name in sense.catalogue]
-    # Intervals are cut to the range of each measure.
+    # Intervals are clipped to the range of each measure.
     lowest = [measure.low for measure in sense.catalogue.values()]
     highest = [measure.high for measure in sense.catalogue.values()]
     tables = []
     for layer, sums in sorted(done.measures.items()):
-        # Sums are those of heads and of uniform attention, (2, head, measure). Keep the heads that have a count.
-        counts = sums.total("c")[0]
-        heads = np.flatnonzero(counts.any(-1))
-        values, baseline = sums.ratio()[:, heads]
-        low, high = np.clip(np.stack(sums.interval())[:, 0, heads], lowest, highest)
+        # Index 0 is the heads, and index 1 uniform attention. (head, measure) each.
+        values, baseline = sums.ratio()
+        counts, _ = sums.total("c")
+        low, high = np.clip(np.stack(sums.interval())[:, 0], lowest, highest)
+        n_heads = len(values)
         table = heads_table(
-            ([sense.kind] * len(heads), np.full(len(heads), layer), heads),
+            ([sense.kind] * n_heads, [layer] * n_heads, range(n_heads)),
             columns,
-            roles=[""] * len(heads),
+            roles=[""] * n_heads,
             resting=sense.resting(dict(zip(sense.catalogue, values.T, strict=True))),
             value=values,
             low=low,
             high=high,
             baseline=baseline,
-            count=counts[heads],
+            count=counts,
         )
         tables.append(table)
     return Table.stack(tables)
 
 
 def _list_inputs(items: Any, noun: str) -> list[_Input]:
-    """Return pictures or recordings; files and patterns are looked up, and stand before what is no file.
+    """Return the inputs of a study: first those from files and patterns, then images or samples in memory.
 
     Raises:
         AttnscopeError: There is none.
     """
     items = items if isinstance(items, list) else [items]
     files = []
-    contents: dict[str, Any] = {}
+    in_memory = []
     for number, item in enumerate(items, 1):
         if isinstance(item, str | Path):
             files.append(item)
         else:
-            contents[f"{noun} {number}"] = item
-    inputs = [_Input(index, name, name) for index, name in enumerate(expand(files))]
-    inputs += [_Input(index, *each) for index, each in enumerate(contents.items(), len(inputs))]
-    if not inputs:
+            in_memory.append((f"{noun} {number}", item))
+    # The source and the content of each input.
+    pairs: list[tuple[str, Any]] = [(name, name) for name in expand(files)]
+    pairs += in_memory
+    if not pairs:
         raise AttnscopeError(f"there is no {noun} to study", "give at least one file")
-    return inputs
+    return [_Input(index, source, content) for index, (source, content) in enumerate(pairs)]
