@@ -178,7 +178,7 @@ def _run_example(inputs: Inputs) -> Surroundings:
 
     # (3, token, d_model) → (3, 1, head, token, d_head), for Q, K and V at once.
     joined = torch.tensor(np.stack([inputs.Q, inputs.K, inputs.V]), dtype=torch.float32)
-    query, key, value = joined.unflatten(2, (inputs.n_heads, -1)).transpose(1, 2)[:, None]
+    query, key, value = joined.view(3, len(inputs.Q), inputs.n_heads, -1).transpose(1, 2)[:, None]
     call = AttentionCall(0, "encoder", query, key, value, inputs.scale)
     output = attend(call)
     note = (

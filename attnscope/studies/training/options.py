@@ -1,7 +1,5 @@
 """Declare the options of `attnscope training` and `attnscope.training`. Loads nothing heavy."""
 
-from dataclasses import replace
-
 from attnscope.errors import UsageError, require_choice
 from attnscope.options import group, option, options, read_names
 from attnscope.studies.heads.options import HeadsOptions
@@ -12,7 +10,7 @@ MEASURES = ("previous_token", "induction", "first_token", "entropy_nats")
 
 
 def _measures(listed: str) -> tuple[str, ...]:
-    """Return the names of measures that stand between commas; refuse unknown ones."""
+    """Return the measures of a list with commas, such as "induction,entropy_nats"; refuse unknown ones."""
     from attnscope.core.catalogue import measure_names
 
     return read_names(listed, measure_names(), "measure")
@@ -50,7 +48,7 @@ class TrainingOptions:
     )
 
     def require(self) -> None:
-        """Refuse measures and roles that there are not, and what a training does not have."""
+        """Refuse unknown measures and roles, an empty list of measures, and a control or ablation of the heads."""
         from attnscope.core.catalogue import measure_names
         from attnscope.studies.heads.roles import complete_thresholds
 
@@ -61,8 +59,3 @@ class TrainingOptions:
             raise UsageError("no measure is given", f"choose from {', '.join(measure_names())}")
         if self.heads.control or self.heads.causal:
             raise UsageError("a study of training has no control and ablates no head", "leave them out")
-
-    @property
-    def heads_options(self) -> HeadsOptions:
-        """Return how the heads of each checkpoint are studied: without descriptions."""
-        return replace(self.heads, describe=None)

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.core.plain_torch import with_plain_torch
+from attnscope.corpus import Problem
 from attnscope.errors import AttnscopeError, UsageError, amount, one_line, parse_json
 from attnscope.models.model import Model
 from attnscope.questions.heads import Heads
@@ -84,7 +85,7 @@ def training(
         try:
             step_report = scale_report(report, number, len(stages))
             checkpoint = _measure(stage, texts, options, step_report)
-            # Random tokens are those of the first checkpoint's vocabulary.
+            # Keep the texts, since the first checkpoint may have made them: random tokens of its vocabulary.
             texts = checkpoint.texts
             if checkpoints:
                 _require_alike(checkpoint, checkpoints[0])
@@ -93,15 +94,16 @@ def training(
             complete = False
             break
         except Exception as error:
-            # Whatever a library raises on one checkpoint, the others are not lost for it.
+            # Skip this checkpoint, whatever a library raises on it, and go on with the others.
             first_error = first_error or error
             reason = one_line(failure(stage.name, error)["error"])
-            skipped.append(_problem(stage.name, reason))
-        # A network's modules refer to each other: without this the next one would stand beside it in memory.
+            skipped.append(asdict(Problem(stage.name, None, reason)))
+        # Modules of a network refer to each other. Free their memory before the next network is loaded.
         gc.collect()
-    # Without any checkpoint there is nothing to tell but why.
     if not checkpoints:
-        raise first_error if complete and first_error else KeyboardInterrupt
+        if complete and first_error is not None:
+            raise first_error
+        raise KeyboardInterrupt
     return _assemble(checkpoints, options, skipped, complete)
 
 
@@ -113,7 +115,7 @@ class Stage:
     """Hold a checkpoint that is to be measured.
 
     Attributes:
-        name: What it is called in the result.
+        name: Its name in the result.
         step: Its step in the training.
         spec: The model, or the name to load it by.
     """
@@ -124,43 +126,47 @@ class Stage:
 
 
 def stages_of(models: Checkpoints) -> tuple[list[Stage], list[dict[str, Any]]]:
-    """Return the checkpoints by step, and the problems of those without a step among others that have one."""
-    # Models by step: the steps are the caller's.
+    """Return the checkpoints in the order of their steps, and an entry for `run["skipped"]` for each left out.
+
+    If some names have a step, those without one are left out, and so is a second name with the same step.
+    """
+    if not models:
+        raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
     stages: dict[int, Stage] = {}
+    skipped: list[dict[str, Any]] = []
     if isinstance(models, Mapping):
-        for number, spec in models.items():
-            if not 0 <= number <= MOST_STEPS:
+        for given_step in sorted(models):
+            spec = models[given_step]
+            if not 0 <= given_step <= MOST_STEPS:
                 raise UsageError(
                     "a checkpoint is given at what is no step", f"steps are from 0 to {MOST_STEPS:,}"
                 )
-            name = f"step {number}"
+            name = f"step {given_step}"
             if isinstance(spec, str | os.PathLike):
                 name = os.fspath(spec) or name
-            stages[number] = Stage(name, number, spec)
-        return [stages[step] for step in sorted(stages)], []
+            stages[given_step] = Stage(name, given_step, spec)
+        return list(stages.values()), skipped
     # Expand patterns to names; a name that comes twice counts once.
     patterns = [models] if isinstance(models, str | os.PathLike) else models
     names = set(chain.from_iterable(_expand(os.fspath(pattern)) for pattern in patterns))
-    if not names:
-        raise UsageError("no checkpoint is given", "such as 'run/checkpoint-*'")
-    # If no name has a step, count them in order; otherwise skip names without one.
     steps = {name: step_of(name) for name in sorted(names)}
+    # If no name has a step, count them in order: 0, 1, 2 …
     if set(steps.values()) == {None}:
         steps = {name: number for number, name in enumerate(steps)}
-    skipped = []
     for name, step in steps.items():
         if step is None:
             reason = "its name has no step; from Python, checkpoints are given by step"
-            skipped.append(_problem(name, reason))
+            skipped.append(asdict(Problem(name, None, reason)))
         elif step in stages:
-            skipped.append(_problem(name, f"its step {step} is that of {stages[step].name}"))
+            reason = f"its step {step} is that of {stages[step].name}"
+            skipped.append(asdict(Problem(name, None, reason)))
         else:
             stages[step] = Stage(name, step, name)
     return [stages[step] for step in sorted(stages)], skipped
 
 
 def _expand(name: str) -> list[str]:
-    """Return the folders that a pattern matches; a plain name as it is."""
+    """Return the folders that a pattern matches; for a name that is no pattern, the name itself."""
     path = os.path.expanduser(name)  # noqa: PTH111  # Path would change how a pattern is written
     if not glob.has_magic(path) or os.path.exists(path):  # noqa: PTH110  # Path raises for names that are too long
         return [name]
@@ -171,36 +177,29 @@ def _expand(name: str) -> list[str]:
 
 
 _NAMED_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)[-_]?(\d+)", re.IGNORECASE | re.ASCII)
-"""A number in a name that is said to be a step, such as that of checkpoint-500."""
+"""Matches a number that a name calls a step, such as 500 in checkpoint-500."""
 
 
 def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint, by what transformers wrote beside it, else by its name; None if neither says.
+    """Return the step of a checkpoint: from its trainer_state.json, else from its name; None if neither has one.
 
-    A number with more digits than a count of steps can have is no step.
+    A number above MOST_STEPS is no step.
     """
-    # What the trainer wrote counts first.
     folder = Path(os.path.expanduser(name))  # noqa: PTH111  # Path refuses ~nobody
     with contextlib.suppress(OSError, ValueError, AttributeError):
         step = parse_json((folder / "trainer_state.json").read_text("utf-8")).get("global_step")
         if type(step) is int and 0 <= step <= MOST_STEPS:
             return step
-    # Else the last number of the folder's name counts, or of the revision on the Hub.
+    # Without that file, take the last number in the folder's name, or in the revision on the Hub.
     _, at_sign, revision = name.partition("@")
     is_folder = os.path.exists(folder)  # noqa: PTH110  # Path raises for names that no folder can have
     label = folder.name
     if at_sign and not is_folder:
         label = revision
     numbers = _NAMED_STEP.findall(label) or re.findall(r"\d+", label, re.ASCII)
-    if not numbers or len(numbers[-1]) > len(str(MOST_STEPS)):
-        return None
-    step = int(numbers[-1])
-    return step if step <= MOST_STEPS else None
-
-
-def _problem(source: str, reason: str) -> dict[str, Any]:
-    """Return why a checkpoint was skipped, as a record lists it."""
-    return {"source": source, "line": None, "reason": reason}
+    if numbers and int(numbers[-1]) <= MOST_STEPS:
+        return int(numbers[-1])
+    return None
 
 
 # Measuring them
@@ -208,13 +207,15 @@ def _problem(source: str, reason: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Checkpoint:
-    """Hold what was measured of a checkpoint.
+    """Hold what was measured on a checkpoint.
 
     Attributes:
         stage: The checkpoint.
-        sha256: A column of that name, as are `loss` and `elapsed_s`.
-        predicted: What the loss is of; None = none was measured.
-        texts: What it was measured on.
+        sha256: The hash of its weights.
+        loss: The mean loss of its predictions, in nats, with its interval.
+        elapsed_s: How many seconds it took to measure.
+        predicted: Which tokens the loss is of: "causal", "masked" or "target"; None = it was not measured.
+        texts: The texts that it was measured on.
         findings: The measures and roles of its heads.
     """
 
@@ -230,10 +231,11 @@ class _Checkpoint:
 def _measure(
     stage: Stage, texts: Texts | None, options: TrainingOptions, report: Report | None
 ) -> _Checkpoint:
-    """Load and measure a checkpoint, on texts or, for None, on repeated random tokens.
+    """Load a checkpoint, and measure it on texts; None = on repeated random tokens of its vocabulary.
 
     Raises:
-        KeyboardInterrupt: It was interrupted, and is left out.
+        AttnscopeError: It could not be measured on all texts.
+        KeyboardInterrupt: The user ended it before all texts were measured.
     """
     model = stage.spec
     if isinstance(model, str | os.PathLike):
@@ -241,16 +243,17 @@ def _measure(
         if options.loss != "none":
             loading = loading.with_head(stage.name)
         model = loading.load(stage.name)
-    # Measure its heads as a study of them does.
+    # Measure its heads, but do not describe them.
     began = time.perf_counter()
     if texts is None:
         texts = probe_texts(model)
-    findings = heads(model, texts, options.heads_options, report)
+    findings = heads(model, texts, replace(options.heads, describe=None), report)
     if not findings.corpus["complete"]:
         raise KeyboardInterrupt
-    for failed in findings.run.get("failures", ())[:1]:
+    if "failures" in findings.run:
+        failed = findings.run["failures"][0]
         raise AttnscopeError(failure_line(failed), failed["hint"])
-    # The loss is that of a pass which takes no head out.
+    # The loss comes from a study of ablation without any cut: it also measures the whole model.
     predicted = None
     loss = Estimate(np.nan, np.nan, np.nan, count=0)
     if options.loss != "none" and model.loss is not None and not model.labels:
@@ -258,6 +261,7 @@ def _measure(
         result = measure_cuts(Passes(Reader(model, predicted), texts), (), StandIns())
         if not result.complete:
             raise KeyboardInterrupt
+        # Sums of losses (s) and counts of predictions (c).
         whole = result.done.whole
         low, high = map(float, whole.interval())
         n_predictions = float(whole.total("c"))
@@ -269,10 +273,10 @@ def _measure(
 def _require_alike(checkpoint: _Checkpoint, first: _Checkpoint) -> None:
     """Refuse a checkpoint whose heads or tokens differ from those of the first one."""
     name = first.stage.name
-    of_first = first.findings.table("heads").head_names(with_kind=True)
-    of_this = checkpoint.findings.table("heads").head_names(with_kind=True)
-    if of_this != of_first:
-        raise AttnscopeError(f"it has {len(of_this)} heads, and not those of {name}")
+    first_heads = first.findings.table("heads").head_names(with_kind=True)
+    head_names = checkpoint.findings.table("heads").head_names(with_kind=True)
+    if head_names != first_heads:
+        raise AttnscopeError(f"it has {len(head_names)} heads, and not those of {name}")
     n_first = first.findings.corpus["n_tokens"]
     n_tokens = checkpoint.findings.corpus["n_tokens"]
     if n_tokens != n_first:
@@ -287,42 +291,43 @@ def _assemble(
     skipped: Sequence[dict[str, Any]],
     complete: bool,
 ) -> Training:
-    """Return the result about the checkpoints that were measured, in the order of their steps."""
+    """Return the result on the checkpoints that were measured, in the order of their steps.
+
+    What the result says apart from them, such as its options, comes from the last checkpoint.
+    """
     last = checkpoints[-1].findings
     tables = [checkpoint.findings.table("heads") for checkpoint in checkpoints]
     n_heads = len(tables[-1])
 
-    # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a model has no such measure.
+    # The measures with their intervals, (measure, checkpoint, head, 3); NaN if a checkpoint has no such measure.
     intervals = np.full((len(options.measures), len(tables), n_heads, 3), np.nan)
     uniform = []
     measures = []
-    for number, name in enumerate(options.measures):
-        for step, table in enumerate(tables):
+    for measure, name in enumerate(options.measures):
+        for number, table in enumerate(tables):
             if name in table:
-                intervals[number, step] = table.interval(name)
+                intervals[measure, number] = table.interval(name)
         uniform.append(tables[-1].part(name, "baseline"))
         column = tables[-1].columns.get(name, Column(name))
         least, most = column.range
         measures.append({**vars(column), "least": least, "most": most})
 
-    # The roles that any head has, and which head has them when, (role, checkpoint, head).
-    evidence = [checkpoint.findings.table("roles") for checkpoint in checkpoints]
-    named = set(chain.from_iterable(table["role"].tolist() for table in evidence))
-    roles = [name for name in RULES if name in named]
+    # The roles that any head has at any checkpoint, and which heads have them at which: (role, checkpoint, head).
+    role_tables = [checkpoint.findings.table("roles") for checkpoint in checkpoints]
+    found = set(chain.from_iterable(table["role"].tolist() for table in role_tables))
+    roles = [role for role in RULES if role in found]
     has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
-    for step, table in enumerate(evidence):
-        rows = list(map(roles.index, table["role"].tolist()))
-        has_role[rows, step, table["head"]] = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
+    for number, table in enumerate(role_tables):
+        # One row for each role of each head.
+        role_indices = [roles.index(role) for role in table["role"].tolist()]
+        values = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
+        has_role[role_indices, number, table["head"]] = values
 
-    # The tables and arrays.
-    stages = []
-    names = []
-    for checkpoint in checkpoints:
-        stages.append({**vars(checkpoint.stage), **vars(checkpoint)})
-        names.append(checkpoint.stage.name)
+    # A row of the table `checkpoints` takes name and step from the stage, all else from the checkpoint.
+    rows = [{**vars(checkpoint.stage), **vars(checkpoint)} for checkpoint in checkpoints]
     columns = Training.TABLES
-    filled = {
-        "checkpoints": Table.of(columns["checkpoints"], stages),
+    result_tables = {
+        "checkpoints": Table.of(columns["checkpoints"], rows),
         "heads": Table.of_arrays(HEADS, **{column.name: tables[-1][column.name] for column in HEADS}),
         "measures": Table.of(columns["measures"], measures),
         "roles": Table.of_arrays(columns["roles"], name=roles),
@@ -334,29 +339,29 @@ def _assemble(
         "uniform": np.array(uniform),
         "has_role": has_role,
     }
-    # What else the result says is that of the last checkpoint.
-    described = {
+    recorded_options = {
         **last.options,
         "measures": list(options.measures),
         "loss": checkpoints[-1].predicted,
-        "roles": {name: last.options["roles"][name] for name in roles},
+        "roles": {role: last.options["roles"][role] for role in roles},
     }
+    names = [checkpoint.stage.name for checkpoint in checkpoints]
     run = {**last.run, "model": _common_name(names, str(last.run["model"]))}
     if skipped:
         run["skipped"] = skipped
     corpus = {**last.corpus, "complete": complete, "n_checkpoints": len(checkpoints)}
-    return Training(run, corpus, described, filled, arrays)
+    return Training(run, corpus, recorded_options, result_tables, arrays)
 
 
-def _common_name(names: Sequence[str], alone: str) -> str:
-    """Return what a training is called: the folder that all folders are in, or the model of all revisions.
+def _common_name(names: Sequence[str], last: str) -> str:
+    """Return the name of a training: the folder that holds all checkpoints, or the model on the Hub.
 
-    It is `alone` if there is one checkpoint, or nothing in common.
+    If there is one checkpoint, or they have no such name in common, it is that of the last model.
     """
-    wholes = set()
+    common = set()
     for name in names:
         model, at_sign, _ = name.partition("@")
-        wholes.add(model if at_sign else Path(name).parent.name)
-    if len(names) == 1 or len(wholes) > 1:
-        return alone
-    return wholes.pop() or alone
+        common.add(model if at_sign else Path(name).parent.name)
+    if len(names) == 1 or len(common) > 1:
+        return last
+    return common.pop() or last
