@@ -6,7 +6,6 @@ rest: it leaves out copies of texts, halves batches that do not fit into memory,
 blocks after Ctrl-C or a failure, and shares blocks among workers (`studies.workers`). It knows no measure.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
@@ -248,10 +247,10 @@ def run_blocks(
     all_blocks: Iterable[Any],
     empty: P,
     *,
+    share: Callable[[Any], float | None],
     workers: Sequence[Workers] | None = None,
     report: Report | None = None,
     step: str = STEP,
-    share: Callable[[Any], float | None] = lambda _: None,
 ) -> Run[P]:
     """Measure blocks, and merge their parts in the order of the blocks.
 
@@ -263,10 +262,10 @@ def run_blocks(
         models: The models, as a rule one.
         all_blocks: The blocks; they are read one after the other as they are needed.
         empty: A part without texts.
+        share: A function of a block that was just read: how much of the corpus has been read, 0 to 1; None = unknown.
         workers: For each model, how workers load it; None = this process measures.
         report: Called with the progress after each batch; with workers after each block.
         step: The name of this loop in the record of a failure.
-        share: A function of a block that was just read: how much of the corpus has been read, 0 to 1; None = unknown.
 
     Raises:
         AttnscopeError: No worker could begin.
@@ -303,8 +302,9 @@ def run_blocks(
         # Add the part of each block. Ctrl-C waits until all of it is added.
         with closing(outcomes):
             for outcome in outcomes:
+                # A block that was given up has no result, and adds an empty part.
                 with delay_interrupts():
-                    sums.take(outcome.number, outcome.result)
+                    sums.take(outcome.number, outcome.result or empty)
                 if outcome.lost:
                     result.lost.append(_describe_lost(outcome.block, outcome.lost))
                 # Workers do not report their batches. The texts of the block are in `sums` already.
@@ -353,31 +353,25 @@ class _SumsInOrder(Generic[P]):
         self.n_texts = 0
         self.n_tokens = 0
         # The parts that wait, by the number of their block.
-        self._waiting: dict[int, P | None] = {}
+        self._waiting: dict[int, P] = {}
         # The number of the block whose part is merged next.
         self._next = 0
 
-    def take(self, number: int, part: P | None) -> None:
-        """Take the part of block `number`; None = the block was given up."""
+    def take(self, number: int, part: P) -> None:
+        """Take the part of block `number`."""
         self._waiting[number] = part
-        if part is not None:
-            self.n_texts += part.n_texts
-            self.n_tokens += part.n_tokens
+        self.n_texts += part.n_texts
+        self.n_tokens += part.n_tokens
         while self._next in self._waiting:
-            self._merge(self._next)
+            self.done = self.done.merge(self._waiting.pop(self._next))
             self._next += 1
 
     def add_waiting(self) -> bool:
         """Merge the parts that still wait, since no further one will come; return whether there were any."""
         numbers = sorted(self._waiting)
         for number in numbers:
-            self._merge(number)
+            self.done = self.done.merge(self._waiting.pop(number))
         return bool(numbers)
-
-    def _merge(self, number: int) -> None:
-        part = self._waiting.pop(number)
-        if part is not None:
-            self.done = self.done.merge(part)
 
 
 # Where blocks are measured
@@ -538,7 +532,8 @@ def padded_size(batch: Sequence[Sized]) -> int:
 
 def _empty_cache() -> None:
     """Have torch give back the memory of the device that it keeps for later tensors."""
-    torch = sys.modules["torch"]
+    import torch
+
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():

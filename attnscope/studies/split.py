@@ -83,11 +83,11 @@ def split(
             rows["heads"].append(row)
 
         # Without a head, its columns of the joined output are 0. So the output changes by the head's output.
-        size = float(np.linalg.norm(cut.joined))
+        size = np.linalg.norm(cut.joined)
         for head in options.drop:
             if head < count:
                 change = cut.heads_out[head]
-                l2 = float(np.linalg.norm(change))
+                l2 = np.linalg.norm(change)
                 share = l2 / size if size else float("nan")
                 rows["drops"].append({"n_heads": count, "head": head, "l2": l2, "share": share})
                 grids["drop_l2"].append(np.linalg.norm(change, axis=1))

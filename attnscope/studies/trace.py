@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,8 +187,7 @@ def _run_example(inputs: Inputs) -> Surroundings:
     return Surroundings(call, output, attended=output[0].transpose(0, 1).flatten(1), notes=(note,))
 
 
-@dataclass(frozen=True, eq=False)
-class _Kernel:
+class _Kernel(NamedTuple):
     """Hold what a kernel computes of an attention, in float64.
 
     Attributes:

@@ -3,7 +3,7 @@
 `models.inside.linear_runs` finds what each part adds to a query or key. Drawing is left to `questions.why`.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from attnscope.questions.why import Why
 from attnscope.results.table import Floats, Table
 from attnscope.results.tokens import Tokens
 from attnscope.studies.inputs.reading import Prompt, position_of
-from attnscope.studies.one_layer import OneLayer, read_layer
+from attnscope.studies.one_layer import OneLayer, array_of, read_layer
 
 ROUNDING = 16
 """How far the sum may be from the score, in units of eps times the size of its terms; on 30 families at most 4."""
@@ -90,7 +90,6 @@ def why(
     bias = None if row.bias is None else float(row.bias @ key_weights)
     # Rounding grows with the size of the terms, not with their sum.
     size = row.size + float(np.linalg.norm(pairs)) + abs(bias or 0.0)
-    masked_positions = np.flatnonzero(~row.may)
     score = {
         "kind": layer_run.place[0],
         "layer": layer,
@@ -103,13 +102,13 @@ def why(
         "score": row.scores[key_position],
         "mean": row.scores[row.may].mean(),
         "n_keys": row.may.sum(),
-        "masked_before": (masked_positions < query_position).sum(),
-        "masked_after": (masked_positions >= query_position).sum(),
+        "masked_before": (~row.may[:query_position]).sum(),
+        "masked_after": (~row.may[query_position:]).sum(),
         "softcap": layer_run.inputs.softcap,
         "bias": bias,
         "rounding": ROUNDING * row.eps * size,
     }
-    tables = {"parts": _table_of(parts, pairs), "score": Table.of(Why.TABLES["score"], [score])}
+    tables = {"parts": parts, "score": Table.of(Why.TABLES["score"], [score])}
     result = Why(layer_run.run, {"text": layer_run.text}, {}, tables, {"pairs": pairs})
     require_rounding(
         f"something else adds to the stream of {model.info.name}: the score of {result.name} differs from the sum of "
@@ -121,8 +120,7 @@ def why(
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Row:
+class _Row(NamedTuple):
     """Hold the scores of one query of one head, as the model itself computes them; arrays are (key,), float64.
 
     Attributes:
@@ -154,11 +152,10 @@ def _row_of(model: Model, layer_run: OneLayer, query: int) -> _Row:
         )
     assert layer_run.around is not None  # a model was run
     call = select_heads(layer_run.around.call, [head])
-    with torch.no_grad():
-        weights = attention_weights(call)[0, 0, query].cpu().double().numpy()
-    # Recompute the scores in float64 from the model's queries and keys.
-    query_vector = call.query[0, 0, query].cpu().double().numpy()  # (d_head,)
-    key_vectors = call.key[0, 0].cpu().double().numpy()  # (key, d_head)
+    weights = array_of(attention_weights(call)[0, 0, query])
+    # Recompute the scores in float64 from the model's query, (d_head,), and keys, (key, d_head).
+    query_vector = array_of(call.query[0, 0, query])
+    key_vectors = array_of(call.key[0, 0])
     scores = inputs.scale * (key_vectors @ query_vector)
     # Masks and biases are (1 or n_heads, query, key). `head % 1` is 0: the one that all heads share.
     may = np.ones(len(scores), np.bool_)
@@ -184,8 +181,8 @@ def _strongest_key(row: _Row, keys: Tokens, kind: str) -> int:
 
 def _parts_and_pairs(
     model: Model, layer_run: OneLayer, query: int, key_weights: Floats
-) -> tuple[tuple[Part, ...], Floats]:
-    """Return the parts in the model's order, and what each pair of them adds to a weighted sum of scores, Σ_k w_k s_qk.
+) -> tuple[Table, Floats]:
+    """Return the table of parts, and what each pair of them adds to a weighted sum of scores, Σ_k w_k s_qk.
 
     Args:
         model: The model.
@@ -194,7 +191,8 @@ def _parts_and_pairs(
         key_weights: The weights w, (key,).
 
     Returns:
-        The parts; and the pairs, (part of the query, part of the keys).
+        The parts in the model's order, each with the sum of its pairs; and the pairs, (part of the query, part of the
+        keys).
     """
     assert layer_run.batch is not None  # a model was run
     inputs = layer_run.inputs
@@ -208,22 +206,12 @@ def _parts_and_pairs(
     in_query = score_run.vectors(score_run.call.query, head, query_weights)
     in_keys = score_run.vectors(score_run.call.key, kv_head, key_weights)
     # Stack them, (part, d_head). A part that adds to only one of the two has zeros in the other.
-    parts = tuple(sorted({*in_query, *in_keys}, key=_order_of))
+    parts = sorted({*in_query, *in_keys}, key=_order_of)
     zeros = np.zeros(inputs.d_head)
     query_rows = np.stack([in_query.get(part, zeros) for part in parts])
     key_rows = np.stack([in_keys.get(part, zeros) for part in parts])
-    return parts, inputs.scale * query_rows @ key_rows.T
-
-
-def _order_of(part: Part) -> tuple[bool, int, int, int, str]:
-    """Return a sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
-    kinds = ("embedding", "head", "MLP", "bias")
-    return part.kind == "bias", part.layer, kinds.index(part.kind), part.head, part.name
-
-
-def _table_of(parts: tuple[Part, ...], pairs: Floats) -> Table:
-    """Return the table of parts, each with the sum of its pairs over all parts of the other side."""
-    return Table.of_arrays(
+    pairs = inputs.scale * query_rows @ key_rows.T
+    table = Table.of_arrays(
         Why.TABLES["parts"],
         part=[part.name for part in parts],
         kind=[part.kind for part in parts],
@@ -232,3 +220,10 @@ def _table_of(parts: tuple[Part, ...], pairs: Floats) -> Table:
         query_nats=pairs.sum(1),
         key_nats=pairs.sum(0),
     )
+    return table, pairs
+
+
+def _order_of(part: Part) -> tuple[bool, int, int, int, str]:
+    """Return a sort key for parts: embeddings, then layer by layer its heads and its network, then biases."""
+    kinds = ("embedding", "head", "MLP", "bias")
+    return part.kind == "bias", part.layer, kinds.index(part.kind), part.head, part.name

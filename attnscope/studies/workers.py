@@ -1,8 +1,8 @@
 """Run a function over blocks in processes of this machine, or on a Ray cluster (extra [ray]).
 
-`Workers` says how many processes share a study, and how each loads the very same model. An executor starts one process
-per worker and hands it one block after the other. A block whose worker dies is run again, at most twice, and then
-given up. An executor knows no model and no measure: `studies.run` adds up the results of blocks.
+`Workers` holds how many processes share a study, and how each loads the same model. An executor starts one process per
+worker and hands it one block after the other. If a worker dies over a block, another one runs the block again, and
+after RUNS deaths it is given up. An executor knows no model and no measure: `studies.run` merges the results of blocks.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ ExecutorName = Literal["local", "ray"]
 _Worker: TypeAlias = "_Process | _Actor"
 
 MOST_COUNT = 4096
-"""More workers or threads than that are taken for a typing mistake."""
+"""The most workers or threads; a larger number is taken for a typing mistake."""
 
 RUNS = 3
 """How many workers may die over a block before it is given up."""
+
+LOAD = None
+"""What a worker gets in place of its first block: it loads what all blocks need."""
 
 _PATIENCE_S = 5
 """Seconds that a Ray cluster may take to answer."""
@@ -54,14 +57,14 @@ _PATIENCE_S = 5
 
 @dataclass(frozen=True)
 class Workers:
-    """Say how many workers share a study, where they run, and how each loads the model.
+    """Hold how many workers share a study, where they run, and how each loads the model.
 
     Attributes:
-        spec: The model by its name, as `attnscope.load` takes it: each worker loads it.
-        n: How many workers there are; None = as many as the Ray cluster has room for.
-        threads: How many threads each computes with. Results are those of one process with as many threads.
+        spec: The name of the model, as `attnscope.load` takes it.
+        n: How many workers there are; None = one, or on Ray as many as the cluster has room for.
+        threads: How many threads each computes with. Results are those of one process with so many threads.
         executor: "local" = processes of this machine; "ray" = processes of a Ray cluster.
-        address: The address of the Ray cluster; None = the one that Ray finds, else a cluster started on this machine.
+        address: With Ray, the address of the cluster; None = the one that Ray finds, else one started on this machine.
         loading: How the model is loaded.
     """
 
@@ -74,10 +77,6 @@ class Workers:
 
     def __post_init__(self) -> None:
         require_choice("executor", self.executor, get_args(ExecutorName))
-        if self.address is not None and self.executor != "ray":
-            raise UsageError("address is that of a Ray cluster", 'pass executor="ray" too')
-        if self.executor == "local" and self.n is None:
-            raise UsageError("how many processes are to work is not said", "give --workers")
         for name, number in (("workers", self.n), ("threads", self.threads)):
             if number is not None and not 1 <= number <= MOST_COUNT:
                 raise UsageError(f"--{name} is {number:,}", f"it must be from 1 to {MOST_COUNT:,}")
@@ -90,13 +89,13 @@ class Workers:
         return RayCluster(self.n, self.threads, self.address, on_gpu)
 
     def loader(self, model: Model) -> Callable[[], Model]:
-        """Return a function by which a worker loads this very model; it can be pickled."""
-        # Workers of Ray run in other folders.
+        """Return a function that loads this model in a worker, and refuses another version of it; it can be pickled."""
+        # Workers of Ray run in other folders, so a path must be absolute.
         spec = self.spec
         if spec not in (*KNOWN, *BUILT_IN) and Path(spec).exists():
             spec = str(Path(spec).absolute())
         workers = replace(self, spec=spec, loading=replace(self.loading, device=model.info.device))
-        # On this machine, files that were hashed need not be hashed again.
+        # Workers on this machine need not hash the model's files again.
         known_hashes = dict(HASHES) if self.executor == "local" else {}
         return partial(_load_same, workers, model.info.sha256, versions(), known_hashes)
 
@@ -104,7 +103,7 @@ class Workers:
 def _load_same(
     workers: Workers, sha256: str, wanted_versions: dict[str, str], known_hashes: dict[Any, str]
 ) -> Model:
-    """Load a model in a worker.
+    """Load a model in a worker, and require the weights and libraries of the process that started the worker.
 
     Args:
         workers: The name of the model, and how it is loaded; a folder is the same folder on every machine.
@@ -117,12 +116,12 @@ def _load_same(
     """
     import torch
 
-    # Numbers depend on threads, versions and weights: all are the same as in the process that started the worker.
+    # Results depend on threads, versions and weights, so they are all the same in each worker.
     torch.set_num_threads(workers.threads)
-    for name, number in versions().items():
-        if number != wanted_versions.get(name):
+    for name, version in versions().items():
+        if version != wanted_versions.get(name):
             raise AttnscopeError(
-                f"a worker has {name} {number}, not {wanted_versions.get(name)}",
+                f"a worker has {name} {version}, not {wanted_versions.get(name)}",
                 "install the same versions on all machines",
             )
     HASHES.update(known_hashes)
@@ -139,7 +138,7 @@ def _load_same(
 
 
 class Function(Protocol):
-    """Measure each block. A worker gets a pickled copy and keeps it for all of its blocks."""
+    """Describe the function that workers run. Each gets a pickled copy, and keeps it for all of its blocks."""
 
     def load(self) -> None:
         """Load what all blocks need, such as a model; called once, before the first block."""
@@ -150,14 +149,14 @@ class Function(Protocol):
 
 @dataclass
 class Outcome:
-    """Hold a block and its result.
+    """Hold a block and, once it was run, its result.
 
     Attributes:
         number: The number of the block, from 0.
         block: The block.
         result: What the function returned; None if the block was given up.
         lost: Why the block was given up; empty = it was not.
-        n_deaths: How many workers have died over it before.
+        n_deaths: How many workers have died over it.
     """
 
     number: int
@@ -172,34 +171,35 @@ class Executor(ABC):
 
     @abstractmethod
     def _open(self, function: Function) -> AbstractContextManager[tuple[int, Callable[[], _Worker]]]:
-        """Yield how many workers there may be, and a function that starts one."""
+        """Yield the most workers at a time, and a function that starts one."""
 
     def map_blocks(self, function: Function, blocks: Iterable[Any]) -> Generator[Outcome, None, None]:
         """Run a function over blocks, and yield each with its result as soon as it is done, in any order.
 
-        Blocks are read as workers need them. Ctrl-C yields the blocks that are done, and then raises KeyboardInterrupt.
-        All workers end when the iterator is closed.
+        Blocks are read as workers need them. After Ctrl-C, the finished blocks are yielded, and then KeyboardInterrupt
+        is raised. All workers end when the iterator is closed.
 
         Raises:
             AttnscopeError: The function raised it, or no worker could begin.
         """
         unread = (Outcome(number, block) for number, block in enumerate(blocks))
-        # Blocks that wait for a worker, all workers, and those with nothing to do.
+        # Blocks that wait for a worker.
         waiting: list[Outcome] = []
+        # All workers, and those that wait for a block.
         started: list[_Worker] = []
         idle: list[_Worker] = []
-        # The workers that load what all blocks need, and those at work on a block, by the future of it.
+        # The workers that load the function, and those at work on a block, each by the future of what it does.
         loading: dict[Future[Any], _Worker] = {}
         busy: dict[Future[Any], tuple[_Worker, Outcome]] = {}
         n_failed_starts = 0
         with self._open(function) as (n_workers, start):
             try:
                 while True:
-                    # Read as many blocks as there may be workers without one.
+                    # Read a block for each worker that may be without one.
                     waiting += islice(unread, max(0, n_workers - len(busy) - len(waiting)))
                     if not waiting and not busy:
                         return
-                    # Give them to idle workers. For each block that is left a worker is to be loading.
+                    # Give blocks to idle workers. For each block that is left, have a worker loading.
                     while waiting and idle:
                         task = waiting.pop(0)
                         worker = idle.pop()
@@ -207,31 +207,35 @@ class Executor(ABC):
                     for _ in range(len(waiting) - len(loading)):
                         worker = start()
                         started.append(worker)
-                        loading[worker.run(None)] = worker
-                    for future in wait([*loading, *busy], return_when=FIRST_COMPLETED).done:
-                        # A worker has loaded, or has died of it.
-                        if future in loading:
-                            worker = loading.pop(future)
-                            _, death = _take(worker, future)
-                            n_failed_starts = n_failed_starts + 1 if death else 0
-                            if n_failed_starts == RUNS:
-                                hint = "choose fewer --workers, so that more memory is left for each"
-                                raise AttnscopeError(f"no worker could load the model: {death}", hint)
-                            if not death:
-                                idle.append(worker)
-                            continue
-                        # A block is done, or its worker has died: then another worker gets it, before all others.
+                        loading[worker.run(LOAD)] = worker
+                    ended = wait([*loading, *busy], return_when=FIRST_COMPLETED).done
+                    # Blocks that are done, or whose worker has died.
+                    for future in ended & busy.keys():
                         worker, task = busy.pop(future)
-                        task.result, task.lost = _take(worker, future)
-                        if not task.lost:
-                            idle.append(worker)
-                        elif task.n_deaths + 1 < RUNS:
+                        task.result, task.lost = _result_or_death(worker, future)
+                        if task.lost:
                             task.n_deaths += 1
+                        else:
+                            idle.append(worker)
+                        # Run a lost block again, before all others; in the end give it up.
+                        if task.lost and task.n_deaths < RUNS:
                             waiting.insert(0, task)
-                            continue
-                        yield task
+                        else:
+                            yield task
+                    # Workers that have loaded, or died of it.
+                    for future in ended & loading.keys():
+                        worker = loading.pop(future)
+                        _, death = _result_or_death(worker, future)
+                        if death:
+                            n_failed_starts += 1
+                        else:
+                            n_failed_starts = 0
+                            idle.append(worker)
+                        if n_failed_starts == RUNS:
+                            hint = "choose fewer --workers, so that more memory is left for each"
+                            raise AttnscopeError(f"no worker could load the model: {death}", hint)
             except KeyboardInterrupt:
-                # Yield the blocks that are done.
+                # Yield the blocks that were finished since the last wait.
                 for future, (_, task) in busy.items():
                     if future.done() and not future.exception():
                         task.result = future.result()
@@ -243,8 +247,8 @@ class Executor(ABC):
                     worker.end()
 
 
-def _take(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
-    """Return the result of a future, and why its worker died; empty = it lives. A dead worker is ended.
+def _result_or_death(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
+    """Return the result of a future and "", or None and why the worker died. A dead worker is ended.
 
     Raises:
         Exception: The function raised it.
@@ -253,7 +257,12 @@ def _take(worker: _Worker, future: Future[Any]) -> tuple[Any, str]:
         return future.result(), ""
     except Exception as error:
         worker.end()
-        return None, f"{worker.reason_of_death(error)}; tried {RUNS} times"
+        # Ray wraps what the function raised in a RayTaskError, whose `cause` it is.
+        if isinstance(getattr(error, "cause", error), MemoryError):
+            reason = "its process ran out of memory"
+        else:
+            reason = worker.reason_of_death(error)
+        return None, f"{reason}; tried {RUNS} times"
 
 
 def _environment(n_threads: int) -> dict[str, str]:
@@ -269,8 +278,8 @@ class _Server:
         self._function: Function = pickle.loads(pickled)
 
     def run(self, block: Any) -> Any:
-        """Return the result of a block; None in its place = load what all blocks need."""
-        return self._function.load() if block is None else self._function(block)
+        """Return the result of a block; for LOAD, load what all blocks need."""
+        return self._function.load() if block is LOAD else self._function(block)
 
 
 # Processes of this machine
@@ -290,42 +299,36 @@ class Processes(Executor):
 
 
 class _Process:
-    """Hold a process of this machine as a pool of one: if the pool breaks, it is known which block broke it."""
+    """Hold a process of this machine as a pool of one process: if the pool breaks, it is clear which block broke it."""
 
     def __init__(self, n_threads: int, pickled: bytes) -> None:
         self._n_threads = n_threads
         context = multiprocessing.get_context("spawn")
-        # The locks of a pool start a process too, which looks after them.
+        # The locks of a pool start a process too: Python's resource tracker.
         with _safe_start(n_threads):
             self._pool = ProcessPoolExecutor(1, context, _begin_process, (pickled,))
         self._processes: list[Any] = []
 
     def run(self, block: Any) -> Future[Any]:
-        """Return the future of a block, or of loading (None); the process starts at the first call."""
+        """Return the future of a block or of LOAD; the process starts at the first call."""
         with _safe_start(self._n_threads):
             try:
                 future = self._pool.submit(_run, block)
-            except OSError as error:
-                reason = error.strerror or error
-                raise AttnscopeError(
-                    f"cannot start a process: {reason}", "choose fewer --workers"
-                ) from None
-            except BrokenProcessPool as error:  # it has died while it was idle
+            except BrokenProcessPool as error:
+                # The process has died while it was idle.
                 future = Future()
                 future.set_exception(error)
-        # Keep the process: a broken pool forgets it, and its exit status is wanted.
+        # Keep the process for its exit status: a broken pool forgets it.
         self._processes = self._processes or list(self._pool._processes.values())
         return future
 
     def reason_of_death(self, error: Exception) -> str:
         """Return why the process died, by its exit status. An error that the function raised is raised again."""
-        if isinstance(error, MemoryError):
-            return "its process ran out of memory"
         if not isinstance(error, BrokenProcessPool):
             raise error
         for process in self._processes:
             process.join()
-            # The kernel kills with signal 9, as a rule where memory runs out.
+            # The kernel kills with signal 9, usually because memory runs out.
             if process.exitcode == -9:
                 return "its process was killed by signal 9: perhaps for want of memory"
             if process.exitcode:
@@ -341,11 +344,12 @@ class _Process:
 
 @contextmanager
 def _safe_start(n_threads: int) -> Iterator[None]:
-    """Within it, a process starts that Ctrl-C does not reach, and that imports nothing from the working folder.
+    """Let processes start within this context that Ctrl-C does not reach, and that import nothing of the user's.
 
-    By default multiprocessing would import the user's script in it, which may do its work again.
+    They import no module of the working folder. Nor do they import the user's script, which may do its work again:
+    multiprocessing would import it by default.
     """
-    # An empty module stands in for that script.
+    # Multiprocessing imports `__main__`. An empty module stands in for it.
     main_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -355,22 +359,23 @@ def _safe_start(n_threads: int) -> Iterator[None]:
         sys.modules["__main__"] = main_module
 
 
-_server: _Server | None = None
-"""Runs blocks, if this process is a worker."""
+_server: _Server
+"""Runs the blocks in this process, if it is a worker: `_begin_process` sets it."""
 
 
 def _begin_process(pickled: bytes) -> None:
     """Set up this process as a worker; `pickled` is the function."""
     global _server
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(2, 1)  # what libraries print goes to stderr: stdout is for the command's result
+    # What libraries print goes to stderr: stdout is for the command's result.
+    os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _server = _Server(pickled)
 
 
 def _end_with_parent() -> None:
     """End this process when the one that started it ends, however that happens."""
-    # Joining the parent waits for its end; then not even cleaning up may hold this process.
+    # `join` waits for the parent's end. `_exit` then skips all cleaning up, which may hang.
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -379,7 +384,6 @@ def _end_with_parent() -> None:
 
 def _run(block: Any) -> Any:
     """Return the result of a block in this worker; see `_Server.run`."""
-    assert _server is not None
     return _server.run(block)
 
 
@@ -388,7 +392,7 @@ def _run(block: Any) -> Any:
 
 @dataclass(frozen=True)
 class RayCluster(Executor):
-    """Run blocks in actors of a Ray cluster.
+    """Run blocks in actors of a Ray cluster, which are processes that hold an object.
 
     If this process is connected to a cluster already, that one is used, and stays connected.
 
@@ -413,12 +417,12 @@ class RayCluster(Executor):
                 num_gpus=int(self.on_gpu),
                 runtime_env={"env_vars": _environment(self.n_threads)},
             )(_Server)
-            # As an object of the cluster, the function is sent to each machine once.
-            pickled = ray.put(pickle.dumps(function))
-            yield n_workers, lambda: _Actor(ray, actor.remote(pickled))
+            # As an object of the cluster, the function is sent to each machine only once.
+            function_ref = ray.put(pickle.dumps(function))
+            yield n_workers, lambda: _Actor(ray, actor.remote(function_ref))
 
     def _count_workers(self, resources: Mapping[str, float]) -> int:
-        """Return how many workers there will be, by the number of processors ("CPU") and GPUs of the cluster.
+        """Return how many workers there will be, from the cluster's number of processors ("CPU") and GPUs.
 
         Raises:
             AttnscopeError: The cluster has room for fewer than are wanted, or for none.
@@ -438,26 +442,22 @@ class RayCluster(Executor):
 
 
 class _Actor:
-    """Stand for a process of the cluster in this process."""
+    """Hold an actor of the cluster from afar: run blocks in it, and kill it."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
     def run(self, block: Any) -> Future[Any]:
-        """Return the future of a block, or of loading (None)."""
+        """Return the future of a block or of LOAD."""
         running: Future[Any] = self._actor.run.remote(block).future()
         return running
 
     def reason_of_death(self, error: Exception) -> str:
         """Return why the process or its machine died, as Ray says it. An error of the function is raised again."""
-        # Ray wraps what the function raised in a RayTaskError, whose `cause` it is.
-        cause = getattr(error, "cause", error)
-        if isinstance(cause, MemoryError):
-            return "its process ran out of memory"
         known = self._ray.exceptions
         if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
-            raise cause
+            raise getattr(error, "cause", error)
         return f"its process died: {first_line(error)}"
 
     def end(self) -> None:
@@ -484,12 +484,19 @@ def connect(address: str | None) -> Iterator[Any]:
         return
     # Connect to the cluster at an address where somebody answers, or start one.
     _require_reachable(address)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # no warnings of how the cluster is set up
-    quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+    # Ray shall print nothing, not even warnings of how the cluster is set up.
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         with safe_import_path():
-            ray.init(address=address, logging_level=logging.ERROR, **quiet)
-    except Exception as error:  # Ray's parts raise errors of many kinds
+            ray.init(
+                address=address,
+                logging_level=logging.ERROR,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+    # Ray's parts raise errors of many kinds.
+    except Exception as error:
         raise AttnscopeError(
             f"Ray cannot be used: {first_line(error)}",
             "see that `ray status` finds it, with the same versions",

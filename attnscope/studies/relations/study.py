@@ -1,6 +1,7 @@
 """Find the heads that express each relation of annotated texts: `attnscope relations` and `attnscope.relations`.
 
-`links` measures the heads, and `evidence` judges them. For recordings see `sounds`.
+A relation is a kind of link between words, such as from a subject to its verb. `links` measures how much attention
+follows the links, and `evidence` judges the heads. Relations between words and sound are in `sounds`.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +26,7 @@ from attnscope.studies.run import Run, run_blocks
 from attnscope.studies.workers import Workers
 
 BLOCK = 512
-"""Most texts that are cut into batches together; long ones are fewer: see `attnscope.corpus.runs`."""
+"""The most texts of a block; of long texts it has fewer, see `attnscope.corpus.runs`."""
 
 
 @with_plain_torch
@@ -44,99 +45,109 @@ def relations(
         links.save("relations.npz")
 
     Attention between tokens becomes attention between words by the rules of Clark et al. 2019 (see
-    `core.relations`). For each relation, the texts are split at random into two halves. One half chooses the
-    head, and the other half scores it against the best simple rule of that half.
+    `core.relations`). For each relation, the texts are split at random into two halves. The head that is most accurate
+    on one half is scored on the other half, against the simple rule that is best there.
 
     Memory does not grow with the corpus. It does not grow with the square of a text's length either, unless the model
     only has dense weights. After an interruption (KeyboardInterrupt), the record covers the texts up to the last whole
     block, and says that it is incomplete.
 
-    With `workers`, the model runs in them block by block, and the result is that of one process with as many threads.
-    If three workers are lost over a block, `corpus["problems"]` lists it, and the other blocks are in the result.
+    With `workers`, the model runs in them block by block, and the result is that of one process with as many threads as
+    a worker has. A block over which three workers die is listed in `corpus["problems"]`, and left out of the result.
 
     Args:
         model: A loaded model, see `attnscope.load`.
         texts: Annotated texts: an AnnotatedCorpus, a list, or the name of a file.
-        options: How.
+        options: Which relations are measured, and how long texts are cut; None = the defaults.
         report: Called after each batch; with workers after each block.
-        workers: Where the model runs; None = in this process. They load it by its name.
+        workers: Processes that load the model by its name and run it; None = it runs in this process.
 
     Raises:
-        AttnscopeError: There is no link that can be measured, the model cannot be, or no worker can begin.
+        AttnscopeError: There is no link that can be measured, the model does not suit, or no worker can begin.
     """
     options = options or RelationsOptions()
     corpus: Any = AnnotatedCorpus(texts) if isinstance(texts, str) else texts
-    each = merge_equal(corpus)
-    first = next(each, None)
+    # Equal texts that follow each other become one text with all their links.
+    merged_texts = merge_equal(corpus)
+    first = next(merged_texts, None)
     if first is None:
         raise AttnscopeError("there is no text", "give texts whose annotation has links")
     kind = _kind_for(first, model, options)
 
-    # Links are aligned in this process; the model runs here or in workers.
+    # Links are aligned with tokens in this process; the model runs here or in workers.
     linker = Linker(model, options, kind)
-    cut = runs(chain([first], each), BLOCK, lambda text: len(text.text))
-    going = run_blocks(
+    blocks = runs(chain([first], merged_texts), BLOCK, lambda text: len(text.text))
+    link_run = run_blocks(
         partial(LinkMeasurer, kind=kind),
         (model,),
-        map(linker.block, cut),
+        map(linker.block, blocks),
         MeasuredPart(),
         workers=(workers,) if workers else None,
         report=report,
         share=lambda _: share_read(corpus),
     )
-    # Judge what was added up.
-    facts = {"unit": getattr(corpus, "unit", None)}
-    asked = {
+    done = link_run.done
+    recorded_options = {
         "only": options.only,
         "chunk": options.chunk,
         "stride": options.stride,
         **THRESHOLDS,
     }
-    notes = _notes(going.done)
-    result = conclude(model, kind, going, corpus, facts, asked, notes)
-    if going.complete and not going.lost and not result.tables:
-        raise AttnscopeError(*_explain_nothing(going.done, options))
+    facts = {"unit": getattr(corpus, "unit", None)}
+    result = conclude(model, kind, link_run, corpus, facts, recorded_options, _notes(done))
+    if link_run.complete and not link_run.lost and not result.tables:
+        raise _nothing_measured(done, options)
     return result
 
 
 def conclude(
     model: Model,
     kind: str,
-    going: Run[Any],
+    link_run: Run[Any],
     texts: Any,
     facts: Mapping[str, Any],
     options: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Relations:
-    """Judge what was added up over texts, and return the result.
+    """Judge the heads by the sums over all texts, and return the result.
 
     Args:
         model: The model.
         kind: The kind of attention.
-        going: The sums over the texts, a `LinkPart`, and how they were gone over.
+        link_run: The run over the texts, whose sums are a `LinkPart`.
         texts: The corpus.
-        facts: What else the result says of it.
-        options: What was asked for.
-        notes: What few need to know.
+        facts: Further entries for the `corpus` of the result.
+        options: The `options` of the result.
+        notes: The first notes of the result, such as on links that were left out.
 
     Raises:
         AttnscopeError: The model computes NaN or infinity on all texts.
     """
-    done = going.done
+    done = link_run.done
     done.left_out.require_some_left(done.n_texts, model.info)
     tables, grids = judge(done, kind, shape_of(model, kind))
-    corpus = {**going.corpus(texts, model.info), **facts}
-    corpus |= {"n_copies": done.n_copies, "n_not_finite": done.left_out.n}
-    del corpus["split"]  # annotated texts have a unit
-    about = going.about(model.info, [*notes, *_note_mixed_halves(tables)])
+    corpus = {
+        **link_run.corpus(texts, model.info),
+        **facts,
+        "n_copies": done.n_copies,
+        "n_not_finite": done.left_out.n,
+    }
+    # `split` says how plain text was split into texts. Annotated texts have a `unit` in its place.
+    del corpus["split"]
+    about = link_run.about(model.info, [*notes, *_note_mixed_halves(tables)])
     return Relations(about, corpus, dict(options), tables, grids)
 
 
 def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> str:
-    """Return the kind of attention that the links of a text like this one are about.
+    """Return the kind of attention to measure links in: "cross" if the texts have targets, else that of the text.
+
+    Args:
+        text: The first text; all others are taken to be like it.
+        model: The model.
+        options: The options of the study.
 
     Raises:
-        AttnscopeError: The model or the options do not suit it.
+        AttnscopeError: The model or the options do not suit such texts.
     """
     info = model.info
     example = example_tokens(model.tokenizer)
@@ -146,7 +157,7 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
             "relations need a fast tokenizer, with offsets",
         )
     if text.target is None:
-        # Chunks that do not fit the model are refused here.
+        # This refuses chunks that are longer than the model takes.
         chunks(example, limit=info.max_tokens, chunk=options.chunk, stride=options.stride)
         return info.kinds[0]
     if "cross" not in info.kinds or model.writer is None:
@@ -159,12 +170,12 @@ def _kind_for(text: AnnotatedText, model: Model, options: RelationsOptions) -> s
     return "cross"
 
 
-# What is said
+# Errors and notes
 
 
-def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str, str]:
-    """Say why no link was measured, and what would help."""
-    # How many links each reason left out, over all relations.
+def _nothing_measured(done: MeasuredPart, options: RelationsOptions) -> AttnscopeError:
+    """Return the error that says why no link was measured, and what would help."""
+    # How many links were left out for each reason, over all relations.
     reasons: Counter[str] = Counter()
     for (_, reason), n in done.unmeasured.items():
         reasons[reason] += n
@@ -173,31 +184,32 @@ def _explain_nothing(done: MeasuredPart, options: RelationsOptions) -> tuple[str
         hint = "choose other texts, another --split, or longer chunks"
         if reason == UNALIGNED:
             hint = "give a model whose tokens are no longer than the units (of proteins one that reads single residues)"
-        return f"no link can be measured: {n:,} were left out: {reason}", hint
+        return AttnscopeError(f"no link can be measured: {n:,} were left out: {reason}", hint)
     if options.only is not None:
-        return (
+        return AttnscopeError(
             f"there is no relation {', '.join(options.only)} in these texts",
             "leave out --only to see all",
         )
-    return "there is no link in these texts", "give texts whose annotation has some"
+    return AttnscopeError("there is no link in these texts", "give texts whose annotation has some")
 
 
 def _notes(done: MeasuredPart) -> list[str]:
-    """Say what was not measured as it was given."""
+    """Return notes on copies of texts, links that were left out, and texts that were cut into chunks."""
     notes = []
     if done.n_copies:
         notes.append(
             f"{amount(done.n_copies, 'text is a copy', 'texts are copies')} of others, case and whitespace apart: "
             "of each the first counts, and of those right after it the links that it lacks."
         )
-    # Links that were left out: of each reason the relations that lost most.
+    # For each reason, name the three relations that lost most links by it.
     by_reason: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for (name, reason), n in done.unmeasured.items():
         by_reason[reason][name] += n
     for reason, by_relation in by_reason.items():
-        most = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
-        more = " …" if len(by_relation) > 3 else ""
-        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({most}{more}).")
+        named = ", ".join(f"{name} {n}" for name, n in by_relation.most_common(3))
+        if len(by_relation) > 3:
+            named += " …"
+        notes.append(f"Left out, {reason}: {by_relation.total():,} links ({named}).")
     if done.n_chunked:
         notes.append(
             f"{amount(done.n_chunked, 'text was', 'texts were')} longer than the model takes, and cut into chunks; "
@@ -207,10 +219,11 @@ def _notes(done: MeasuredPart) -> list[str]:
 
 
 def _note_mixed_halves(tables: dict[str, Table]) -> list[str]:
-    """Say which relations with a verdict have texts of one source in both halves."""
+    """Return a note that names the relations with a verdict whose halves share sources, if there are any."""
     if not tables:
         return []
     table = tables["relations"]
+    # Halves are made of whole sources, or text by text ("texts") where there are too few sources.
     is_mixed = (table["halves"] == "texts") & (table["no_verdict"] == "")
     mixed = table["relation"][is_mixed].tolist()
     if not mixed:

@@ -83,8 +83,7 @@ def training(
     complete = True
     for number, stage in enumerate(stages):
         try:
-            step_report = scale_report(report, number, len(stages))
-            checkpoint = _measure(stage, texts, options, step_report)
+            checkpoint = _measure(stage, texts, options, scale_report(report, number, len(stages)))
             # Keep the texts, since the first checkpoint may have made them: random tokens of its vocabulary.
             texts = checkpoint.texts
             if checkpoints:
