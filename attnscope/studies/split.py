@@ -94,7 +94,7 @@ def split(
 
     tables = {name: Table.of(Split.TABLES[name], of_table) for name, of_table in rows.items()}
     for name, tokens in (("queries", layer_run.queries), ("keys", layer_run.keys)):
-        tables[name] = Table.of_arrays(Split.TABLES[name], token=list(tokens.labels))
+        tables[name] = Table.of_arrays(Split.TABLES[name], token=tokens.labels)
     arrays = {name: np.stack(values) for name, values in grids.items()}
     return Split(layer_run.run, {}, {"text": layer_run.text, "d_model": d_model}, tables, arrays)
 

@@ -124,9 +124,9 @@ def trace(
     columns = Trace.TABLES
     tables = {
         "steps": Table.of(columns["steps"], steps),
-        "heads": Table.of_arrays(columns["heads"], head=list(chosen)),
-        "queries": Table.of_arrays(columns["queries"], token=list(queries.labels)),
-        "keys": Table.of_arrays(columns["keys"], token=list(keys.labels)),
+        "heads": Table.of_arrays(columns["heads"], head=chosen),
+        "queries": Table.of_arrays(columns["queries"], token=queries.labels),
+        "keys": Table.of_arrays(columns["keys"], token=keys.labels),
         "traced": Table.of_arrays(columns["traced"], query=traced),
     }
     for name, value in inputs.names().items():

@@ -318,7 +318,7 @@ def _assemble(
     has_role = np.full((len(roles), len(tables), n_heads), NO_ROLE, np.int8)
     for number, table in enumerate(role_tables):
         # One row for each role of each head.
-        role_indices = [roles.index(role) for role in table["role"].tolist()]
+        role_indices = [roles.index(role) for role in table["role"]]
         values = np.where(table["tentative"], TENTATIVE, HAS_ROLE)
         has_role[role_indices, number, table["head"]] = values
 
