@@ -7,15 +7,15 @@
     record.draw("figures", ["png", "pdf"])
     record.of(3, 1)  # layer 3, head 1: (query, key)
 
-    found = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
-    found.roles_of(found.row(0, 2)).to_pandas()  # layer 0, head 2: what it is for, with the evidence
+    survey = attnscope.heads(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    survey.roles_of(survey.row(0, 2)).to_pandas()  # layer 0, head 2: what it is for, with the evidence
 
-    alike = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
-    alike.distance()  # (head, head)
+    comparison = attnscope.compare(model, attnscope.Corpus("sample_texts/alice.txt", split="paragraph"))
+    comparison.distance()  # (head, head)
     attnscope.trace(query="cat").of("weights", 0)  # the worked example, number by number
     attnscope.cost("gpt3", 2048).value("kv_cache_bytes")  # bytes
-    links = attnscope.relations(model, "sample_texts/dependencies.conllu")
-    links["case→parent"].best  # the head that best expresses it: (layer, head)
+    relations = attnscope.relations(model, "sample_texts/dependencies.conllu")
+    relations["case→parent"].best  # the head that best expresses it: (layer, head)
 
 Importing it loads no torch; the first use of a model does.
 """
@@ -30,16 +30,19 @@ __version__ = VERSION
 
 @cache
 def _public() -> dict[str, tuple[str, str]]:
-    """Return the module that defines each public name, and its name there, as the stub beside this file has them."""
+    """Map each public name to the module that defines it, and to its name there.
+
+    The stub beside this file, `__init__.pyi`, imports them all: it is read, and nothing is imported.
+    """
     import ast
     from pathlib import Path
 
     stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
     public: dict[str, tuple[str, str]] = {}
-    for line in stub.body:
-        if isinstance(line, ast.ImportFrom):
-            for imported in line.names:
-                public[imported.asname or imported.name] = (str(line.module), imported.name)
+    for statement in stub.body:
+        if isinstance(statement, ast.ImportFrom):
+            for imported in statement.names:
+                public[imported.asname or imported.name] = (str(statement.module), imported.name)
     return public
 
 
@@ -50,8 +53,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
     import importlib
 
-    module, attribute = _public()[name]
-    value = globals()[name] = getattr(importlib.import_module(module), attribute)
+    module, name_there = _public()[name]
+    value = getattr(importlib.import_module(module), name_there)
+    # From now on Python finds the name without calling this function.
+    globals()[name] = value
     return value
 
 

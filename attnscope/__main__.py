@@ -8,9 +8,11 @@ from attnscope.host import die_at_once, wait_for_imports
 
 def main() -> None:
     """Run the command line; see `attnscope.cli.main`."""
-    # NumPy's matrix products are small here: more threads would cost more than they give. Torch has threads of its own.
+    # Set before NumPy is imported. Its matrix products are small here: more threads would cost more than they give.
+    # Torch has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # If stderr is closed, print would write to stdout, and C into the next file that is opened.
+    # If stderr is closed, sys.stderr is None, and print(file=sys.stderr) would write to stdout. The next file that is
+    # opened would get the file descriptor of stderr, 2, and messages of C libraries would end up in it.
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # pathlib takes longer to load
     try:
@@ -18,11 +20,12 @@ def main() -> None:
         from attnscope.cli import main as run
 
         run()
-    # Ctrl-C before the command began, or after its last line; else the command handles it.
     except KeyboardInterrupt:
+        # Ctrl-C came before the command began, or after it ended. In between, the command handles it.
         os.write(2, b"error: interrupted\n")
         os._exit(130)  # as shells count: 128 + SIGINT
     finally:
+        # Python shuts down: from now on, Ctrl-C ends it without a traceback.
         die_at_once()
 
 

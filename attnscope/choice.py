@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @options
 class Choice:
-    """The options for choosing layers and heads."""
+    """Hold the options for choosing layers and heads, and check them against a model."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -44,60 +44,71 @@ class Choice:
             )
 
     def within(self, info: ModelInfo) -> ChosenHeads:
-        """Return the chosen heads of a model; refuse a layer or head that it lacks, and say how many it has."""
+        """Return the heads of a model that these options choose.
+
+        Raises:
+            AttnscopeError: The model lacks a layer or a head; the message says how many it has.
+        """
         layers = self.layers
         heads = self.heads
         picked = None
         if self.pick is not None:
+            # Each head once, in the order given.
             picked = tuple(dict.fromkeys(self.pick))
             layers = tuple(layer for layer, _ in picked)
             heads = tuple(head for _, head in picked)
+        # A model has numbers of layers and heads for each kind of attention: encoder, decoder and cross.
         return ChosenHeads(
-            _within("layer", layers, max(info.n_layers), info.name),
-            _within("head", heads, max(info.n_heads), info.name),
+            _resolve("layer", layers, max(info.n_layers), info.name),
+            _resolve("head", heads, max(info.n_heads), info.name),
             picked,
         )
 
 
-def _within(noun: str, numbers: tuple[int, ...] | None, n: int, model_name: str) -> tuple[int, ...]:
-    """Return the chosen numbers of layers or heads, sorted; all n of the model if `numbers` is None.
+def _resolve(noun: str, indices: tuple[int, ...] | None, n: int, model_name: str) -> tuple[int, ...]:
+    """Return the chosen layer or head indices, sorted, each once; None chooses all n of the model.
 
     Raises:
-        AttnscopeError: No number is given, or one that the model does not have.
+        AttnscopeError: No index is given, or one that the model does not have.
     """
-    if numbers is None:
+    if indices is None:
         return tuple(range(n))
-    beyond = [number for number in numbers if not 0 <= number < n]
-    if beyond or not numbers:
-        reason = f"there is no {noun} {beyond[0]}" if beyond else f"no {noun} is chosen"
+    missing = [index for index in indices if not 0 <= index < n]
+    if missing or not indices:
+        reason = f"there is no {noun} {missing[0]}" if missing else f"no {noun} is chosen"
         raise AttnscopeError(
             f"{reason}: {model_name} has {n} {noun}s", f"they are numbered 0 to {n - 1}"
         )
-    return tuple(sorted(set(numbers)))
+    return tuple(sorted(set(indices)))
 
 
 @dataclass(frozen=True)
 class ChosenHeads:
-    """The heads of a model that a user chose: those numbered `heads` in each of `layers`, or single ones of these."""
+    """Hold the heads that a user chose: some heads of each of some layers, or single heads.
+
+    Attributes:
+        layers: The indices of the layers.
+        heads: The indices of the heads, the same in each layer.
+        picked: Single heads, (layer, head), to which the choice is limited; None = no limit.
+    """
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    # The single heads that were picked; None = all are chosen
     picked: Heads | None
 
     @property
     def n_heads(self) -> int:
-        """Return how many heads are chosen, if each layer has all of `heads`."""
+        """Return how many heads are chosen. Layers with fewer heads than others count as if they had all."""
         return len(self.layers) * len(self.heads) if self.picked is None else len(self.picked)
 
 
 Span = tuple[int, int | None]
-"""The first number of a range, and the one after its last (None = up to the end), as in a Python slice."""
+"""The start and the stop of a range of tokens, as in a Python slice: the stop is not part of it; None = to the end."""
 
 
 @options
 class Tokens:
-    """The options for showing tokens."""
+    """Hold the options for showing tokens, and means over heads in place of single heads."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -128,7 +139,7 @@ class Tokens:
 
 @options
 class Between:
-    """The options for adding up attention from one part of a text to another."""
+    """Hold the options for adding up attention from the tokens of one phrase to those of another."""
 
     PANEL: ClassVar[str] = "Heads"
 
@@ -150,7 +161,7 @@ class Between:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """Return the part of the queries and the part of the keys; "" where none is asked for."""
+        """Return the phrase of the queries and the phrase of the keys, both "" if the options are not given."""
         return self.from_part or "", self.to_part or ""
 
     def __bool__(self) -> bool:
@@ -159,7 +170,7 @@ class Between:
 
 @options
 class Cut:
-    """The options for showing a part of a map."""
+    """Hold the options for showing a rectangle of a map, and the largest weights of each of its rows."""
 
     PANEL: ClassVar[str] = "Drawing"
 
@@ -184,7 +195,7 @@ class Cut:
     )
 
     def require(self) -> None:
-        """Refuse a part with no token."""
+        """Refuse rows or columns that hold no token."""
         for name, span in (("rows", self.rows), ("cols", self.cols)):
             if span is None:
                 continue
@@ -200,12 +211,16 @@ class Cut:
         return self.rows is not None or self.cols is not None
 
     def within(self, n_queries: int, n_keys: int) -> tuple[slice, slice]:
-        """Return the chosen queries and keys of a map; refuse tokens that it lacks, and say how many it has."""
+        """Return the chosen queries and keys of a map as slices.
+
+        Raises:
+            UsageError: The map lacks some of them; the message says how many it has.
+        """
         return _slice("rows", self.rows, n_queries), _slice("cols", self.cols, n_keys)
 
 
 def _slice(name: str, span: Span | None, n: int) -> slice:
-    """Return the chosen rows or columns of a map as a slice; all n of them if `span` is None; refuse those beyond n."""
+    """Return the chosen ones of n rows or columns as a slice; None chooses all. Raise a UsageError for others."""
     start, stop = span or (0, n)
     if stop is None:
         stop = n
@@ -224,7 +239,7 @@ def choice_from(
     heads: int | Sequence[int] | None,
     pick: Sequence[tuple[int, int]] | None,
 ) -> Choice:
-    """Return the options for layers and heads, one or several of each, and for pairs of layer and head.
+    """Return the options for one or several layers, one or several heads, and single heads as (layer, head) pairs.
 
     Raises:
         AttnscopeError: `pick` does not hold pairs.
@@ -235,18 +250,20 @@ def choice_from(
         raise AttnscopeError(
             f"{pick!r} picks no heads", "give pairs of layer and head, such as [(3, 1)]"
         ) from None
-    return Choice(_numbers(layers), _numbers(heads), pairs)
+    return Choice(_as_tuple(layers), _as_tuple(heads), pairs)
 
 
-def _numbers(numbers: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return one or several numbers as a tuple."""
-    if isinstance(numbers, int):
-        return (numbers,)
-    return None if numbers is None else tuple(map(int, numbers))
+def _as_tuple(indices: int | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return one or several indices as a tuple; None stays."""
+    if indices is None:
+        return None
+    if isinstance(indices, int):
+        return (indices,)
+    return tuple(map(int, indices))
 
 
 def span_from(span: Span | slice | None) -> Span | None:
-    """Return a span that is a pair, or a slice without a step."""
+    """Return a span for a pair (start, stop) or a slice without a step; None stays."""
     if span is None:
         return None
     if isinstance(span, slice):

@@ -25,19 +25,20 @@ PANELS = {
     "Learn how attention works": ("learn",),
     "Tools": ("show", "models"),
 }
-"""The commands, as `--help` groups them. Each is the function of its name in a module of that name."""
+"""The names of commands under each heading of `--help`. Command X is the function X in the module attnscope.cli.X."""
 
 LEARN = ("trace", "split", "cost")
-"""The commands of `learn`."""
+"""The commands of `learn`: functions in attnscope.cli.learn."""
 
 NAMES = tuple(name for names in PANELS.values() for name in names)
+"""The names of all commands."""
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-_SMALLER = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"
+_MEMORY_HINT = "choose fewer layers and heads (-L, -H, --pick), or a shorter text"
 
 _INTERRUPTED = 130
-"""The exit status, as shells count: 128 + SIGINT."""
+"""The exit status after Ctrl-C, as shells count: 128 + SIGINT."""
 
 _WORDINGS = {
     r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
@@ -47,13 +48,14 @@ _WORDINGS = {
     r"Unable to parse input string as an integer, exceeded maximum size": "it has too many digits",
     r"Value error, ": "",
 }
-"""What typer says of a value, by pydantic, and how we say it."""
+"""Patterns of what typer says of a wrong value, in pydantic's words, and what attnscope says in their place."""
 
 
 def main() -> None:
     """Run the command line; a user's error is one line and a hint on stderr, and exit status 1 or 2."""
+    # matplotlib draws without a window system.
     tame_matplotlib()
-    _tolerate_unprintable()
+    _escape_unprintable()
     status = 0
     try:
         _require_folder()
@@ -72,15 +74,15 @@ def main() -> None:
         _release_stdout()
         sys.exit(1)
     except MemoryError:
-        _fail("not enough memory", _SMALLER)
+        _fail("not enough memory", _MEMORY_HINT)
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         _fail(f"{error.strerror or error}{where}")
     except Exception as error:
         _fail_if_interrupted()
         if is_out_of_memory(error):
-            _fail("not enough memory", _SMALLER)
-        # Typer exports no base class for click's errors of usage, and brings a click of its own.
+            _fail("not enough memory", _MEMORY_HINT)
+        # A usage error of click is known by its attributes: typer has a copy of click inside, and exports no class.
         if getattr(error, "exit_code", 0) == 2 and hasattr(error, "format_message"):
             _fail_usage(error)
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
@@ -94,16 +96,16 @@ def main() -> None:
     sys.exit(status)
 
 
-def _tolerate_unprintable() -> None:
-    """Let text that stdout's encoding cannot write be printed nearly as it is, instead of failing."""
+def _escape_unprintable() -> None:
+    r"""Have stdout escape characters that its encoding lacks, such as \u2192, instead of raising an error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # UTF-8 lacks only the bytes of file names that are no text, which go out as they came in.
+        # UTF-8 has all characters. A file name may have bytes that are no UTF-8: they are printed as they are.
         is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
 
 
 def _require_folder() -> None:
-    """Refuse to run in a folder that has been removed: libraries would end the process, or open nothing by its name."""
+    """Refuse to run in a folder that has been removed: there, some libraries end the process, others find no file."""
     try:
         os.getcwd()  # noqa: PTH109  # pathlib takes longer to load
     except OSError as error:
@@ -117,14 +119,14 @@ def _run() -> int:
     """Parse the command line, run its command and return the exit status."""
     if sys.argv[1:2] == ["help"]:
         sys.argv[1:] = [*sys.argv[2:], "--help"]
-    # Of all commands only the named one is built.
+    # Build the named command alone: the options of each take time. Without a name, help lists all commands.
     names: Sequence[str] = NAMES
     if sys.argv[1:] and sys.argv[1] in (*NAMES, *plugins.commands()):
         names = (sys.argv[1],)
     try:
         return build_app(names)(standalone_mode=False) or 0
     except typer.Abort as error:
-        # typer takes what ends too early, such as a damaged file, for Ctrl-D at a prompt.
+        # typer takes any EOFError for Ctrl-D at a prompt, also that of a damaged file that ends too early.
         raise error.__cause__ or error from None
 
 
@@ -132,7 +134,7 @@ def _run() -> int:
 
 
 def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
-    """Return the command line with some of its commands: building the options of each takes time."""
+    """Return the command line with the named commands, and import no module of the others."""
     app = typer.Typer(
         name="attnscope",
         cls=Group,
@@ -143,24 +145,14 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
         context_settings=_CONTEXT,
     )
     app.callback()(attnscope)
-    # Commands by panel; modules of commands that are not asked for stay unread.
-    for panel, members in PANELS.items():
-        for name in members:
+    for panel, panel_names in PANELS.items():
+        for name in panel_names:
             if name not in names:
                 continue
-            module = import_module(f"attnscope.cli.{name}")
             if name == "learn":
-                learn = typer.Typer(
-                    cls=Group,
-                    no_args_is_help=True,
-                    rich_markup_mode="markdown",
-                    help="See how attention is computed, how heads split it, and what it costs.",
-                )
-                for inner in LEARN:
-                    _add(learn, getattr(module, inner))
-                app.add_typer(learn, name=name, rich_help_panel=panel, context_settings=_CONTEXT)
+                app.add_typer(_learn(), name=name, rich_help_panel=panel, context_settings=_CONTEXT)
             else:
-                _add(app, getattr(module, name), panel)
+                _add(app, getattr(import_module(f"attnscope.cli.{name}"), name), panel)
     # Commands of installed plugins.
     for name, function in plugins.commands().items():
         if name in names or names == NAMES:
@@ -168,21 +160,36 @@ def build_app(names: Sequence[str] = NAMES) -> typer.Typer:
     return app
 
 
+def _learn() -> typer.Typer:
+    """Return `learn` with its commands."""
+    from attnscope.cli import learn
+
+    app = typer.Typer(
+        cls=Group,
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        help="See how attention is computed, how heads split it, and what it costs.",
+    )
+    for name in LEARN:
+        _add(app, getattr(learn, name))
+    return app
+
+
 def _add(app: typer.Typer, function: Callable[..., None], panel: str | None = None) -> None:
-    """Add a command to the command line, or to `learn`."""
+    """Make a command of a function, and add it to the command line or to `learn`."""
     app.command(cls=Command, rich_help_panel=panel, context_settings=_CONTEXT)(command(function))
 
 
 def commands() -> dict[str, Any]:
-    """Return every command as click has it, by what is typed for it, such as "heads" and "learn trace"."""
-    by_path: dict[str, Any] = {}
+    """Return every command, as a command of click, by what a user types, such as "heads" and "learn trace"."""
     app: Any = typer.main.get_command(build_app())
+    by_path: dict[str, Any] = {}
     for name, entry in app.commands.items():
-        if name != "learn":
+        if name == "learn":
+            for inner_name, inner in entry.commands.items():
+                by_path[f"learn {inner_name}"] = inner
+        else:
             by_path[name] = entry
-            continue
-        for inner_name, inner in entry.commands.items():
-            by_path[f"{name} {inner_name}"] = inner
     return by_path
 
 
@@ -211,14 +218,14 @@ def attnscope(
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """End with what click says of wrong usage, in our words."""
+    """End with click's message on wrong usage, partly in other words, and a hint."""
     message = error.format_message()
-    # Without any arguments click has shown the help, and has nothing to say.
+    # After a command without arguments click has printed the help, and its message is empty.
     if not message.strip():
         sys.exit(2)
     for click_wording, wording in _WORDINGS.items():
         message = re.sub(click_wording, wording, message)
-    # The options and arguments of the command, if it is known.
+    # What was typed for the command, and the names of its options and arguments. Click may not have found a command.
     path = "attnscope"
     parameters = set()
     if error.ctx is not None:
@@ -235,7 +242,7 @@ def _fail_usage(error: Any) -> NoReturn:
 
 
 def _fail_if_interrupted() -> None:
-    """End as interrupted if Ctrl-C cut an import short: the errors that follow from it are not the user's."""
+    """End as interrupted if Ctrl-C came during an import: an error that follows from it would mislead the user."""
     if is_interrupted():
         _fail("interrupted", status=_INTERRUPTED)
 
@@ -253,7 +260,7 @@ def _fail(message: str, hint: str = "", status: int = 1) -> NoReturn:
 
 
 def _release_stdout() -> None:
-    """Write out what stdout still holds; where that fails, python must not complain of it once more at exit."""
+    """Flush stdout. If that fails, replace it, so that Python does not try again at exit and print the error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -30,14 +30,14 @@ def ablate(
     # Plan the output before the model takes its time: a wrong path fails at once.
     output = files.plan("ablate", **drawing.changes())
     corpus = texts.corpus()
-    # A model without the picked heads, saved as a folder.
+    # Save the model without the picked heads as a folder.
     if order.save is not None:
         with progress(files.quiet) as report:
             record = prune(model.model, corpus, order, model.loading, report)
         return output.deliver(record, other_paths=[order.save])
-    # Or the effect of each head; a loss takes the language-model head.
+    # Without --save, measure the effect of each head. A loss needs the language-model head.
     loading = model.loading if order.loss == "none" else model.loading.with_head(model.model)
-    shared = running.share(model.model, loading)
+    workers = running.share(model.model, loading)
     with progress(files.quiet) as report:
-        record = study(loading.load(model.model), corpus, order, report, shared)
+        record = study(loading.load(model.model), corpus, order, report, workers)
     return output.deliver(record)

@@ -31,12 +31,12 @@ def atlas(
     from attnscope.studies.heads.study import require_names
 
     # Refuse wrong options and files before the model loads.
-    heads = describing.apply(order.heads)
+    heads_options = describing.apply(order.heads)
     output = files.plan("atlas")
-    shared = running.share(model.model, model.loading)
-    require_names(heads, None)
+    workers = running.share(model.model, model.loading)
+    require_names(heads_options, measures=None)
+    order = replace(order, heads=heads_options)
     corpus = texts.corpus()
     with progress(files.quiet) as report:
-        loaded = model.loading.load(model.model)
-        record = study(loaded, corpus, replace(order, heads=heads), report, shared)
+        record = study(model.load(), corpus, order, report, workers)
     output.deliver(record)

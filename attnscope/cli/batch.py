@@ -1,4 +1,4 @@
-"""Run `attnscope batch`: have all texts of files drawn (`studies.batch`), and say what was drawn."""
+"""Run `attnscope batch`: `studies.batch` draws all texts of files, and this module says what was drawn."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ def batch(
     from attnscope.studies.batch.study import INDEX, MANIFEST
     from attnscope.studies.batch.study import batch as draw
 
-    # Draw what no earlier run has drawn.
+    # Draw the texts that no earlier run has drawn.
     style = replace(order.style, **drawing.changes())
     order = replace(order, loading=model.loading, style=style)
     with progress(printing.quiet) as report:
         result = draw(model.model, texts.corpus(), texts.out, order, report)
-    # Say how many texts earlier runs had drawn.
+    # Say how many texts were there from earlier runs.
     n_before = len(result.drawn) - result.n_fresh
     if n_before:
         say([f"{n_before:,} of {amount(result.n_texts, 'text')} were drawn before"], printing.quiet)
-    # Say which characters no font has.
+    # Say which characters of the labels no font has.
     labels: list[str] = []
-    names: list[str] = []
+    file_names: list[str] = []
     for text in result.drawn:
         labels += (text.text, *text.tokens)
-        names += text.files
-    say(note_fonts(labels, names, drawing.font), printing.quiet)
+        file_names += text.files
+    say(note_fonts(labels, file_names, drawing.font), printing.quiet)
     answer = "" if printing.quiet else _answer(result, order, texts.out)
     print_document(result.as_json, [texts.out / INDEX, texts.out / MANIFEST], printing.json, answer)
-    _fail_if_not_whole(result)
+    _fail_unless_complete(result)
 
 
 def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
-    """Return a line on what was drawn, of how many texts, and where it is; "" = nothing was drawn."""
+    """Return the line that says how many texts were drawn, which heads of them, and where; "" = no text was drawn."""
     if not result.drawn:
         return ""
     choice = order.choice
@@ -92,8 +92,13 @@ def _answer(result: Batch, order: BatchOptions, folder: Path) -> str:
     return f"{texts} in {folder}/: maps of {heads} as {formats}, a folder for each text"
 
 
-def _fail_if_not_whole(result: Batch) -> None:
-    """Print which texts failed. End with exit status 1 if some did, and with 130 if the run was interrupted."""
+def _fail_unless_complete(result: Batch) -> None:
+    """Print which texts failed; raise an error if some did, or if the run was interrupted.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C ended the run early: the command ends with the exit status of an interruption.
+        AttnscopeError: Some texts failed.
+    """
     for failure in result.failed:
         print("failed: " + one_line(str(failure)), file=sys.stderr)
     n_drawn = len(result.drawn)

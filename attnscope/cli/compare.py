@@ -50,7 +50,7 @@ def _over_corpus(
     running: SharedWork,
     report: Report | None,
 ) -> Comparison:
-    """Compare all heads with each other, with those of another model, or with those of the model without some heads."""
+    """Compare all heads with each other, or with those of a second model, which may be this one with heads ablated."""
     from attnscope.studies.compare import study
 
     workers = running.share(model.model, model.loading)
@@ -58,16 +58,16 @@ def _over_corpus(
         raise UsageError(
             "workers have no heads taken out", "leave out --workers, --executor and --threads"
         )
-    # TEXT comes as a list of one. Given as a string, figures can name it.
-    listed = texts.corpus()
-    corpus = listed[0] if isinstance(listed, list) else listed
-    loaded = model.loading.load(model.model)
+    # TEXT is a list of one text here. Figures show the text in their titles if the study gets it as a string.
+    corpus_or_list = texts.corpus()
+    corpus = corpus_or_list[0] if isinstance(corpus_or_list, list) else corpus_or_list
+    loaded = model.load()
     if order.ablated is not None:
         ablated = study.without_heads(loaded, order.ablated)
         return study.compare_models(loaded, ablated, corpus, order, report=report)
     if order.other_model is None:
         return study.compare(loaded, corpus, order, report=report, workers=workers)
-    # An adapter goes on the first model alone.
+    # --adapter changes the first model alone.
     other_loading = replace(model.loading, adapter=None)
     other = other_loading.load(order.other_model)
     workers_of_both = None
@@ -83,7 +83,7 @@ def _on_one_text(
     running: SharedWork,
     report: Report | None,
 ) -> Comparison:
-    """Compare picked heads on a text, or all heads on two."""
+    """Compare picked heads on one text, or each head on two texts."""
     from attnscope.studies.compare.texts import compare_heads, compare_texts
     from attnscope.text import read_text, require_text
 
@@ -92,9 +92,8 @@ def _on_one_text(
             "workers share many texts: here is one", "leave out --workers, --executor and --threads"
         )
     text = read_text(texts.text)
+    # Without a second text, `compare` has made sure that heads are picked.
     if order.other_text is None:
-        return compare_heads(model.loading.load(model.model), text, order.choice.pick or (), order)
+        return compare_heads(model.load(), text, order.choice.pick or (), order)
     require_text(order.other_text, "the second text")
-    return compare_texts(
-        model.loading.load(model.model), text, order.other_text, order, query=order.query
-    )
+    return compare_texts(model.load(), text, order.other_text, order, query=order.query)

@@ -30,27 +30,30 @@ def heads(
     """
     from attnscope.studies.heads.study import study
 
-    # Pictures and recordings go without texts and their options.
+    # Refuse texts, and options for texts, beside photos and recordings.
     if order.image or order.audio:
-        option = "--image"
-        refused = texts
-        if not order.image:
+        if order.image:
+            option = "--image"
+            refused_texts = texts
+        else:
             option = "--audio"
-            # The text of a recording is its transcript.
-            refused = replace(texts, text=None)
+            # TEXT is allowed: it is the transcript of the recording.
+            refused_texts = replace(texts, text=None)
+        # Photos and recordings cannot be given together.
         refuse_beside(
             option,
-            refused,
+            refused_texts,
             running,
             order.heads,
             pick=order.describing.pick,
             audio=order.image and order.audio,
             probe=order.probe,
         )
-    # Plan the output first, then load and measure.
+    # Plan the output before the model loads.
     order = replace(order, heads=order.describing.apply(order.heads))
     output = files.plan("heads", measures=order.measures, sort=order.listing.sort, **drawing.changes())
-    shared = running.share(model.model, model.loading)
+    workers = running.share(model.model, model.loading)
+    # The progress line counts texts, pictures or recordings.
     with progress(files.quiet, *order.counted()) as report:
-        record = study(model.model, texts, order, model.loading, report, shared)
+        record = study(model.model, texts, order, model.loading, report, workers)
     output.deliver(record)

@@ -58,7 +58,7 @@ class HeatmapInput(OneText):
     )
 
     def adapt(self, maps: MapOptions) -> MapOptions:
-        """Return the options for maps with `--pool`, and with the words of a recording in place of those of a text."""
+        """Return the options for maps with `--pool` among them. Of a recording, `--words` asks when each is spoken."""
         if self.audio is not None and maps.words:
             maps = dataclasses.replace(maps, words=False, times=True)
         return dataclasses.replace(maps, pooled=self.pool)
@@ -87,22 +87,22 @@ def heatmap(
     from attnscope.output import DEFAULT_FOLDER
     from attnscope.studies.maps.study import home_of, study
 
-    # Follow tokens through all layers.
+    # Rollout and relevance: follow tokens through all layers.
     if source.rollout or source.relevance is not None:
         output = files.plan("rollout", query=maps.query, **drawing.changes())
         return _roll_out(output, source, maps, model)
-    # Sum up the weights from one part of the text to another.
+    # --from and --to: sum up the weights from one phrase to another.
     maps = source.adapt(maps)
     if maps.between:
         from attnscope.questions.shares import find_shares
 
         output = files.plan("shares", **drawing.changes())
         record = study(model.model, _read_input(source, reading), maps, model.loading)
-        return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # exact maps
-    # Draw maps.
+        return output.deliver(find_shares(record, *maps.between.parts))  # type: ignore[arg-type]  # not pooled
+    # Else draw maps.
     output = files.plan("heatmap", has_default_folder=True, query=maps.query, **drawing.changes())
     record = study(model.model, _read_input(source, reading), maps, model.loading)
-    # Without -o, figures go to a folder that is named by what they show.
+    # Without -o, figures go to a folder whose name depends on what they show.
     folder = DEFAULT_FOLDER / home_of(record, output.options.get("query"), output.style(record))
     return output.deliver(record, folder)
 
@@ -113,17 +113,19 @@ def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Mod
     from attnscope.studies.inputs.reading import Prompt
     from attnscope.studies.maps.derived import relevance, rollout
 
-    # Options that a rollout has no use for: all of the maps but --query, and --rollout beside --relevance.
+    # Of the options for maps, only --query may be given.
     target = source.relevance
-    name = "--rollout" if target is None else "--relevance"
-    is_both = source.rollout and target is not None
-    refuse_beside(name, dataclasses.replace(maps, query=None), audio=source.audio, rollout=is_both)
+    other_maps = dataclasses.replace(maps, query=None)
+    if target is None:
+        refuse_beside("--rollout", other_maps, audio=source.audio)
+    else:
+        refuse_beside("--relevance", other_maps, audio=source.audio, rollout=source.rollout)
     # A photo.
     if source.image:
         refuse_beside("--image", OneText(source.text, source.file))
         if len(source.image) > 1:
             raise UsageError("one picture is followed through the layers", "give one --image")
-        # The photo is read before the model takes its time.
+        # Read the photo before the model loads: a wrong file fails at once.
         photo = read_photo(source.image[0])
         loaded = model.load_with_head()
         if target is None:
@@ -133,29 +135,31 @@ def _roll_out(output: Output, source: HeatmapInput, maps: MapOptions, model: Mod
     text = source.read()
     if target is not None:
         return output.deliver(relevance(model.load_with_head(), target, text, query=maps.query))
+    # NumPy alone runs the model if the text is short: it starts faster than torch.
     loaded = model.loading.load_for_maps(model.model, [Prompt(text)])
     return output.deliver(rollout(loaded, text, query=maps.query))
 
 
 def _read_input(source: HeatmapInput, reading: ReadingOptions) -> Given:
-    """Read the files of an input, and return the input as a study takes it. The model is not loaded yet.
+    """Read photos, a recording or a text, before the model is loaded. The type of the input tells a study what it is.
 
     Raises:
         AttnscopeError: There is no input, or a file cannot be read.
-        UsageError: There is more than one input, or an option that it has no use for.
+        UsageError: There is more than one input, or an option that does not fit it.
     """
     from attnscope.senses.photos import read_photo
     from attnscope.senses.recordings import read_recording
     from attnscope.studies.inputs.reading import Speech, View
 
-    # A photo's size.
+    # --size is refused for anything but a photo alone: `is_given` says whether there is a text.
     if source.size and (not source.image or source.is_given or reading.generate):
         raise UsageError("--size is of a photo alone", "give --image without TEXT, or leave out --size")
-    # A photo among words, then a photo alone.
+    # Photos with a text, or before a text that the model writes (--generate).
     if source.image and (source.is_given or reading.generate):
         refuse_beside("--image", dataclasses.replace(reading, generate=0), audio=source.audio)
         text = source.read(may_be_blank=True) if source.is_given else ""
         return View(tuple(map(read_photo, source.image)), text, reading.generate)
+    # A photo alone.
     if source.image:
         refuse_beside("--image", reading, audio=source.audio)
         if len(source.image) > 1:

@@ -43,15 +43,15 @@ def trace(
     """
     from attnscope.studies.trace import study
 
-    # Without a text, the study takes the worked example.
     output = files.plan("trace")
+    # Without a text (None), the study computes the worked example.
     text = source.read() if source.is_given else None
     if quiz.quiz:
         refuse_beside("--quiz", out=files.out, json=files.json)
     record = study(model.model, text, source.layer, order, model.loading)
     if not quiz.quiz:
         return output.deliver(record)
-    # A quiz shows the numbers itself, and writes no files.
+    # The quiz prints the numbers itself, after the user's answers, and writes no files.
     from attnscope.cli.quiz import ask
     from attnscope.report.plain_text import open_console
 
@@ -72,13 +72,14 @@ def split(
     from attnscope.studies.split import split as study
 
     output = files.plan("split", **drawing.changes())
-    # The worked example, or a layer of a model.
+    # The worked example has a single layer, 0.
     if not source.is_given:
         if source.layer:
             raise UsageError(
                 "without a text the worked example is cut, which has one layer", "give a TEXT"
             )
         return output.deliver(study(options=order))
+    # A text, and a layer of a model.
     if source.layer is None:
         raise UsageError("of a model, the heads of one layer are cut", "give a layer, such as -L 3")
     prompt = Prompt(source.read())
@@ -96,4 +97,5 @@ def cost(*, order: CostOptions, files: Files) -> None:
     from attnscope.studies.cost import find_sizes
 
     output = files.plan("cost")
-    output.deliver(count(find_sizes(order.model, **order.sizes), order.tokens, dtype=order.dtype))
+    sizes = find_sizes(order.model, **order.sizes)
+    output.deliver(count(sizes, order.tokens, dtype=order.dtype))

@@ -6,8 +6,8 @@ from attnscope.studies.inputs.options import LoadOptions
 
 
 @options
-class ModelNamed:
-    """Hold the model to look at, and how it is loaded."""
+class OptionalModel:
+    """Hold the model to describe, if one is named, and how it is loaded."""
 
     model: str | None = option(
         "A known name, a folder, or a Hub id.", default=None, argument=True, complete="models"
@@ -15,7 +15,7 @@ class ModelNamed:
     loading: LoadOptions = group(LoadOptions)
 
 
-def models(*, named: ModelNamed, printing: Printing) -> None:
+def models(*, named: OptionalModel, printing: Printing) -> None:
     """List the models that -m knows by name; or say what one is: layers, heads, engine, limit, tokenizer, parameters.
 
     - `attnscope models`
@@ -41,8 +41,8 @@ def _list(printing: Printing) -> None:
         listed = []
         for entry in entries:
             folder = None if entry.folder is None else str(entry.folder)
-            described = {"name": entry.name, "state": entry.state, "what": entry.about, "folder": folder}
-            listed.append(described)
+            fields = {"name": entry.name, "state": entry.state, "what": entry.about, "folder": folder}
+            listed.append(fields)
         return print_json({"schema": "attnscope.models/1", "models": listed})
     columns = [
         TextColumn("model", lambda entry: entry.name, wraps=True, least=20),
@@ -62,7 +62,7 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
     from attnscope.report.plain_text import open_console
     from attnscope.report.table import TextColumn, TextTable
 
-    about, tokenizer = describe(
+    info, tokenizer = describe(
         spec,
         engine=loading.engine,
         check=loading.check,
@@ -71,10 +71,8 @@ def _describe(spec: str, loading: LoadOptions, printing: Printing) -> None:
         adapter=loading.adapter,
     )
     if printing.json:
-        return print_json(
-            {"schema": "attnscope.model/1", **about.as_json(), "tokenizer": tokenizer.name}
-        )
-    facts = about.listing(tokenizer.name)
+        return print_json({"schema": "attnscope.model/1", **info.as_json(), "tokenizer": tokenizer.name})
+    facts = info.listing(tokenizer.name)
     columns = [
         TextColumn("", lambda fact: fact[0], style="dim"),
         TextColumn("", lambda fact: fact[1], wraps=True),

@@ -21,9 +21,8 @@ def page(*, order: PageOrder, model: ModelOptions, printing: Printing) -> None:
         refuse_beside("-o -", json=printing.json)
     with progress(printing.quiet) as report:
         written = write_page(model.model, order, model.loading, report)
-    # Of a page that went to stdout or into a pipe nothing is said, unless JSON is asked for.
     say(written.notes, printing.quiet)
+    # Print where the page is. If it went to stdout or into a pipe, print that only as JSON.
     if printing.json or not written.is_stream:
-        print_document(
-            written.as_json, [written.path], printing.json, "" if printing.quiet else written.answer
-        )
+        answer = "" if printing.quiet else written.answer
+        print_document(written.as_json, [written.path], printing.json, answer)

@@ -7,81 +7,92 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnscope.studies.inputs.texts import Progress as Done
+    from attnscope.studies.inputs.texts import Progress as StudyProgress
     from attnscope.studies.inputs.texts import Report
 
 
 @contextlib.contextmanager
-def progress(quiet: bool, texts: str = "texts", tokens: str = "tokens") -> "Iterator[Report | None]":
-    """Show a progress bar on stderr with texts, tokens per second and the time left; elsewhere a line a minute.
+def progress(
+    quiet: bool, texts_noun: str = "texts", tokens_noun: str = "tokens"
+) -> "Iterator[Report | None]":
+    """Show how many texts and tokens a study has done, tokens per second, and on a terminal the time left.
 
     Args:
         quiet: Whether nothing is shown.
-        texts: What texts are called in it.
-        tokens: What tokens are called in it.
+        texts_noun: The word for what is counted as texts, such as "pictures".
+        tokens_noun: The word for what is counted as tokens, such as "patches".
 
     Yields:
-        The function to call after each text; None = nothing is shown.
+        The function that a study calls with its progress; None = nothing is shown.
     """
     started = time.monotonic()
     last_report = started
     step = ""
     with _bar(quiet, "reading") as update:
+        if update is None:
+            yield None
+            return
 
-        def report(done: "Done") -> None:
+        def report(done: "StudyProgress") -> None:
             nonlocal started, last_report, step
-            # Rate and time left are those of the step, which began after the last report.
+            # Each step of a study has its own rate and time left. It began when the step before it last reported.
             if done.step != step:
                 started = last_report
                 step = done.step
-                update(restart=True)  # type: ignore[misc]  # never None here
+                update(restart=True)
             last_report = time.monotonic()
             rate = done.n_tokens / max(1e-9, last_report - started)
-            total = None if done.share is None else 1.0
-            line = f"{done.n_texts:,} {texts}, {done.n_tokens:,} {tokens}, {rate:,.0f} {tokens}/s"
+            counts = f"{done.n_texts:,} {texts_noun}, {done.n_tokens:,} {tokens_noun}"
+            line = f"{counts}, {rate:,.0f} {tokens_noun}/s"
             if step:
                 line = f"{step}: {line}"
-            update(description=line, total=total, completed=done.share or 0.0)  # type: ignore[misc]  # as above
+            # Without a share, the bar has no end, and shows only that work goes on.
+            total = None if done.share is None else 1.0
+            update(description=line, total=total, completed=done.share or 0.0)
 
-        yield report if update else None
+        yield report
 
 
 @contextlib.contextmanager
-def progress_of_steps(quiet: bool, what: str) -> "Iterator[Callable[[int, int], None] | None]":
-    """Show the progress of work with counted steps; `what` says what they are.
+def progress_of_layers(quiet: bool) -> "Iterator[Callable[[int, int], None] | None]":
+    """Show the progress of work that goes layer by layer.
 
     Yields:
-        The function to call with the number of steps that are done, and of all; None = nothing is shown.
+        The function to call with the number of layers done, and of all layers; None = nothing is shown.
     """
-    with _bar(quiet, what) as update:
+    with _bar(quiet, "layers") as update:
+        if update is None:
+            yield None
+            return
 
-        def report(n_done: int, n_steps: int) -> None:
-            update(completed=n_done, total=n_steps)  # type: ignore[misc]  # never None here
+        def report(n_done: int, n_layers: int) -> None:
+            update(completed=n_done, total=n_layers)
 
-        yield report if update else None
+        yield report
 
 
 @contextlib.contextmanager
-def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
-    """Yield the function that moves the bar, or writes a line a minute; None = nothing is shown.
+def _bar(quiet: bool, description: str) -> "Iterator[Callable[..., None] | None]":
+    """Yield the function that moves a bar, or that prints a line a minute; None = nothing is shown.
 
-    It takes what `rich.progress.Progress.update` does, without the task; with `restart` the bar begins anew.
+    The function takes keyword arguments of `rich.progress.Progress.update`: `description`, `completed` and `total`.
+    With `restart=True` alone, the bar and its clock begin anew.
     """
-    # No bar where nobody looks, a line a minute where output goes to a file.
     if quiet or sys.stderr is None:
         yield None
         return
+    # Print lines where stderr goes to a file.
     if not sys.stderr.isatty():
-        yield _once_a_minute(what)
+        yield _once_a_minute(description)
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from attnscope.report.plain_text import open_console
 
-    # A bar that vanishes when it is done.
+    # On a terminal show a bar, which vanishes at the end (transient).
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=open_console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(description, total=None)
 
         def update(restart: bool = False, **facts: Any) -> None:
             if restart:
@@ -92,17 +103,18 @@ def _bar(quiet: bool, what: str) -> "Iterator[Callable[..., None] | None]":
         yield update
 
 
-def _once_a_minute(what: str) -> "Callable[..., None]":
-    """Return a function that prints once a minute how far the work is; it takes what `_bar` says."""
+def _once_a_minute(first_description: str) -> "Callable[..., None]":
+    """Return a function that prints once a minute how far the work is, and takes the arguments that `_bar` lists."""
     last_line = time.monotonic()
 
     def update(
         restart: bool = False,
-        description: str = what,
+        description: str = first_description,
         completed: float = 0.0,
         total: float | None = None,
     ) -> None:
         nonlocal last_line
+        # A line a minute has no clock to restart.
         if restart or time.monotonic() - last_line < 60:
             return
         last_line = time.monotonic()

@@ -12,23 +12,23 @@ from rich.text import Text
 from attnscope.errors import AttnscopeError, UsageError, amount, safe
 from attnscope.questions.trace import Trace, draw_numbers, draw_section, draw_title, heading_of
 
-ROUNDING = 0.01
-"""An answer may be off by this much, or by this share of the number: two decimals are enough."""
+_ROUNDING = 0.01 + 1e-9
+"""An answer may be off by this much plus this share of the number: two decimals are enough, but for float rounding."""
 
 _BY_HAND = 16
-"""Numbers that a step may have, and columns that a head may have, to be computed by hand."""
+"""The most numbers of a step, and the most columns (d_head) of a head, with which a step is computed by hand."""
 
 Step = dict[str, Any]
-"""A step as `Trace.steps` has it."""
+"""A step of `Trace.steps`, with its "name", "head", "axes" (such as ["key"]) and "value" (an array)."""
 
 _ASKED = ("dot_products", "scores", "weights", "head_output")
-"""The steps that are asked, if they are small enough."""
+"""The steps whose numbers the user is asked for, if they are small enough. Other steps are shown."""
 
-_SUMS = ("dot_products", "head_output")
-"""Those of them whose numbers are sums over the columns of a head."""
+_SUMS_OVER_COLUMNS = ("dot_products", "head_output")
+"""The steps that take more work if a head has more columns."""
 
 _HIDDEN = ("exponentials", "weighted_values", "joined", "output")
-"""The steps that are not shown."""
+"""The steps that are neither asked nor shown."""
 
 
 def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
@@ -43,28 +43,18 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         UsageError: The trace has all queries, or no step that is small enough for pen and paper.
         AttnscopeError: There are fewer answers than questions.
     """
-    # Only small steps of one query can be done by hand.
-    if trace.query is None:
-        raise UsageError(
-            "a quiz is about one query, and none is given", "choose one, such as --query sat"
-        )
-    steps = trace.steps
-    n_questions = sum(_is_asked(trace, step) for step in steps)
-    if not n_questions:
-        raise UsageError(
-            f"no step of this trace has {_BY_HAND} numbers or fewer",
-            "choose a shorter text for pen and paper",
-        )
+    n_questions = _count_questions(trace)
 
     def show(*parts: RenderableType) -> None:
         console.print(Group(*parts))
 
-    # The steps in order: those that are asked wait for an answer, others are shown.
+    # Go through the steps in order: ask for some, show others.
     how = "Type the numbers of each step with spaces between. Two decimals are enough."
     show(Text(heading_of(trace), style="bold"), Text(how))
-    n_right = n_asked = 0
+    n_right = 0
+    n_asked = 0
     head = None
-    for number, step in enumerate(steps, start=1):
+    for number, step in enumerate(trace.steps, start=1):
         if step["name"] in _HIDDEN:
             continue
         # A heading before the first step of each head.
@@ -76,33 +66,30 @@ def ask(trace: Trace, console: Console, read_line: Callable[[], str]) -> None:
         if not _is_asked(trace, step):
             show(title, formula, code, numbers)
             continue
-        # The question, the answer, then the numbers.
+        # The question. Numbers along keys stand under the tokens of the keys.
         labels = ""
         if step["axes"] == ["key"]:
             labels = "    " + safe(" ".join(trace.tokens["key"]))
         show(title, formula, Text(labels))
+        # The answer, its grade, and the right numbers.
         answer = _read_answer(step, console, read_line, n_asked, n_questions)
         n_asked += 1
-        grade = Text("    Wrong. The numbers are:", style="red")
         if answer is None:
             grade = Text("    No answer. The numbers are:", style="red")
-        elif is_close(answer, step["value"]):
+        elif np.allclose(answer, step["value"], rtol=_ROUNDING, atol=_ROUNDING):
             grade = Text("    Right.", style="green")
             n_right += 1
+        else:
+            grade = Text("    Wrong. The numbers are:", style="red")
         show(grade, numbers)
     show(Text(f"\n{n_right} of {n_questions} right", style="bold"))
-
-
-def is_close(answer: NDArray[np.float64], value: NDArray[np.float64]) -> bool:
-    """Return whether every number of an answer is right but for rounding."""
-    return bool(np.isclose(answer, value, rtol=ROUNDING, atol=ROUNDING + 1e-9).all())
 
 
 def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
     """Return the numbers of an answer such as `0.18 0.18 0.37` or `(0.27, 0.27)`.
 
     Raises:
-        UsageError: It has other than numbers, or not as many as asked for.
+        UsageError: It has a word that is no number, or another count of numbers than `n_numbers`.
     """
     words = re.sub(r"[(),;\[\]]", " ", written.replace("−", "-")).split()
     try:
@@ -116,9 +103,25 @@ def parse_numbers(written: str, n_numbers: int) -> NDArray[np.float64]:
     return numbers
 
 
+def _count_questions(trace: Trace) -> int:
+    """Return how many steps of a trace the user is asked for; refuse a trace without any by a UsageError."""
+    if trace.query is None:
+        raise UsageError(
+            "a quiz is about one query, and none is given", "choose one, such as --query sat"
+        )
+    n_questions = sum(_is_asked(trace, step) for step in trace.steps)
+    if not n_questions:
+        raise UsageError(
+            f"no step of this trace has {_BY_HAND} numbers or fewer",
+            "choose a shorter text for pen and paper",
+        )
+    return n_questions
+
+
 def _is_asked(trace: Trace, step: Step) -> bool:
-    """Return whether a step is asked, and small enough to be computed by hand."""
-    if step["name"] in _SUMS and trace.of("keys", step["head"]).shape[-1] > _BY_HAND:
+    """Return whether the user is asked for a step: it must be small enough to be computed by hand."""
+    # The keys of a head are (key, d_head).
+    if step["name"] in _SUMS_OVER_COLUMNS and trace.of("keys", step["head"]).shape[-1] > _BY_HAND:
         return False
     return step["name"] in _ASKED and step["value"].size <= _BY_HAND
 
@@ -126,7 +129,10 @@ def _is_asked(trace: Trace, step: Step) -> bool:
 def _read_answer(
     step: Step, console: Console, read_line: Callable[[], str], n_before: int, n_questions: int
 ) -> NDArray[np.float64] | None:
-    """Return the next answer, asked for again until it can be read; None = an empty line."""
+    """Return the next answer, (number,); None = an empty line. An answer that cannot be read is asked for again.
+
+    `n_before` questions of `n_questions` have been answered.
+    """
     while True:
         console.print("    > ", end="")
         line = read_line()

@@ -41,15 +41,15 @@ def relations(
 
     # Plan the output before the model loads.
     output = files.plan("relations", **drawing.changes())
-    shared = running.share(model.model, model.loading)
-    named = list(source.files)
+    workers = running.share(model.model, model.loading)
+    patterns = list(source.files)
     with progress(files.quiet) as report:
-        # Recordings have one relation: a written token and the frame where it is spoken.
-        if sounds.is_spoken(named):
+        # Recordings have a single relation: from a written token to the frame in which it is spoken.
+        if sounds.is_spoken(patterns):
             if order != RelationsOptions():
                 raise UsageError("of recordings one relation is asked", "leave out --only and --chunk")
-            record = sounds.sound_relations(model.loading.load(model.model), named, report)
+            record = sounds.sound_relations(model.load(), patterns, report)
         else:
-            corpus = AnnotatedCorpus(named, kind=source.kind, unit=source.unit)
-            record = study.relations(model.loading.load(model.model), corpus, order, report, shared)
+            corpus = AnnotatedCorpus(patterns, kind=source.kind, unit=source.unit)
+            record = study.relations(model.load(), corpus, order, report, workers)
     output.deliver(record)

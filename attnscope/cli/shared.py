@@ -72,13 +72,14 @@ class Files(Printing):
     )
 
     def plan(self, kind: str, **how: Any) -> Output:
-        """Return where and how a record of a kind will be written and printed, see `output.plan`.
+        """Return how a record will be written and printed, before it is made, so that wrong options fail at once.
 
-        Wrong options are refused before the record is made. `how` has further options by name, such as `query`.
+        See `attnscope.output.plan`. `how` has further options for showing the record, by name, such as `query`.
         """
         from attnscope.output import plan
         from attnscope.results.kinds import KINDS
 
+        # Not every kind of record has an option `every` (--all).
         if self.every and "every" in KINDS[kind].options:
             how["every"] = True
         return plan(
@@ -116,7 +117,7 @@ class Drawing:
     )
 
     def changes(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, as arguments of a record's `draw`."""
+        """Return the options that differ from their defaults, by name: a record's `draw` takes them as arguments."""
         changed = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

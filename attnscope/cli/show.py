@@ -45,15 +45,13 @@ def show(
     if files.every and "every" in loaded.record_kind().options:
         how["every"] = True
     how |= {"columns": files.columns, "json": files.json, "quiet": files.quiet}
-    # A flag that is not set is None: not every record takes it.
+    # Not every record takes these options. None leaves an option out: make it of the flags that are not set.
     for name, value in vars(tokens).items():
         how[name] = value or None
     try:
-        # Values that no model computed may overflow as they are drawn: NumPy's warnings tell a user nothing.
+        # A damaged record may hold huge values. If they overflow, a warning of NumPy would not help the user.
         with np.errstate(all="ignore"):
             output.show(loaded, files.out, files.formats, **how)
-    except (AttnscopeError, OSError, MemoryError):
-        raise
     except (
         TypeError,
         ValueError,
@@ -62,7 +60,7 @@ def show(
         AttributeError,
         RecursionError,
     ) as error:
-        # Its tables and arrays have the right shapes, but values that cannot be drawn.
+        # `load_record` has checked types and shapes: values that cannot be drawn are what is left.
         if os.environ.get("ATTNSCOPE_TRACEBACK"):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"

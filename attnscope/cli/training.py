@@ -40,7 +40,7 @@ def training(
     """
     from attnscope.studies.training.study import training as study
 
-    # Texts from files, or a probe that makes its own.
+    # Either --file or --probe must be given: a probe makes its own texts.
     if (models.probe is None) != texts.is_given:
         raise UsageError(
             "give one of --file and --probe", 'such as --file "corpus/*.txt", or --probe repeat'

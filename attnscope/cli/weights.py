@@ -1,6 +1,6 @@
 """Run `attnscope weights`."""
 
-from attnscope.cli.progress import progress_of_steps
+from attnscope.cli.progress import progress_of_layers
 from attnscope.cli.shared import Drawing, Files, ModelOptions
 from attnscope.questions.weights import WeightsOptions
 
@@ -20,6 +20,6 @@ def weights(*, order: WeightsOptions, model: ModelOptions, drawing: Drawing, fil
     # Plan the output before the model loads.
     output = files.plan("weights", **drawing.changes())
     loaded = model.load_with_head()
-    with progress_of_steps(files.quiet, "layers") as report:
+    with progress_of_layers(files.quiet) as report:
         record = study(loaded, order, report=report)
     output.deliver(record if order.pick is None else record.only(order.pick))
