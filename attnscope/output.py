@@ -112,7 +112,9 @@ class Output:
                 not be studied.
             KeyboardInterrupt: The study was interrupted; its results until then are printed and written.
         """
-        record, out = choose_folder(record, self.out or folder, self.stem or self.kind.stem)
+        record, out = choose_folder(
+            record, self.out or folder, self.stem or self.kind.stem or self.kind.name
+        )
         self.write_and_print(record, out, other_paths)
         _raise_if_incomplete(record.corpus, record.run)
 
@@ -131,7 +133,7 @@ class Output:
                     f"the weights, {size / 2**20:,.0f} MiB, are not saved: --format png,npz does"
                 )
         paths = [] if out is None else write(record, out, formats, self.options, self.stem, self.columns)
-        notes += note_fonts(texts_in(record.drawn_texts()), map(str, paths), self.options.get("font"))
+        notes += note_fonts(texts_in(record.describe()), map(str, paths), self.options.get("font"))
         say(notes, self.quiet)
         # On stdout one JSON document; else tables, then the paths of files.
         paths += other_paths
@@ -186,12 +188,19 @@ def plan(
     kind = KINDS[kind_name]
     known = (*kind.formats, TEXT) if kind.glance else kind.formats
     output = _plan(
-        kind, out, formats, known, kind.usual, columns, options, has_default_folder=has_default_folder
+        kind,
+        out,
+        formats,
+        known,
+        kind.usual_formats,
+        columns,
+        options,
+        has_default_folder=has_default_folder,
     )
     if output.draws_text and json:
         raise UsageError("the terminal's drawing and --json both go to stdout", "leave out one of them")
     # Programs read stdout if there are only files of data, or with --quiet: then it has paths and nothing else.
-    has_pictures = not {*FIGURE_FORMATS, *kind.pages}.isdisjoint(output.formats)
+    has_pictures = not {*FIGURE_FORMATS, *kind.page_formats}.isdisjoint(output.formats)
     is_brief = has_default_folder and has_pictures and not quiet
     return replace(output, json=json, quiet=quiet, is_brief=is_brief)
 
@@ -219,8 +228,10 @@ def show(
     # A script is not written: its lines are code, and a saved record may come from anywhere.
     known = [name for name in kind.formats if name != "py"]
     usual = [TEXT]
-    if out is not None:
-        usual = ["png"] if "png" in kind.usual else [name for name in kind.usual if name in known]
+    if out is not None and "png" in kind.usual_formats:
+        usual = ["png"]
+    elif out is not None:
+        usual = [name for name in kind.usual_formats if name in known]
     output = _plan(kind, out, formats, [*known, TEXT], usual, columns, options)
     # Pick heads and change the record as options ask; the remaining options say how it is drawn.
     remaining = dict(output.options)
@@ -233,7 +244,7 @@ def show(
             shown = change(shown, value, remaining)
     query = remaining.get("query")
     if query is not None:
-        require_query = kind.view("query")
+        require_query = kind.resolve("query")
         require_query(shown, query)
     # Weights of a saved record are written however large they are, as if the user had named a format.
     output = replace(
@@ -265,7 +276,7 @@ def _plan(
     if out is not None:
         ending = out.suffix.removeprefix(".")
         if ending in kind.formats and not out.is_dir():
-            require_replaceable(out, mark=PAGE_MARK if ending in kind.pages else b"attnscope")
+            require_replaceable(out, mark=PAGE_MARK if ending in kind.page_formats else b"attnscope")
             formats = ending if formats is None else f"{formats},{ending}"
             stem = out.stem
             out = out.parent
@@ -323,8 +334,8 @@ def write(
     if stem is not None:
         kind = replace(kind, stem=stem)
     figures = [name for name in formats if name in FIGURE_FORMATS and not record.is_empty]
-    pages = [name for name in formats if name in kind.pages]
-    data = [name for name in formats if name in kind.data]
+    pages = [name for name in formats if name in kind.page_formats]
+    data = [name for name in formats if name in kind.data_formats]
     if not (figures or pages or data):
         return []
     paths = []
@@ -332,9 +343,9 @@ def write(
     with replace_together(out) as staged:
         has_all = bool(options.get("every"))
         for name in data:
-            paths.append(record.save(staged / kind.file(name), every=has_all, columns=columns))
+            paths.append(record.save(staged / kind.file_name(name), every=has_all, columns=columns))
         for name in pages:
-            paths.append(kind.view("page")(record).save(staged / kind.file(name)))
+            paths.append(kind.resolve("page")(record).save(staged / kind.file_name(name)))
         try:
             if figures:
                 names = {*kind.options} & {*_STYLE, *kind.drawn_with}
@@ -344,7 +355,7 @@ def write(
         except BaseException:
             _keep_data(staged, out)
             raise
-    paths = [*drawn, *paths] if kind.usual[0] in FIGURE_FORMATS else [*paths, *drawn]
+    paths = [*drawn, *paths] if kind.usual_formats[0] in FIGURE_FORMATS else [*paths, *drawn]
     return [out / path.relative_to(staged) for path in paths]
 
 

@@ -44,7 +44,7 @@ def test_tables_name_the_part_that_failed(name, run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figures)]
+    "name", [*(name for name in WITH_RUN if load(RECORDS / name).record_kind().figure_formats)]
 )
 def test_figures_name_the_part_that_failed(name, tmp_path, monkeypatch):
     said = []

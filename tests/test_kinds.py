@@ -51,20 +51,20 @@ def test_every_kind_has_a_record_here_and_what_its_entry_names_is_there(made):
     for name, file in FILES.items():
         kind = kind_of(name)
         record = load(made / file)
-        assert isinstance(record, kind.view("result"))
+        assert isinstance(record, kind.resolve("result"))
         assert record.record_kind() is kind is kind_of_schema(record.SCHEMA)
         for which in ("show", "draw", "glance", "query", "page"):
-            assert not getattr(kind, which) or callable(kind.view(which))
-        parameters = signature(kind.view("show")).parameters
+            assert not getattr(kind, which) or callable(kind.resolve(which))
+        parameters = signature(kind.resolve("show")).parameters
         if "result" in parameters:  # of a result, its report takes the options
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.shown_with} <= {*parameters}
-        parameters = signature(kind.view("draw")).parameters if kind.draw else {}
+        parameters = signature(kind.resolve("draw")).parameters if kind.draw else {}
         if "shown" in parameters:
             parameters = {**parameters, **signature(record.report).parameters}
         assert {*kind.drawn_with} <= {*parameters}
-        assert {*kind.usual} <= {*kind.formats}
-        assert LOSSLESS in kind.data
+        assert {*kind.usual_formats} <= {*kind.formats}
+        assert LOSSLESS in kind.data_formats
 
 
 @pytest.mark.parametrize("name", EVERY)

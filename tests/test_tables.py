@@ -77,7 +77,9 @@ def test_no_record_loses_data_at_any_width(path, monkeypatch):
         tables.clear()
         console = open_console(file=io.StringIO(), width=width)
         console.print(
-            kind.view("show")(record, console, **{name: options.get(name) for name in kind.shown_with})
+            kind.resolve("show")(
+                record, console, **{name: options.get(name) for name in kind.shown_with}
+            )
         )
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert lines, width

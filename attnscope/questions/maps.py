@@ -406,7 +406,7 @@ class MapsResult(Result, Generic[M]):
     _repr_html_ = None  # type: ignore[assignment]
 
     def _repr_png_(self) -> bytes:
-        png: bytes = self.record_kind().view("glance")(self)
+        png: bytes = self.record_kind().resolve("glance")(self)
         return png
 
     def __repr__(self) -> str:

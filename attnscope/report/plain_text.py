@@ -76,7 +76,7 @@ def print_record(record: Result, console: Console, **options: Any) -> None:
 
     `options` are parameters of that function, as `Kind.shown_with` lists them.
     """
-    view = record.record_kind().view("show")(record, console, **options)
+    view = record.record_kind().resolve("show")(record, console, **options)
     if view is not None:
         console.print(view)
     for line in record.failed:

@@ -1,7 +1,7 @@
 """List the kinds of results: what each is called, its files, and the functions that show it.
 
-Classes and functions are named by strings such as "questions.ablate:Ablation", which are imported on first use: so
-commands start fast. `output` and `results.result` read this list.
+Classes and functions are named by strings: "questions.ablate:Ablation" is `attnscope.questions.ablate.Ablation`. They
+are imported when they are used, so that commands start fast. `output` and `results.result` read this list.
 """
 
 import importlib
@@ -17,49 +17,53 @@ FIGURE_FORMATS = ("png", "svg", "pdf")
 PAGE_FORMATS = ("html",)
 
 TABLE_FORMATS = ("csv", "latex", "md")
-"""Formats that hold a table of a result, of which columns can be chosen."""
+"""Formats that hold one table of a result; a user can choose its columns."""
 
-ENDINGS = {"latex": "tex"}
-"""The endings of files, by format, where they differ from its name."""
+SUFFIXES = {"latex": "tex"}
+"""The suffix of files by their format, where it is not the name of the format."""
 
 LOSSLESS = "npz"
 """The format that results are loaded from."""
 
 SIZES = ("width", "dpi", "font_size", "caption", "font")
-"""Options that every figure has."""
+"""Options of paper and letters, which every figure has."""
 
-NO_OPTIONS = ("drawn", "among", "answered")
-"""Parameters of `show` that no option sets.
+_NO_OPTIONS = ("drawn", "among", "answered")
+"""Parameters of `show` that `output` sets, not an option of the user.
 
 They say whether maps are drawn, from which record heads were picked, and whether the answer alone is printed.
 """
 
 CHOICE_OF_HEADS = ("pick", "layers", "heads")
-"""Options that choose the heads of a result that are shown."""
+"""Options that choose which heads of a result are shown."""
 
 PAGE = "pages:page_of_record"
+"""The function that makes every HTML page."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of result. Its functions are named as "module:function".
+    """A kind of result. Its class and its functions are strings, "module:name"; `resolve` imports them.
 
     Attributes:
         name: Its name in schemas: "heads" of "attnscope.heads/2".
         noun: What people call a result of this kind, without an article.
         result: Its class.
         command: The command that makes it; empty = its name.
-        stem: The name of its files in a folder, without ending; empty = its name.
-        data: The formats of its files beside figures and pages.
-        usual: The formats that are written if none is chosen.
-        show: The function that prints it: `(result, console, **shown_with)`.
+        stem: The name of its files in a folder, without their suffix; empty = its name.
+        data_formats: The formats of its files that are neither figures nor pages.
+        usual_formats: The formats that are written if the user names none.
+        show: The function that returns what the terminal prints: `(result, console, **shown_with)`.
         draw: The function that yields its figures: `(result, style, **drawn_with)`; empty = it has none.
-        glance: The function that makes the picture of a notebook: `(result) -> PNG`; empty = a notebook prints it.
-        query: The function that refuses a query that names no token: `(result, query)`; empty = it has no queries.
-        page: The function that makes its HTML page: `(result, findings=...)`; empty = it has none.
-        shown_with: Parameters of `show`: options, and some of `NO_OPTIONS`.
-        drawn_with: Parameters of `draw` beside the style, all of them options.
-        others: Further options: for the style, the page, or the choice of heads.
+        glance: The function that returns the PNG that a notebook shows: `(result)`; empty = a notebook shows what the
+            terminal prints.
+        query: The function that checks `--query`, and refuses one that names no token: `(result, query)`; empty = it
+            has no such option.
+        page: The function that returns its HTML page: `(result, findings=...)`; empty = it has none.
+        shown_with: The keyword arguments of `show`: options, and some of `_NO_OPTIONS`.
+        drawn_with: The keyword arguments of `draw`, all of them options.
+        other_options: Its options that neither `show` nor `draw` takes: they change the style of figures, or choose
+            heads and change the record before.
     """
 
     name: str
@@ -67,8 +71,8 @@ class Kind:
     result: str
     command: str = ""
     stem: str = ""
-    data: tuple[str, ...] = ("npz", *TABLE_FORMATS, "json")
-    usual: tuple[str, ...] = ("npz", "csv", "png")
+    data_formats: tuple[str, ...] = ("npz", *TABLE_FORMATS, "json")
+    usual_formats: tuple[str, ...] = ("npz", "csv", "png")
     show: str = "report.terminal:show"
     draw: str = "report.figures:pages"
     glance: str = ""
@@ -76,12 +80,7 @@ class Kind:
     page: str = ""
     shown_with: tuple[str, ...] = ("every",)
     drawn_with: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        # A frozen dataclass sets its own fields this way only.
-        for field in ("command", "stem"):
-            object.__setattr__(self, field, getattr(self, field) or self.name)
+    other_options: tuple[str, ...] = ()
 
     @property
     def with_article(self) -> str:
@@ -91,80 +90,78 @@ class Kind:
 
     @property
     def hint(self) -> str:
-        """Return the hint for users who gave another file."""
-        return f"give the {self.file(LOSSLESS)} that `{self.command}` wrote"
+        """Return the hint of errors about a file that is no result of this kind."""
+        return f"give the {self.file_name(LOSSLESS)} that `{self.command or self.name}` wrote"
 
     @property
-    def figures(self) -> tuple[str, ...]:
+    def figure_formats(self) -> tuple[str, ...]:
         """Return the formats of its figures; empty if it has none."""
         return FIGURE_FORMATS if self.draw else ()
 
     @property
-    def pages(self) -> tuple[str, ...]:
+    def page_formats(self) -> tuple[str, ...]:
         """Return the formats of its page; empty if it has none."""
         return PAGE_FORMATS if self.page else ()
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Return the names of all options of how it is shown, drawn or made a page, each once."""
-        names = dict.fromkeys((*self.shown_with, *self.drawn_with, *self.others))
+        """Return the names of all its options of `attnscope show`, each once."""
+        # A dict keeps the order.
+        names = dict.fromkeys((*self.shown_with, *self.drawn_with, *self.other_options))
         if self.draw:
             names |= dict.fromkeys(SIZES)
-        return tuple(name for name in names if name not in NO_OPTIONS)
+        return tuple(name for name in names if name not in _NO_OPTIONS)
 
     @property
     def formats(self) -> tuple[str, ...]:
         """Return all formats of its files."""
-        return (*self.figures, *self.data, *self.pages)
+        return (*self.figure_formats, *self.data_formats, *self.page_formats)
 
-    def file(self, name: str) -> str:
+    def file_name(self, format_name: str) -> str:
         """Return the name of its file of a format, such as "heads.npz"."""
-        return f"{self.stem}.{ENDINGS.get(name, name)}"
+        return f"{self.stem or self.name}.{SUFFIXES.get(format_name, format_name)}"
 
     def require_options(self, names: Iterable[str]) -> None:
-        """Refuse options of `show` and `draw` that this kind does not have, by a UsageError."""
+        """Raise a UsageError if a name is not in `options`."""
         for name in names:
             if name not in self.options:
                 option = "no-caption" if name == "caption" else name.replace("_", "-")
                 raise UsageError(f"{self.with_article} has no --{option}", "leave it out")
 
-    def view(self, field: str) -> Any:
-        """Return the function that a field such as "show" names, or the class that "result" does."""
+    def resolve(self, field: str) -> Any:
+        """Import and return the function or the class that a field names, such as "show" or "result"."""
         return load_named(getattr(self, field))
 
 
-_MAPS: dict[str, Any] = {
-    "show": "questions.heatmap_terminal:show",
-    "draw": "questions.heatmap_figures:pages",
-    "usual": ("png", "npz"),
-}
-"""Fields that the kinds of maps share."""
-
 _MAP_STYLE = ("scale", "cmap", "colours", "smooth", "layout")
-"""Options of how maps are drawn."""
+"""Options of figures of maps, beside `SIZES`."""
 
 _ALL = (
     Kind(
         "heatmap",
         "record of attention",
         "questions.heatmap:Heatmap",
-        **_MAPS,
+        usual_formats=("png", "npz"),
+        show="questions.heatmap_terminal:show",
+        draw="questions.heatmap_figures:pages",
         glance="questions.heatmap_figures:glance",
         query="questions.heatmap_figures:require_query",
         page=PAGE,
         shown_with=("drawn", "query", "answered", "scale"),
         drawn_with=("query",),
-        others=(*CHOICE_OF_HEADS, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
+        other_options=(*CHOICE_OF_HEADS, *_MAP_STYLE, "words", "hide_special", "without_sinks", "mean"),
     ),
     Kind(
         "pooled",
         "record of pooled attention",
         "questions.pooled:PooledHeatmap",
         command="heatmap",
-        **_MAPS,
+        usual_formats=("png", "npz"),
+        show="questions.heatmap_terminal:show",
+        draw="questions.heatmap_figures:pages",
         glance="questions.heatmap_figures:glance",
         shown_with=("drawn", "answered", "scale"),
-        others=(*CHOICE_OF_HEADS, *_MAP_STYLE),
+        other_options=(*CHOICE_OF_HEADS, *_MAP_STYLE),
     ),
     Kind(
         "rollout",
@@ -173,11 +170,11 @@ _ALL = (
         command="heatmap --rollout",
         show="questions.heatmap_terminal:show_rollout",
         draw="questions.heatmap_figures:pages",
-        usual=("npz", "png"),
+        usual_formats=("npz", "png"),
         query="questions.heatmap_figures:require_query",
         shown_with=("query",),
         drawn_with=("query",),
-        others=_MAP_STYLE,
+        other_options=_MAP_STYLE,
     ),
     Kind("shares", "result on two parts", "questions.shares:Shares", command="heatmap"),
     Kind(
@@ -187,7 +184,7 @@ _ALL = (
         page=PAGE,
         shown_with=("measures", "sort", "every", "among"),
         drawn_with=("measures",),
-        others=CHOICE_OF_HEADS,
+        other_options=CHOICE_OF_HEADS,
     ),
     Kind("compare", "comparison of heads", "questions.compare:Comparison"),
     Kind("relations", "result on relations", "questions.relations:Relations"),
@@ -197,13 +194,13 @@ _ALL = (
         "atlas",
         "atlas",
         "questions.atlas:Atlas",
-        usual=("html", "npz"),
+        usual_formats=("html", "npz"),
         draw="",
         page=PAGE,
         shown_with=("every", "sort"),
-        others=CHOICE_OF_HEADS,
+        other_options=CHOICE_OF_HEADS,
     ),
-    Kind("weights", "result of weights", "questions.weights:HeadWeights", others=("pick",)),
+    Kind("weights", "result of weights", "questions.weights:HeadWeights", other_options=("pick",)),
     Kind("why", "result on a score", "questions.why:Why"),
     Kind("training", "result of a training", "questions.training:Training"),
     Kind(
@@ -212,8 +209,8 @@ _ALL = (
         "questions.trace:Trace",
         command="learn trace",
         draw="",
-        data=("npz", "json", "py"),
-        usual=("npz", "json", "py"),
+        data_formats=("npz", "json", "py"),
+        usual_formats=("npz", "json", "py"),
     ),
     Kind("split", "split", "questions.split:Split", command="learn split"),
     Kind(
@@ -222,32 +219,35 @@ _ALL = (
         "questions.cost:Cost",
         command="learn cost",
         draw="",
-        usual=("npz", "csv", "json"),
+        usual_formats=("npz", "csv", "json"),
     ),
 )
 
 KINDS = {kind.name: kind for kind in _ALL}
-"""The kinds by their name in schemas."""
+"""The kinds by their name."""
 
 
 def kind_of_schema(schema: str) -> Kind:
     """Return the kind of a schema such as "attnscope.heads/2".
 
     Raises:
-        ValueError: This version does not know it, or a damaged file names something else than a text.
+        ValueError: This version does not know it.
     """
+    # A damaged file may name something else than a text.
     name = str(schema).partition("/")[0].removeprefix("attnscope.")
     if name not in KINDS:
         raise ValueError(f"it holds {schema!r}, which this version cannot read")
     return KINDS[name]
 
 
-def file_of(path: Path, first: Kind | None = None) -> Path:
-    """Return the file of a result; of a folder without one, the folder itself.
+def find_record(path: Path, first: Kind | None = None) -> Path:
+    """Return the file of a result: the path itself, or if that is a folder, the file of a result in it.
+
+    A folder that holds no result is returned as it is: reading it raises an error that says so.
 
     Args:
         path: The file, or the folder that a command wrote it into.
-        first: The kind to look for first where a folder holds several results.
+        first: The kind that is taken if the folder holds results of several kinds; None = the first of `KINDS`.
     """
     if not path.is_dir():
         return path
@@ -255,7 +255,7 @@ def file_of(path: Path, first: Kind | None = None) -> Path:
     if first is not None:
         kinds.insert(0, first)
     for kind in kinds:
-        file = path / kind.file(LOSSLESS)
+        file = path / kind.file_name(LOSSLESS)
         if file.is_file():
             return file
     return path

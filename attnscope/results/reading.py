@@ -18,21 +18,23 @@ from attnscope.errors import AttnscopeError, first_line
 from attnscope.host import refuse_pipe
 
 MOST_BYTES = 2**30
+"""Bytes that any archive may unpack to."""
+
 MOST_TIMES = 50
-"""An archive may unpack to MOST_BYTES, or to MOST_TIMES its own size if that is more."""
+"""An archive may also unpack to so many times its own size."""
 
 MOST_DESCRIPTION_BYTES = 2**25
-"""Most bytes of the JSON that describes the arrays of an archive, which is small beside them."""
+"""The most bytes of the JSON that describes the arrays of an archive; it is small beside them."""
 
 _DTYPE_LETTERS = "biufUS"
-"""Types of arrays as letters of `dtype.kind`: truth values, whole numbers, floats, texts, bytes."""
+"""The types that arrays may have, as letters of `dtype.kind`: bool, signed and unsigned integer, float, text, bytes."""
 
 
 @contextlib.contextmanager
 def one_error_for_damage(path: Path, noun: str, hint: str) -> Iterator[None]:
     """Turn every error of Python, NumPy, zipfile and json about a missing or damaged file into an AttnscopeError.
 
-    NumPy's warnings of NaN, and of numbers too large for their type, are silent: later checks refuse such values.
+    NumPy does not warn in the block of NaN, nor of numbers too large for their type: checks of values refuse them.
 
     Args:
         path: The file that the block reads.
@@ -57,36 +59,40 @@ def one_error_for_damage(path: Path, noun: str, hint: str) -> Iterator[None]:
 
 
 def read_record(path: Path, schema: str) -> tuple[dict[str, Any], Mapping[str, NDArray[Any]]]:
-    """Return the description of a record, and all its arrays by name.
+    """Return the description of a record, the JSON of `Result.describe`, and all its arrays by name.
 
     Args:
         path: The file.
-        schema: The schema that it must have.
+        schema: The schema that it must have, such as "attnscope.heads/1".
 
     Raises:
-        ValueError: It is a record of another kind, no whole npz archive, or too large; other damage raises the errors
+        ValueError: It is a record of another schema, no whole npz archive, or too large; other damage raises the errors
             of Python's libraries.
     """
     with _open_archive(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
-        # Objects, dates and the like come from elsewhere.
+        # No result has complex numbers, dates and the like.
         if array.dtype.kind not in _DTYPE_LETTERS:
             raise ValueError(f"its {name} is of {array.dtype}, which is in no record")
-    described = _parse_description(arrays["record"])
-    if described["schema"] != schema:
-        raise ValueError(f"it holds {described['schema']!r}, not {schema!r}")
-    return described, arrays
+    description = _parse_description(arrays["record"])
+    if description["schema"] != schema:
+        raise ValueError(f"it holds {description['schema']!r}, not {schema!r}")
+    return description, arrays
 
 
 def read_schema(path: Path) -> str:
-    """Return the schema that a record's file names, such as "attnscope.heads/1"; raises as `read_record` does."""
+    """Return the schema of a record, such as "attnscope.heads/1", without reading its arrays.
+
+    Raises:
+        ValueError: As `read_record`.
+    """
     with _open_archive(path) as archive:
         return str(_parse_description(archive["record"])["schema"])
 
 
-def schema_of(path: Path) -> str:
-    """Return the schema that a record's file names; empty if the file is no record."""
+def schema_if_record(path: Path) -> str:
+    """Return the schema of a record as `read_schema` does; empty if the file is missing, damaged or no record."""
     try:
         with one_error_for_damage(path, "record", ""):
             return read_schema(path)
@@ -96,55 +102,62 @@ def schema_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """Open an npz archive, if it would not unpack to more than memory holds."""
+    """Open an npz archive after checking what it would unpack to.
+
+    Raises:
+        ValueError: It is no npz archive, has two members of one name, or would unpack to too many bytes.
+    """
     refuse_pipe(path, "a record")
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
-            # People give the JSON copy for the record: that has a message of its own.
+            # A user may confuse heads.json with heads.npz: the message says so.
             file.seek(0)
             if file.read(200).lstrip().startswith(b'{"schema"'):
                 raise ValueError("it is the JSON of one, a copy for other programs")
             raise ValueError("it is no npz archive")
-        _require_room(file, path)
+        _require_members(file, path)
         # A pickled object could run code when it is read.
         with np.load(file, allow_pickle=False) as archive:
             yield archive
 
 
-def _parse_description(written: NDArray[Any]) -> dict[str, Any]:
-    """Return the description of a record, which names its schema, from its JSON: bytes as uint8, or a text."""
-    if written.nbytes > MOST_DESCRIPTION_BYTES:
+def _parse_description(stored: NDArray[Any]) -> dict[str, Any]:
+    """Return the description of a record from its JSON: bytes, uint8, or one text.
+
+    Raises:
+        ValueError: It is too large, no JSON, or names no schema.
+    """
+    if stored.nbytes > MOST_DESCRIPTION_BYTES:
         raise ValueError(
-            f"what describes it has {written.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}"
+            f"what describes it has {stored.nbytes:,} bytes, more than {MOST_DESCRIPTION_BYTES:,}"
         )
-    content = str(written).encode("utf-8", "surrogatepass")
-    if written.dtype == np.uint8:
-        content = written.tobytes()
-    described = json.loads(content)
-    if not isinstance(described, dict) or "schema" not in described:
+    # json detects the encoding: UTF-8 of bytes, UTF-32 of a text of NumPy.
+    description = json.loads(stored.tobytes())
+    if not isinstance(description, dict) or "schema" not in description:
         raise ValueError("what describes it names no schema")
-    return described
+    return description
 
 
-def _require_room(file: typing.IO[bytes], path: Path) -> None:
-    """Refuse an archive that would unpack to far more bytes than it has, before anything of it is unpacked."""
+def _require_members(file: typing.IO[bytes], path: Path) -> None:
+    """Refuse an archive whose members have the same name or would unpack to too much, before anything is unpacked."""
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-    # The sizes that the archive declares; NumPy reads no more than these.
-    size = sum(member.file_size for member in members)
     if len({member.filename for member in members}) < len(members):
         raise ValueError("two of its members have one name")
+    # These are the sizes that the archive declares; NumPy reads no more than these.
+    size = sum(member.file_size for member in members)
     most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if size > most:
         raise ValueError(f"it would unpack to {size:,} bytes, more than {most:,}")
+    # NumPy reads the file from its beginning.
     file.seek(0)
 
 
 def require_shown(run: Any, corpus: Any) -> None:
-    """Refuse the `run` and the `corpus` of a result that views could not show.
+    """Refuse the `run` and the `corpus` of a result if the terminal, figures or pages could not show them.
 
     Raises:
-        ValueError: A value is of another type, or a number of texts is negative.
+        ValueError: A value is of another type, or a count is negative.
     """
     _require(isinstance(run, Mapping) and isinstance(corpus, Mapping), "its run or its corpus")
     _require(isinstance(run.get("model", ""), str), "the model of its run")
@@ -161,10 +174,10 @@ def require_shown(run: Any, corpus: Any) -> None:
     _require(_is_list_of(Mapping, problems), "a problem of its corpus")
     for problem in problems:
         _require({"source", "line", "reason"} <= problem.keys(), "a problem of its corpus")
-    # Truth values are no numbers here, though Python takes them for int.
+    # Truth values are refused, although isinstance takes them for int.
     for name in ("n_texts", "n_tokens", "n_chunked", "n_copies", "n_not_finite", "n_predictions"):
-        number = corpus.get(name, 0)
-        _require(type(number) is int and number >= 0, "a number of its corpus")
+        n = corpus.get(name, 0)
+        _require(type(n) is int and n >= 0, "a number of its corpus")
 
 
 def _require(can_be_shown: bool, name: str) -> None:

@@ -1,6 +1,6 @@
 """Hold what a study returns: tables, arrays along their rows, and where they come from. NumPy only.
 
-Each question declares its tables and arrays in a class of `attnscope.questions` that inherits from `Result`, which
+`attnscope.questions` has a subclass of `Result` for each question, which declares its tables and arrays; `Result`
 checks, saves, loads and draws them.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnscope.errors import AttnscopeError, UsageError, amount, suggest
-from attnscope.results.kinds import ENDINGS, Kind, file_of, kind_of_schema, load_named
+from attnscope.results.kinds import SUFFIXES, Kind, find_record, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
 from attnscope.results.storage import TABLE_WRITERS, finite_or_none, plain, write_whole
 from attnscope.results.table import PARTS, Array, Column, Floats, Table, declaration_of, require_values
@@ -26,31 +26,32 @@ if TYPE_CHECKING:
     from attnscope.report.blocks import Report
 
 _DESCRIPTION = "record"
-"""The member of an npz file that holds the JSON of `describe`; the others are arrays."""
+"""The member of an npz file that holds the JSON of `describe`; all others are `arrays`."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The tables and arrays that answer a question.
 
-    A name may end in a colon and a kind of attention, such as "tokens:cross": that table or array is of this kind. The
-    axes of such an array follow the tables of its kind where the result has them.
+    A model may have several kinds of attention, each with its own tables and arrays: "tokens:cross" is the table
+    declared as "tokens", of cross-attention. The axis "tokens" of the array "weights:cross" then follows the table
+    "tokens:cross", or "tokens" if the result has no such table.
 
     Attributes:
         SCHEMA: The name and version of its kind, such as "attnscope.heads/2".
         COMPRESSED: Whether its npz file is compressed.
         TABLES: The columns that each table must have, by its name without a kind. A CSV file holds the first table.
-        CSV: The names of two tables, if a CSV file is to have a row for each pair of their rows instead.
-        ARRAYS: The declarations of its arrays. The ends of intervals are further arrays, such as `effect_low`.
+        ARRAYS: The declarations of its arrays. Each may have companions as columns do, such as `effect_low`.
+        CSV: The names of two tables, if a CSV file has a row for each pair of their rows; empty = the first table.
         run: How it was made: model, sha256, versions, dtype, device, notes. Plain JSON values.
         corpus: The texts: sources, n_texts, n_tokens, sha256, problems, complete. Plain JSON values.
         options: The options of the study, and further facts about the result. Plain JSON values.
         tables: The tables by name.
-        grids: The arrays by name.
+        grids: The arrays of `ARRAYS` by name; the method `arrays` returns the values of columns, too.
     """
 
     SCHEMA: ClassVar[str]
-    # Columns of texts are mostly blanks.
+    # NumPy pads all texts of a column to the longest one, so files shrink much.
     COMPRESSED: ClassVar[bool] = True
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {}
     ARRAYS: ClassVar[Sequence[Array]] = ()
@@ -67,20 +68,20 @@ class Result:
         return self.grids[name] if name in self.grids else self.table(name)
 
     def table(self, name: str) -> Table:
-        """Return a table by name; an empty one if it is declared and the study made none.
+        """Return a table by name; an empty one if the study did not make it.
 
         Raises:
-            KeyError: Results of this kind have no such table.
+            KeyError: No such table is declared.
         """
         if name in self.tables:
             return self.tables[name]
-        return Table.of(self.TABLES[_base(name)], [])
+        return Table.of(self.TABLES[_base_name(name)], [])
 
     def interval(self, name: str) -> Floats:
-        """Return an array with the low and high ends of its 95% intervals, (..., 3); NaN where they are unknown."""
+        """Return the values of an array, and the low and high ends of their 95% intervals, (..., 3); NaN = unknown."""
         values = self.grids[name]
         unknown = np.full(values.shape, np.nan)
-        # The low ends of "effect:cross" are "effect_low:cross".
+        # The low ends of "effect:cross" are in "effect_low:cross".
         base, colon, kind = name.partition(":")
         low = self.grids.get(f"{base}_low{colon}{kind}", unknown)
         high = self.grids.get(f"{base}_high{colon}{kind}", unknown)
@@ -95,20 +96,18 @@ class Result:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether its first table is empty, as after an interruption."""
-        return bool(self.TABLES) and not len(self.table(next(iter(self.TABLES))))
+        """Return whether its first table has no rows, as after an interruption."""
+        return not len(self.table(next(iter(self.TABLES))))
 
     def report(self) -> Report:
-        """Return its report: the blocks that the terminal, figures and pages draw.
-
-        A question may take options of how it is shown.
-        """
+        """Return what the terminal, figures and pages show of it. Subclasses may take options of how it is shown."""
         raise NotImplementedError
 
     def select(self, table: str, rows: Any) -> Self:
-        """Return the result with some rows of a table only, in it and in the arrays along it.
+        """Return the result with some rows of a table alone. Arrays along the table lose the other rows, too.
 
-        Whole numbers of other tables that refer to a row get its new number; -1 if the row is gone.
+        Columns of other tables that hold indices of its rows (`Column.refers_to`) get the new indices; -1 if the row is
+        gone.
 
         Args:
             table: The name of the table.
@@ -116,11 +115,11 @@ class Result:
         """
         n_rows = len(self.table(table))
         chosen = np.arange(n_rows)[rows]
-        # The new number of each row, (row + 1,). The last entry is that of -1, which stays.
-        # Rows that are gone keep -1.
-        new_numbers = np.full(n_rows + 1, -1)
-        new_numbers[chosen] = np.arange(len(chosen))
-        tables = {name: _renumber(other, table, new_numbers) for name, other in self.tables.items()}
+        # The new index of each row by its old one. Rows that are gone have -1. So has the entry after the last row: the
+        # old index -1, which means no row, reads that one.
+        new_indices = np.full(n_rows + 1, -1)
+        new_indices[chosen] = np.arange(len(chosen))
+        tables = {name: _renumber(other, table, new_indices) for name, other in self.tables.items()}
         tables[table] = tables[table].select(chosen)
         # Arrays lose the rows along each axis that follows the table.
         grids = dict(self.grids)
@@ -131,9 +130,7 @@ class Result:
         return replace(self, tables=tables, grids=grids)
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the result of some heads, (layer, head), of every kind of attention.
-
-        A table whose first column refers to another one keeps the rows that belong to those heads.
+        """Return the result with some heads alone, each (layer, head), of every kind of attention.
 
         Raises:
             UsageError: It has no such head.
@@ -141,13 +138,14 @@ class Result:
         self.require_heads(picked)
         wanted = {*picked}
         chosen = self.select("heads", [place in wanted for place in self.table("heads").places])
+        # A table whose first column refers to rows of another, such as terms of heads, loses rows whose row is gone.
         for name, columns in self.TABLES.items():
             if columns[0].refers_to and name in chosen.tables:
                 chosen = chosen.select(name, chosen.table(name)[columns[0].name] >= 0)
         return chosen
 
     def require_heads(self, picked: Sequence[tuple[int, int]]) -> None:
-        """Refuse heads, (layer, head), that it does not have, by a UsageError."""
+        """Raise a UsageError if it lacks one of some heads, each (layer, head)."""
         places = self.table("heads").places
         for layer, head in picked:
             if (layer, head) not in places:
@@ -163,7 +161,7 @@ class Result:
 
     @classmethod
     def record_kind(cls) -> Kind:
-        """Return its entry in the list of kinds."""
+        """Return its entry in `results.kinds`."""
         return kind_of_schema(cls.SCHEMA)
 
     def __repr__(self) -> str:
@@ -177,9 +175,9 @@ class Result:
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the values of columns and arrays, the schema first."""
+        # Files declare their columns, so that other programs can read them.
         columns = {}
         for name, table in self.tables.items():
-            # Files declare their own columns, so that a reader needs no class.
             columns[name] = [asdict(column) for column in table.columns.values()]
         return {
             "schema": self.SCHEMA,
@@ -190,7 +188,7 @@ class Result:
         }
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the values of columns as "table/column", and arrays by their names."""
+        """Return all arrays of its npz file: the values of columns as "table/column", and `grids` by their names."""
         arrays = dict(self.grids)
         for name, table in self.tables.items():
             for column, values in table.values.items():
@@ -203,31 +201,32 @@ class Result:
         document: dict[str, Any] = plain({**self.describe(), **tables, **self.grids}, finite_or_none)
         return document
 
-    def to_json(self, **more: Any) -> str:
-        """Return one JSON document, with further members such as the files that were written."""
-        return json.dumps({**self.as_json(), **more}, ensure_ascii=False, allow_nan=False)
+    def to_json(self, **members: Any) -> str:
+        """Return `as_json` as one document, with further members such as the files that were written."""
+        return json.dumps({**self.as_json(), **members}, ensure_ascii=False, allow_nan=False)
 
     def rows(self) -> Iterable[Sequence[Any]]:
         """Return the names of columns, then all rows, of the table that CSV, LaTeX and Markdown files hold."""
         if not self.CSV:
             return self.table(next(iter(self.TABLES))).rows()
-        # A row for each pair of rows of the two tables.
+        # A row for each pair of rows of the two tables: indices of the rows of both, (pair,).
         first, second = (self.table(name) for name in self.CSV)
         outer, inner = np.indices((len(first), len(second))).reshape(2, -1)
         columns = {**first.select(outer).values, **second.select(inner).values}
-        # An array along both tables is a column; one with an axis before them is a column for each row of its table.
+        # An array along both tables is a column. If it has an axis of a third table before them, each row of that table
+        # becomes a column, with the row's name behind the name of the array.
         for name, values in self.grids.items():
-            axes = tuple(self._array(name).axes)
+            axes = self._array(name).axes
             if axes == self.CSV:
                 columns[name] = values.ravel()
             elif axes[1:] == self.CSV:
-                for label, part in zip(self.table(axes[0])["name"].tolist(), values, strict=True):
-                    columns[f"{name}_{label}"] = part.ravel()
+                for label, matrix in zip(self.table(axes[0])["name"].tolist(), values, strict=True):
+                    columns[f"{name}_{label}"] = matrix.ravel()
         return Table({}, columns).rows()
 
     @property
     def usual_columns(self) -> Sequence[str]:
-        """Return the columns that files have unless all are asked for; none = they always have all."""
+        """Return the columns that table files have unless the user asks for all or names some; none = all."""
         return ()
 
     def _chosen_rows(self, columns: Sequence[str], *, every: bool) -> Iterator[Sequence[Any]]:
@@ -236,10 +235,10 @@ class Result:
         Raises:
             UsageError: It has no such column.
         """
-        # The first of the rows has the names of the columns.
+        # First come the names of the columns.
         rows = iter(self.rows())
-        header = [*next(rows)]
-        # A hint leaves out columns that stand beside others, such as effect_low.
+        header = list(next(rows))
+        # The hint of the error does not list companions such as effect_low.
         known = [name for name in header if name.rpartition("_")[2] not in PARTS]
         for name in columns:
             if name not in header:
@@ -259,20 +258,20 @@ class Result:
         """
         return self.to_table("csv", every=every, columns=columns)
 
-    def to_table(self, form: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
+    def to_table(self, format_name: str, *, every: bool = False, columns: Sequence[str] = ()) -> str:
         """Return the table in one of `TABLE_FORMATS`; see `to_csv`. LaTeX needs the package booktabs."""
-        return TABLE_WRITERS[form](self._chosen_rows(columns, every=every))
+        return TABLE_WRITERS[format_name](self._chosen_rows(columns, every=every))
 
     def to_npz(self) -> bytes:
         """Return an npz file: its arrays, and the bytes of the JSON of `describe`; NaN and infinities stay."""
         file = io.BytesIO()
-        described = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
+        description = np.frombuffer(json.dumps(plain(self.describe())).encode(), np.uint8)
         save = np.savez_compressed if self.COMPRESSED else np.savez
-        save(file, allow_pickle=False, **{_DESCRIPTION: described}, **self.arrays())
+        save(file, allow_pickle=False, **{_DESCRIPTION: description}, **self.arrays())
         return file.getvalue()
 
     def save(self, path: str | Path, *, every: bool = False, columns: Sequence[str] = ()) -> Path:
-        """Write the result, whole or not at all; the ending says how, and `.npz` is without loss.
+        """Write the result whole or not at all. The suffix of the file names the format; `.npz` is without loss.
 
         Args:
             path: The name of the file.
@@ -285,7 +284,7 @@ class Result:
         """
         path = Path(path)
         kind = self.record_kind()
-        formats = {f".{ENDINGS.get(name, name)}": name for name in kind.data}
+        formats = {f".{SUFFIXES.get(name, name)}": name for name in kind.data_formats}
         if path.suffix not in formats:
             raise AttnscopeError(
                 f"{kind.with_article} is not saved as {path.name!r}", f"choose from {', '.join(formats)}"
@@ -295,10 +294,10 @@ class Result:
         if chosen in TABLE_WRITERS:
             content = self.to_table(chosen, every=every, columns=columns)
         else:
-            # Such as `to_json`, or `to_py` of a trace.
+            # These are methods such as `to_npz`, or `to_py` of a trace.
             content = getattr(self, f"to_{chosen}")()
         if isinstance(content, str):
-            # A folder's name that is no text holds lone surrogates; this writes them as JSON's own \udc80.
+            # Names of files that are not valid UTF-8 hold lone surrogates, which are written as \udc80.
             content = content.encode("utf-8", "backslashreplace")
         return write_whole(path, content)
 
@@ -313,32 +312,32 @@ class Result:
             AttnscopeError: The file is not there, damaged, or a result of another kind.
         """
         kind = cls.record_kind()
-        path = file_of(Path(path), kind)
+        path = find_record(Path(path), kind)
         with one_error_for_damage(path, kind.noun, kind.hint):
-            described, arrays = read_record(path, cls.SCHEMA)
-            require_shown(described["run"], described["corpus"])
-            result = cls.rebuild(described, arrays)
+            description, arrays = read_record(path, cls.SCHEMA)
+            require_shown(description["run"], description["corpus"])
+            result = cls.rebuild(description, arrays)
             result.require_whole()
         return result
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
-        """Return the result again from what `describe` and `arrays` return; damage raises any error."""
-        # Arrays with a slash in their name, such as "heads/effect", are columns.
+    def rebuild(cls, description: Mapping[str, Any], arrays: Mapping[str, Any]) -> Self:
+        """Return the result whose `describe` and `arrays` returned these; damaged ones may raise any error."""
+        # Arrays with a slash in their name are columns: "heads/effect".
         tables = {}
-        for name, columns in described["columns"].items():
-            known = {column["name"]: Column.rebuild(column) for column in columns}
+        for name, columns in description["columns"].items():
+            declared = {column["name"]: Column.rebuild(column) for column in columns}
             prefix = f"{name}/"
             values = {key.removeprefix(prefix): arrays[key] for key in arrays if key.startswith(prefix)}
-            tables[name] = Table(known, values)
+            tables[name] = Table(declared, values)
         grids = {name: arrays[name] for name in arrays if "/" not in name and name != _DESCRIPTION}
-        return cls(described["run"], described["corpus"], described["options"], tables, grids)
+        return cls(description["run"], description["corpus"], description["options"], tables, grids)
 
     def require_whole(self) -> None:
-        """Refuse a damaged result: tables and arrays that are not as its class declares them.
+        """Refuse a result that was loaded from a damaged file.
 
         Raises:
-            ValueError: They are not.
+            ValueError: Its tables and arrays are not as its class declares them. Subclasses check more.
         """
         if not isinstance(self.options, Mapping):
             raise ValueError("its options are no object")
@@ -349,20 +348,20 @@ class Result:
         """Refuse tables and arrays that are not as the class declares them.
 
         Raises:
-            ValueError: They are not.
+            ValueError: One is not declared; has another shape, type or range; or a head is there twice.
         """
         # Tables have the columns that are declared for their name.
         sizes = {name: len(table) for name, table in tables.items()}
         for name, table in tables.items():
-            if _base(name) not in cls.TABLES:
+            if _base_name(name) not in cls.TABLES:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
-            table.require_sound(name, cls.TABLES[_base(name)], sizes)
+            table.require_sound(name, cls.TABLES[_base_name(name)], sizes)
         # Arrays have the axes, the type and the range that are declared.
+        axis_sizes = dict(sizes)
         for name, values in grids.items():
             array = cls._array(name)
-            _require_shape(name, values, array.axes, sizes, tables)
+            axis_sizes = _require_shape(name, values, array.axes, axis_sizes, tables)
             require_values(name, values, array, sizes)
-        # No head is there twice.
         if "heads" in tables and "layer" in tables["heads"]:
             names = tables["heads"].head_names(with_kind=True)
             if len({*names}) < len(names):
@@ -370,29 +369,25 @@ class Result:
 
     @classmethod
     def _array(cls, name: str) -> Array:
-        """Return the declaration of an array; see `declaration_of`."""
-        return declaration_of(_base(name), {array.name: array for array in cls.ARRAYS})
+        """Return the declaration of an array or of its companion, such as `effect_low`."""
+        return declaration_of(_base_name(name), {array.name: array for array in cls.ARRAYS})
 
     # Figures, pages and notebooks
 
-    def drawn_texts(self) -> Any:
-        """Return an object that holds all texts of its figures: fonts must have their letters."""
-        return self.describe()
-
     @property
     def usual_scale(self) -> str:
-        """Return the scale of colours that its figures have unless an option names one."""
+        """Return the scale of colours of its figures if no option names one."""
         return "fixed"
 
     def style(self, **options: Any) -> Any:
-        """Return how its figures are drawn, a `drawing.style.Style`; options that are None are as usual.
+        """Return how its figures are drawn, a `drawing.style.Style`; options that are None have their defaults.
 
         Raises:
             UsageError: There is no such scale, colormap, size or font.
         """
         chosen = {name: value for name, value in options.items() if value is not None}
-        usual = {"scale": self.usual_scale, "failed": self.failed}
-        return load_named("drawing.style:Style")(**usual | chosen)
+        defaults = {"scale": self.usual_scale, "failed": self.failed}
+        return load_named("drawing.style:Style")(**defaults | chosen)
 
     def draw(
         self,
@@ -411,7 +406,7 @@ class Result:
             query: For maps: also draw the attention of this token in all heads; a token, a word, or its place, `@3`.
                 For a picture: lay this token's attention over it; see `attnscope.picture_heatmap`.
             measures: For heads: draw a large map of each of these measures, such as "local,induction", or "all".
-            style: Attributes of `drawing.style.Style`; None = as usual.
+            style: Attributes of `drawing.style.Style`; None = their defaults.
 
         Returns:
             The files, overview first.
@@ -423,19 +418,19 @@ class Result:
         kind = self.record_kind()
         wanted = [formats] if isinstance(formats, str) else list(formats)
         for name in wanted:
-            if name not in kind.figures:
+            if name not in kind.figure_formats:
                 raise UsageError(
-                    f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figures)
+                    f"{kind.with_article} is not drawn as {name!r}", ", ".join(kind.figure_formats)
                 )
         options = {"query": query, "measures": measures}
-        # Options of the terminal alone have no use here.
+        # Options of the terminal alone are refused as unknown ones are.
         chosen = [name for name, value in {**style, **options}.items() if value is not None]
         replace(kind, shown_with=()).require_options(chosen)
-        # Some kinds have no figures.
+        # Kinds without figures pass the check of formats if none is named.
         if not kind.draw:
             return []
         drawn_with = {name: options[name] for name in kind.drawn_with}
-        pages = kind.view("draw")(self, self.style(**style), **drawn_with)
+        pages = kind.resolve("draw")(self, self.style(**style), **drawn_with)
         paths: list[Path] = load_named("drawing.files:write_pages")(pages, folder, wanted)
         return paths
 
@@ -451,7 +446,7 @@ class Result:
         kind = self.record_kind()
         if not kind.page:
             raise AttnscopeError(f"{kind.with_article} has no page")
-        return kind.view("page")(self, findings=findings)
+        return kind.resolve("page")(self, findings=findings)
 
     def _repr_html_(self) -> str:
         html: str = load_named("report.plain_text:to_html")(self)
@@ -467,10 +462,10 @@ def load_record(path: str | Path) -> Result:
     Raises:
         AttnscopeError: The file is not there, damaged, or no record.
     """
-    path = file_of(Path(path))
+    path = find_record(Path(path))
     hint = "give what a command wrote with -o, such as heads.npz"
     with one_error_for_damage(path, "attnscope record", hint):
-        result_class: type[Result] = kind_of_schema(read_schema(path)).view("result")
+        result_class: type[Result] = kind_of_schema(read_schema(path)).resolve("result")
     return result_class.load(path)
 
 
@@ -484,48 +479,56 @@ def failure_line(failure: Mapping[str, str]) -> str:
     return f"{failure['step']} failed: {failure['error']}"
 
 
-def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool = False) -> dict[str, Any]:
-    """Return the `corpus` of a result after a further step of its study, which may have been interrupted."""
+def settle_corpus(corpus: Mapping[str, Any], *, interrupted: bool) -> dict[str, Any]:
+    """Return a `corpus` after a further step of its study: complete if it was so before and the step was whole."""
     return {**corpus, "complete": not (interrupted or is_interrupted(corpus))}
 
 
-def _base(name: str) -> str:
-    """Return the name of a table or an array without its kind of attention."""
+def _base_name(name: str) -> str:
+    """Return the name of a table or an array without its kind of attention: "tokens" for "tokens:cross"."""
     return name.partition(":")[0]
 
 
-def _renumber(table: Table, referred: str, new_numbers: NDArray[Any]) -> Table:
-    """Return a table in whose columns that refer to the table `referred` each row has its new number."""
+def _renumber(table: Table, selected: str, new_indices: NDArray[Any]) -> Table:
+    """Return a table in whose columns indices of rows of the table `selected` are replaced by `new_indices`."""
     values = dict(table.values)
     for name, column in table.columns.items():
-        if column.refers_to == referred:
-            values[name] = new_numbers[values[name]]
+        if column.refers_to == selected:
+            values[name] = new_indices[values[name]]
     return Table(table.columns, values)
 
 
 def _require_shape(
-    name: str, values: NDArray[Any], axes: Sequence[str], sizes: dict[str, int], tables: Collection[str]
-) -> None:
-    """Refuse an array that does not follow its axes.
+    name: str,
+    values: NDArray[Any],
+    axes: Sequence[str],
+    sizes: Mapping[str, int],
+    tables: Collection[str],
+) -> dict[str, int]:
+    """Refuse an array that does not follow its axes; return the sizes of all axes that are known after it.
 
     Args:
         name: Its name.
         values: The array.
         axes: Its declared axes; see `Array`.
-        sizes: The size of each axis by name. Gains those of axes that are no table, as they come first.
+        sizes: The size of each known axis by name: of tables, and of other axes of the arrays before it.
         tables: The names of all tables.
 
     Raises:
-        ValueError: It does not.
+        ValueError: It has another number of axes, or the size of one is not the known size.
     """
+    known = dict(sizes)
     kind = name.partition(":")[2]
     fits = values.ndim == len(axes)
     for axis, size in zip(axes, values.shape, strict=False):
-        # Of one kind: the table of that kind, or the one table of all kinds; other axes have a size for each kind.
+        # The axis "tokens" of "weights:cross" is "tokens:cross". But where no such table is there and one table holds
+        # all kinds, as "heads" may, it is that table.
         key = axis
-        if kind and (f"{axis}:{kind}" in sizes or axis not in tables):
+        if kind and (f"{axis}:{kind}" in known or axis not in tables):
             key = f"{axis}:{kind}"
-        wanted = int(axis) if axis.isdecimal() else sizes.setdefault(key, size)
+        # The first array with an axis that is no table sets its size.
+        wanted = int(axis) if axis.isdecimal() else known.setdefault(key, size)
         fits = fits and size == wanted
     if not fits:
         raise ValueError(f"the shape of its {name}, {values.shape}, does not fit {' x '.join(axes)}")
+    return known

@@ -21,8 +21,8 @@ from attnscope.questions.heatmap import Heatmap
 from attnscope.questions.links import find_links
 from attnscope.questions.maps import choose_heads
 from attnscope.report.numbers import weight
-from attnscope.results.kinds import KINDS, file_of
-from attnscope.results.reading import schema_of
+from attnscope.results.kinds import KINDS, find_record
+from attnscope.results.reading import schema_if_record
 from attnscope.results.storage import is_stream, require_writable, write_stream, write_whole
 from attnscope.senses.photos import read_photo
 from attnscope.studies.inputs.options import LoadOptions
@@ -128,9 +128,9 @@ def _load_records(order: PageOrder) -> tuple[Heads | Atlas | None, list[PageText
     findings: Heads | Atlas | None = None
     page_texts = []
     for name in order.record:
-        path = file_of(name)
+        path = find_record(name)
         # A schema is such as "attnscope.heads/2".
-        kind_name = schema_of(path).partition("/")[0].removeprefix("attnscope.")
+        kind_name = schema_if_record(path).partition("/")[0].removeprefix("attnscope.")
         if kind_name in _FINDINGS:
             if findings is not None:
                 raise UsageError("two records name the heads' roles", "give one heads.npz or atlas.npz")
