@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Tokenizer:
-    """What turns text into Tokens; without a vocabulary, unless a subclass has one.
+    """The interface of all tokenizers, which turn text into Tokens. This class itself has no vocabulary.
 
     Attributes:
         name: A short description.
         encode_chat: Tokenises a text as the user's message in the model's chat template; None where there is no
             template.
-        mask_id: The number of the token that stands for a hidden one; None where there is none.
-        unknown_id: The number of the token that stands for what the vocabulary lacks; None where nothing is unknown.
+        mask_id: The id of the token that stands for a hidden one; None where there is none.
+        unknown_id: The id of the token that stands for what the vocabulary lacks; None where nothing is unknown.
     """
 
     name = ""
@@ -44,17 +44,17 @@ class Tokenizer:
         raise NotImplementedError
 
     def ordinary_ids(self) -> list[int]:
-        """Return the numbers of all tokens that stand for text, not special or unused ones; [] without a vocabulary."""
+        """Return the ids of all tokens that stand for text, not special or unused ones; [] without a vocabulary."""
         return []
 
-    def spell(self, number: int) -> str:
-        """Return the text of an ordinary token; without a vocabulary, its number."""
-        return str(number)
+    def spell(self, token_id: int) -> str:
+        """Return the text of an ordinary token; without a vocabulary, its id."""
+        return str(token_id)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Token numbers of several texts, padded to one length.
+    """The token ids of several texts, padded to one length.
 
     Attributes:
         ids: (batch, token), int64.
@@ -72,23 +72,24 @@ class Batch:
 
     def to(self, device: "str | torch.device") -> "Batch":
         """Return the batch on a device; masks that are True everywhere become None."""
-        parts = {}
+        tensors = {}
         for name, tensor in self._tensors().items():
             moved = tensor.to(device)
-            if not (name.endswith("mask") and moved.all()):
-                parts[name] = moved
-        return Batch(**parts)
+            hides_nothing = name.endswith("mask") and moved.all()
+            if not hides_nothing:
+                tensors[name] = moved
+        return Batch(**tensors)
 
     def text(self, i: int) -> "Batch":
         """Return the text in row `i` as a batch of its own, without its padding."""
-        parts = {}
+        rows = {}
         masks = {"ids": self.mask, "segments": self.mask, "target_ids": self.target_mask}
-        for name, tensor in self._tensors().items():
-            if name in masks:
-                mask = masks[name]
+        for name, mask in masks.items():
+            tensor = getattr(self, name)
+            if tensor is not None:
                 row = tensor[i] if mask is None else tensor[i, mask[i]]
-                parts[name] = row[None]
-        return Batch(**parts)
+                rows[name] = row[None]
+        return Batch(**rows)
 
     def repeat(self, times: int) -> "Batch":
         """Repeat the batch: all texts, then all of them again, and so on."""
@@ -100,7 +101,7 @@ class Batch:
 
 
 PASS_TOKENS = 2048
-"""The most tokens in one forward pass that runs several changes of a batch, padding and repetitions included."""
+"""The most tokens in a forward pass that runs several copies of a batch, each with another change; padding counts."""
 
 
 class MixedLengthsError(AttnscopeError):
@@ -113,8 +114,8 @@ class Outputs:
 
     Attributes:
         hidden: The last hidden states, (batch, token, d_model); of an encoder-decoder the decoder's.
-        logits: Scores of the vocabulary or of classes at all tokens, or at the last few, (batch, token, score); of a
-            classifier of texts (batch, 1, class). None = the model has no head, or it was not asked for logits.
+        logits: Of the vocabulary, or of classes, at all tokens or the last few, (batch, token, vocabulary or class); of
+            a classifier of texts (batch, 1, class). None = the model has no head, or no logits were asked for.
     """
 
     hidden: "Tensor"
@@ -123,15 +124,15 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """The part of one weight that belongs to picked heads and to no others."""
+    """The rows or columns of one weight that belong to chosen heads and to no others."""
 
     # The weight's name in the model, such as "bert.encoder.layer.0.attention.self.query.weight"
     name: str
-    # The axis along which the part is cut out
+    # 0 = rows, 1 = columns
     axis: int
-    # The rows or columns of the part
+    # The numbers of the rows or columns
     indices: tuple[int, ...]
-    # "query", "key", "value" or "output"
+    # What the weight makes: "query", "key" or "value"; or "output" for W_O
     role: str
     # The whole weight, as the model holds it
     weight: "Tensor"
@@ -141,56 +142,53 @@ class Maps(NamedTuple):
     """The attention maps of an encoder on a text, as NumPy arrays by layer."""
 
     weights: "dict[int, NDArray[Any]]"  # of each head, (head, query, key)
-    full: "dict[int, NDArray[Any]]"  # of a single head over the full width of the layer, (query, key)
+    full: "dict[int, NDArray[Any]]"  # as if the layer had one head of its full width, (query, key)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionAxes:
-    """The queries and the keys of one kind of a model's attention."""
+    """The tokens along both axes of the maps of one kind of attention, where queries and keys differ."""
 
-    # The queries
     queries: Tokens
-    # The keys
     keys: Tokens
     # The numbers of the layers that have this attention
     layers: tuple[int, ...]
-    # The first query that is kept: words before a picture do not attend to it
+    # The first query that is shown: the words before a picture do not attend to it
     first: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class SensoryInput:
-    """A photo or a recording as inputs of a model, with its tokens."""
+    """A photo or a recording, alone or with words, as inputs of a model, with its tokens."""
 
     # The arguments of the model's forward, by name
     inputs: "Mapping[str, Tensor]"
-    # The patches of a picture, and special tokens before them; or the frames of a sound, silence
-    # included
+    # The patches of a picture, after special tokens; the frames of a sound, silence included; or words, with the
+    # patches of pictures that stand among them
     tokens: Tokens
-    # The picture as the model sees it, or the spectrogram of a recording that it sees; None for
-    # models that hear, and for pictures among words
+    # The picture as the model sees it, or the spectrogram that a model sees of a recording; None for models that hear,
+    # and where there are words
     picture: "Picture | None" = None
     # The recording as the model hears it; None for models that see
     sound: "Sound | None" = None
     # What was done to the photo or the recording that its owner may not expect, one sentence each
     notes: tuple[str, ...] = ()
-    # The pictures among words, as the model sees them
+    # The pictures that come with words, as the model sees them
     pictures: "tuple[Picture, ...]" = ()
-    # Queries and keys by kind of attention, where words or learned queries attend to patches by
-    # cross-attention; the first kind attends to the patches. Empty where patches are among the
-    # tokens
+    # Kind of attention -> its queries and keys, for models with cross-attention from words or learned queries to
+    # patches: this kind comes first. Empty where patches are among the tokens
     axes: "Mapping[str, AttentionAxes]" = field(default_factory=dict)
 
 
 Loss = Literal["causal", "masked", "target", "class", "token_class"]
-"""The target of a model's head: the next token, masked tokens, a target text, or the class of a text or token."""
+"""What a model's head predicts: the next token, masked tokens, a target text, or the class of a text or token."""
 
 
 class Model:
     """A loaded model: its tokenizer reads texts, and its attention passes the seam.
 
-    Subclasses for the engines override what their models can do. Here every ability but `run` is missing: it is None,
-    empty or refused.
+    Each engine has a subclass, which overrides what its models can do. In this class every ability but `run` is
+    missing: it is None, empty or refused.
 
     Attributes:
         info: The facts of the model.
@@ -200,8 +198,9 @@ class Model:
         run_inputs: Like `run`, for the arguments of the model's forward by name, as `SensoryInput.inputs` has them.
         outputs_of_inputs: Like `outputs`, for the same arguments.
         head_slices: Returns the parts of weights, named as in the model's files, that belong to some heads alone. The
-            heads are given by place.
-        look: Returns the attention maps of some layers on a text, by the NumPy engine; `run` is refused there.
+            heads are given by place, (kind, layer).
+        look: Returns the attention maps of some layers on a text without torch; the NumPy engine has it instead of
+            `run`.
     """
 
     info: ModelInfo
@@ -212,7 +211,9 @@ class Model:
     outputs_of_inputs: "Callable[[Mapping[str, Any], Probe], Outputs] | None" = None
     head_slices: "Callable[[Mapping[Place, Sequence[int]]], list[Slice]] | None" = None
     look: "Callable[[Tokens, Collection[int]], Maps] | None" = None
+    # The blocks of the network, in order, at which `rerun` can start.
     _layers: "Sequence[nn.Module]" = ()
+    # The message and the hint of `_refuse`
     _refusal = ("", "")
 
     @property
@@ -246,7 +247,7 @@ class Model:
         return ()
 
     def label_number(self, label: str) -> int:
-        """Return the number of a class.
+        """Return the index of a class among `labels`.
 
         Raises:
             AttnscopeError: There is no such class.
@@ -264,15 +265,15 @@ class Model:
         Padding is never attended to. Weights get no gradients; tensors that a probe brings in do.
 
         Args:
-            batch: Token numbers. Segments are ignored by models without segments.
-            probe: What computes, and may change, each attention.
+            batch: The token ids. Models without segments ignore the segments.
+            probe: A function that computes, and may change, each attention.
 
         Returns:
             The last hidden states, (batch, token, d_model), of an encoder-decoder the decoder's; those at padding mean
             nothing.
 
         Raises:
-            AttnscopeError: The batch is longer than the model's limit, or holds numbers that it has no embedding for.
+            AttnscopeError: The batch is longer than the model's limit, or holds ids that it has no embedding for.
             MixedLengthsError: Padding would change what the model computes of a text.
         """
         raise NotImplementedError
@@ -283,10 +284,10 @@ class Model:
         """Run a batch as `run` does, and compute the logits of the model's head, if it has one.
 
         Args:
-            batch: Token numbers.
-            probe: What computes, and may change, each attention.
+            batch: The token ids.
+            probe: A function that computes, and may change, each attention.
             logits: Whether logits are computed.
-            last: The number of last tokens that get logits; None = all. Those of a long text are larger than all else.
+            last: How many tokens at the end get logits; None = all, which takes the most memory in a long text.
         """
         return Outputs(self.run(batch, probe))
 
@@ -294,6 +295,7 @@ class Model:
         """Run a batch so that it can be run again from any block on; the options are those of `outputs`."""
         from attnscope.models.inside.tape import Rerun
 
+        # `outputs` does not need to know in which block an attention lies, or which is the first to compute.
         return Rerun(
             lambda batch, probe, *_: self.outputs(batch, probe, logits=logits, last=last),
             batch,
@@ -301,11 +303,11 @@ class Model:
         )
 
     def modules(self) -> "Sequence[nn.Module]":
-        """Return the torch modules that hold all others."""
+        """Return the torch modules that hold all others of the model."""
         return []
 
     def blocks(self) -> "Mapping[Place, nn.Module]":
-        """Return the block of each attention by place; its input is the hidden states that the keys are made from."""
+        """Return place -> the block that holds this attention; it reads the hidden states that keys are made from."""
         return {}
 
     def static_embeddings(self, ids: "Tensor") -> "Tensor | None":
@@ -357,11 +359,10 @@ def example_tokens(tokenizer: Tokenizer) -> Tokens:
     for text in _example_texts(tokenizer):
         try:
             tokens = tokenizer.encode(text)
+            if not tokens.special.all():
+                return tokens
         except AttnscopeError as error:
             refusal = error
-            continue
-        if not tokens.special.all():
-            return tokens
     raise refusal
 
 
@@ -373,9 +374,10 @@ def example_batch(model: Model) -> Batch:
 
 
 def _example_texts(tokenizer: Tokenizer) -> "Iterator[str]":
-    """Yield a letter, a number (which models without tokenizer read too), and up to 64 tokens of the vocabulary."""
+    """Yield a letter, a number (which models without tokenizer read too), and at most 64 tokens of the vocabulary."""
     yield "a"
     yield "0"
-    numbers = tokenizer.ordinary_ids()
-    for number in numbers[:: len(numbers) // 64 + 1]:
-        yield tokenizer.spell(number)
+    ids = tokenizer.ordinary_ids()
+    # At even distances
+    for token_id in ids[:: len(ids) // 64 + 1]:
+        yield tokenizer.spell(token_id)

@@ -44,9 +44,9 @@ class FastTokenizer(Tokenizer):
                 ids.append(token_id)
         return sorted(ids)
 
-    def spell(self, number: int) -> str:
+    def spell(self, token_id: int) -> str:
         """Return the text of one token."""
-        return self.backend.decode([number], skip_special_tokens=False)
+        return self.backend.decode([token_id], skip_special_tokens=False)
 
     @classmethod
     def open(cls, folder: Path) -> "FastTokenizer":

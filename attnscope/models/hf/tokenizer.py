@@ -146,9 +146,9 @@ class HuggingFaceTokenizer(_IdTokenizer):
         ids = {token_id for piece, token_id in vocabulary if "unused" not in piece}
         return sorted(ids - {*self.backend.all_special_ids})
 
-    def spell(self, number: int) -> str:
+    def spell(self, token_id: int) -> str:
         """Return the text of the token with this id; "<5>" where the vocabulary lacks it."""
-        return f"<{number}>" if self._piece(number) is None else str(self.backend.decode([number]))
+        return f"<{token_id}>" if self._piece(token_id) is None else str(self.backend.decode([token_id]))
 
     def encode(self, text: str, pair: str | None = None, *, is_whole: bool = False) -> Tokens:
         """Tokenise a text, or a pair of texts, with the special tokens that the model expects.

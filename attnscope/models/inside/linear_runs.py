@@ -1,12 +1,13 @@
-"""Split the scores of an attention by the parts of the stream that its queries and keys read.
+"""Split the scores of an attention by the parts of the model that wrote what its queries and keys read.
 
-A query is a sum over parts: what each earlier head and feed-forward network wrote, embeddings and biases, each through
-the frozen norms, the projection and the rotary turn. So is a key. A score is the product of the two sums.
+A part is an earlier head, a feed-forward network, an embedding or the biases. A query is a sum over parts: what each
+wrote to the residual stream, through the frozen norms, the projection and the rotary turn. So is a key. A score is the
+product of the two sums.
 
-To see the sums, a model runs with autograd so that gradients flow along the stream and through its norms alone. What
-attention and feed-forward networks write is a leaf of autograd's graph. Embeddings and biases are leaves too. Norms are
-linear once the length that they divide by is frozen. So a query is a sum over leaves, each times its slope (the
-derivative of the query by the leaf), and no path of the stream need be known.
+To see the sums, a model runs with autograd so that gradients flow only along the stream and through its norms. What
+each part writes is a leaf of autograd's graph. Norms are linear once the length that they divide by is frozen. So a
+query is a sum over leaves, each times its slope (the derivative of the query by the leaf). Which ways the stream takes
+from a leaf to the query need not be known.
 
 Source: Elhage et al. 2021, "QK circuits"; frozen norms as in direct logit attribution.
 """
@@ -16,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attnscope.core.attention.precision import in_float64
@@ -35,25 +35,15 @@ from attnscope.models.inside.projections import (
 )
 from attnscope.models.inside.stream import Norm, measure_norm
 from attnscope.models.model import Batch, Model, example_batch
+from attnscope.results.table import Floats
 
-Floats = NDArray[np.float64]
-
-_MOST_NUMBERS = 2**22
-"""The most numbers of slopes that are held at once: 16 MiB as float32 for each part of the model."""
-
-TOKENS = "tokens"
-POSITIONS = "positions"
-SEGMENTS = "segments"
-EMBEDDED = "embeddings"
-"""The name of the hidden states that enter the stream where no embedding is a module."""
-
-PROJECTION_BIAS = "projection bias"
-OTHER_BIASES = "other biases"
+_SLOPES_AT_ONCE = 2**22
+"""The most elements of slopes that are in memory at once, for each leaf: 16 MiB as float32."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that adds to the residual stream."""
+    """A part of a model that adds to the residual stream, or the biases of several modules."""
 
     # Such as "L3H1", "L3 MLP" or "tokens"
     name: str
@@ -67,13 +57,13 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class _Leaf:
-    """A leaf of the graph: what parts add to the stream in a run, or to a projection of it."""
+    """A leaf of autograd's graph: what one part, or all heads of a layer, add in a run."""
 
-    # One part, or all heads of a layer, along the second axis of the tensors
+    # One part; or all heads of a layer, which the second axis of the tensors runs over
     parts: tuple[Part, ...]
-    # The tensor that the run goes on with, and that slopes are taken by
+    # The tensor that the run goes on with. Slopes are derivatives by it
     tensor: Tensor
-    # The numbers that the parts add, of the same shape
+    # What the parts add, of the same shape: the same tensor, or a bias where `tensor` is 0
     value: Tensor
 
 
@@ -83,10 +73,10 @@ class ScoreRun:
     Args:
         model: The model.
         batch: The text, as a batch of one.
-        place: The place of the attention.
+        place: The place of the attention, (kind, layer).
 
     Attributes:
-        call: The call of the attention; its queries and keys carry gradients.
+        call: The call of the attention; gradients flow to its queries and keys.
 
     Raises:
         AttnscopeError: What heads write cannot be told apart, or the model keeps no gradients.
@@ -100,25 +90,27 @@ class ScoreRun:
         self._batch = batch
         self._place = place
         self._leaves: list[_Leaf] = []
+        # The place of the attention that ran last
         self._latest: Place = ("encoder", 0)
         self._places = _places_of_modules(model)
         modules = modules_of(model.modules())
         linear = set(linear_maps(modules))
         self._projections, outputs = _projections_and_outputs(model)
-        # The maps of feed-forward networks are all others in blocks. Experts are no maps: their weights have 3 axes.
+        # All other linear maps in blocks belong to feed-forward networks. So do modules whose weight has 3 axes: it
+        # holds the maps of several experts.
         branches = (linear & self._places.keys()) - outputs - self._projections
         for module in self._places:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 branches.add(module)
-        # Norms are found by measuring every module without children that is no linear map.
+        # Measure every other module without children: what acts as a norm is one.
         self._norms: dict[nn.Module, Norm] = {}
         for module in filter(is_leaf, modules):
             norm = None if module in linear else measure_norm(module)
             if norm is not None:
                 self._norms[module] = norm
-        # Of all other maps only the bias is a part; but none of the unembedding, which does not write to the stream.
+        # Of projections and output projections, the bias alone is a part. The unembedding does not write to the stream.
         other_maps = linear - branches - {model.unembedding()}
-        # Run the model; whatever adds to the stream becomes a leaf.
+        # Run the model; what each part adds to the stream becomes a leaf.
         first_blocks = [block for place, block in model.blocks().items() if place[1] == 0]
         embeddings = [module for module in modules if isinstance(module, nn.Embedding)]
         with (
@@ -132,9 +124,9 @@ class ScoreRun:
             model.run(batch, self._observe)
 
     def vectors(self, tensor: Tensor, head: int, weights: Floats) -> dict[Part, Floats]:
-        """Return what each part adds to a weighted sum of a head's queries or keys, (d_head,).
+        """Return what each part adds to the weighted sum of a head's queries, or keys, over tokens, (d_head,).
 
-        Parts that do not reach the queries or keys are left out.
+        Parts on which the queries or keys do not depend are left out.
 
         Args:
             tensor: The queries or keys of `call`, (1, head, token, d_head).
@@ -143,13 +135,13 @@ class ScoreRun:
         """
         with torch.enable_grad():
             total = torch.from_numpy(weights).to(tensor) @ tensor[0, head]  # (d_head,)
-        # Each row selects a column of the sum; some of their slopes are held at once.
-        n_at_once = max(1, _MOST_NUMBERS // tensor.numel())
-        columns = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
+        # Each selector picks one element of the sum. Slopes are taken of so many elements at once as memory allows.
+        n_at_once = max(1, _SLOPES_AT_ONCE // tensor.numel())
+        selectors = torch.eye(len(total), dtype=tensor.dtype, device=tensor.device)
         tensors = [leaf.tensor for leaf in self._leaves]
         vectors: dict[Part, Floats] = {}
         for start in range(0, len(total), n_at_once):
-            chunk = columns[start : start + n_at_once]
+            chunk = selectors[start : start + n_at_once]
             gradients = torch.autograd.grad(
                 total,
                 tensors,
@@ -161,18 +153,18 @@ class ScoreRun:
             for leaf, slopes in zip(self._leaves, gradients, strict=True):
                 if slopes is None:
                     continue
-                # Value times slope, (column, *shape of the leaf), is summed to (column, part).
+                # (element, *shape of the leaf) -> (element, part)
                 products = in_float64(leaf.value.detach()) * in_float64(slopes)
                 sums = products.reshape(len(chunk), len(leaf.parts), -1).sum(2)
-                for part, numbers in zip(leaf.parts, sums.T, strict=True):
+                for part, elements in zip(leaf.parts, sums.T, strict=True):
                     vector = vectors.setdefault(part, np.zeros(len(total)))
-                    vector[start : start + n_at_once] += numbers.cpu().numpy()
+                    vector[start : start + n_at_once] += elements.cpu().numpy()
         return vectors
 
-    # What becomes a leaf ---------------------------------------------------------------------------------------------
+    # Hooks that make leaves -----------------------------------------------------------------------------------------
 
     def _add_leaf(self, tensor: Tensor, *parts: Part, value: Tensor | None = None) -> Tensor:
-        """Return a tensor as a leaf, which the run goes on with; `value` is what the parts add, if it is not that."""
+        """Return a tensor as a leaf, for the run to go on with; `value` is what the parts add, if not the tensor."""
         leaf = tensor.detach().requires_grad_()
         self._leaves.append(_Leaf(parts, leaf, leaf if value is None else value))
         return leaf
@@ -195,8 +187,9 @@ class ScoreRun:
 
     def _cut_branch(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         """Make the output of a map of a feed-forward network a leaf; the hook after it."""
-        # A module that several layers share belongs to the layer whose attention ran last.
-        places = self._places.get(module, set())
+        # Decoder and cross-attention may share a block: the name is that of the first kind in the alphabet. A module
+        # that several layers share belongs to the layer whose attention ran last.
+        places = self._places[module]
         layers = {layer for _, layer in places}
         kind, layer = min(places) if len(layers) == 1 else self._latest
         return self._add_leaf(output, Part(f"{self._name_layer(kind, layer)} MLP", "MLP", layer))
@@ -208,10 +201,13 @@ class ScoreRun:
         return self._add_leaf(output, Part(name, "embedding"))
 
     def _cut_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
-        """Make the hidden states that enter the first layer a leaf, if no embedding did; the hook before its block."""
+        """Make the hidden states that enter the first layer a leaf, if no embedding is one; the hook before its block.
+
+        They are one where embeddings are no modules.
+        """
         hidden = first_tensor(inputs, named)
         if hidden is not None and not hidden.requires_grad:
-            part = Part(EMBEDDED, "embedding")
+            part = Part("embeddings", "embedding")
             self._leaves.append(_Leaf((part,), hidden.requires_grad_(), hidden))
 
     def _freeze_norm(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
@@ -219,27 +215,27 @@ class ScoreRun:
         norm = self._norms[module]
         bias = norm.bias.to(output)
         scaled = norm.centre(inputs[0]) * norm.gain.to(inputs[0])
-        # Find the factor 1 / length, (…, 1), by least squares: it gives the actual output.
-        exact = (output - bias).detach()
+        # output - bias = scaled / length: find 1 / length, (…, 1), by least squares, without gradient.
+        actual = (output - bias).detach()
         fixed = scaled.detach()
-        factor = (exact * fixed).sum(-1, keepdim=True) / fixed.square().sum(-1, keepdim=True)
+        factor = (actual * fixed).sum(-1, keepdim=True) / fixed.square().sum(-1, keepdim=True)
         return self._split_bias(module, inputs, scaled * factor.nan_to_num(0) + bias)
 
     def _split_bias(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        """Make the bias, which is in a module's output already, a leaf; the hook after the module.
+        """Make a module's bias a leaf; the hook after the module.
 
-        The leaf is zero, so that the output does not change, and its value is the bias.
+        The output holds the bias already. So the tensor of the leaf is 0, and its value is the bias.
         """
         bias = self._norms[module].bias if module in self._norms else getattr(module, "bias", None)
         if bias is None:
             return output
-        name = PROJECTION_BIAS if module in self._projections else OTHER_BIASES
+        name = "projection bias" if module in self._projections else "other biases"
         value = bias.detach().expand_as(output)
         return output + self._add_leaf(torch.zeros_like(output), Part(name, "bias"), value=value)
 
 
 def _places_of_modules(model: Model) -> dict[nn.Module, set[Place]]:
-    """Return the places of the attentions in whose blocks each module lies; modules outside of blocks are left out."""
+    """Return module -> the places of the attentions of its block, or blocks; modules outside of blocks are left out."""
     places: dict[nn.Module, set[Place]] = {}
     for place, block in model.blocks().items():
         for module in block.modules():
@@ -248,12 +244,13 @@ def _places_of_modules(model: Model) -> dict[nn.Module, set[Place]]:
 
 
 def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Module]]:
-    """Return the projections, which run in a block before its attention, and the output projections.
+    """Return the projections W_Q, W_K and W_V, which run in a block before its attention, and the output projections.
 
     Raises:
         AttnscopeError: The output projection of an attention cannot be found.
     """
     watch = OutputWatch()
+    # The linear maps that have run in the block that runs now
     ran_in_block: list[nn.Module] = []
     projections: set[nn.Module] = set()
 
@@ -280,15 +277,15 @@ def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Modul
 
 
 def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
-    """Return the name of an embedding by its input, which should be numbers, and its output, (…, token, d_model).
+    """Return the name of an embedding, "tokens", "positions" or "segments", by its input and output.
 
-    That of the tokens reads their numbers. That of positions differs from each token to the next. Any other is one of
-    segments.
+    An embedding that reads the token ids is that of tokens. One whose output, (…, token, d_model), differs between all
+    neighbouring tokens is that of positions. Any other is that of segments.
     """
     if isinstance(ids, Tensor) and torch.equal(ids, batch.ids.to(ids.device)):
-        return TOKENS
+        return "tokens"
     differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)  # (…, token - 1)
-    return POSITIONS if differs.all() else SEGMENTS
+    return "positions" if differs.all() else "segments"
 
 
 def require_gradients(model: Model) -> None:

@@ -1,4 +1,4 @@
-"""Find linear maps, output projections and hidden states of a model as it runs, by hooks and not by names."""
+"""Find linear maps, output projections and hidden states of a model by hooks as it runs, not by names of modules."""
 
 import contextlib
 import threading
@@ -24,16 +24,17 @@ NamedInputs = dict[str, Any]
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
-"""The outputs of the projections W_Q, W_K and W_V; fields of an `AttentionCall`."""
+"""What the projections W_Q, W_K and W_V give; fields of an `AttentionCall`."""
 
 
 class OutputWatch:
-    """A probe that finds output projections: for each attention, the first linear map whose input is its output.
+    """A probe that finds the output projection of each attention: the first linear map that reads its output.
 
-    `look` must be the hook after each linear map of the model.
+    The method `look` must be the hook after each linear map of the model. The keys of the dictionaries are places,
+    (kind, layer).
 
     Attributes:
-        calls: The calls that reached the seam, by place, as in the other dictionaries.
+        calls: The calls that reached the seam.
         outputs: The outputs of the attentions, (batch, head, query, d_value).
         modules: The output projections that were found.
         results: The outputs of the output projections.
@@ -44,10 +45,11 @@ class OutputWatch:
         self.outputs: dict[Place, Tensor] = {}
         self.modules: dict[Place, nn.Module] = {}
         self.results: dict[Place, Tensor] = {}
+        # The place and output of the attention whose output projection has yet to run
         self._expected: tuple[Place, Tensor] | None = None
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """Compute an attention, without gradient, and look for its output projection from now on."""
+        """Compute an attention without gradient, and wait for its output projection."""
         with torch.no_grad():
             output = attend(call)
         place = (call.kind, call.layer)
@@ -57,11 +59,11 @@ class OutputWatch:
         return output
 
     def expect(self, place: Place, output: Tensor) -> None:
-        """Look from now on for the map that reads an attention's output, (batch, head, query, d_value)."""
+        """Wait for the linear map that reads an attention's output, (batch, head, query, d_value)."""
         self._expected = place, output.transpose(1, 2)
 
     def look(self, module: nn.Module, inputs: Inputs, result: Any) -> None:
-        """Note a linear map as the output projection if its input is the expected output; the hook after each map."""
+        """Take a linear map for the output projection if it read the expected output; the hook after the map."""
         rows = first_tensor(inputs)
         if self._expected is None or rows is None:
             return
@@ -101,37 +103,35 @@ def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Return whether a module is the linear map of transformers with a transposed weight (GPT-2), by its name."""
+    """Return whether a module is GPT-2's linear map, whose weight is (in, out) and not (out, in)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
 
 def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
-    """Return the linear maps of models that an adapter adds to: their weights are not all of what they do."""
+    """Return the linear maps to whose outputs an adapter adds something, so that weights do not tell what they do."""
     layers = (getattr(module, "base_layer", None) for module in modules_of(roots))
     return {module for module in layers if isinstance(module, nn.Module)}
 
 
 def weight_of(module: nn.Module) -> Tensor | None:
-    """Return a linear map's weight, (out, in), also where accelerate keeps it elsewhere between forward passes.
-
-    None if the weight is quantised or missing.
-    """
+    """Return a linear map's weight, (out, in); None if it is quantised or missing."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
-        # accelerate leaves an empty tensor on the meta device, and keeps the weight in a hook, or in one of its hooks.
+        # accelerate moved the weight away: it is in the module's hook, or in one of the hooks that this one holds.
         weight = None
         hook = getattr(module, "_hf_hook", None)
-        for each in (hook, *getattr(hook, "hooks", ())):
-            tensors = getattr(each, "weights_map", None)
-            if weight is None and tensors and "weight" in tensors:
+        for holder in (hook, *getattr(hook, "hooks", ())):
+            tensors = getattr(holder, "weights_map", None) or {}
+            if "weight" in tensors:
                 weight = tensors["weight"]
+                break
     # Quantised weights are integers, 8-bit floats with a scale beside them, or tensors made of others (torchao).
     if weight is None or hasattr(type(weight), "__tensor_flatten__"):
         return None
     if not weight.is_floating_point() or weight.element_size() < 2 or weight.ndim != 2:
         return None
-    rows: Tensor = weight.T if is_transposed(module) else weight
-    return rows
+    by_output: Tensor = weight.T if is_transposed(module) else weight
+    return by_output
 
 
 @contextlib.contextmanager
@@ -145,7 +145,7 @@ def hooks(
     Args:
         modules: The modules; one that comes twice gets one hook.
         hook: Called after each module with (module, inputs, output), or before it with (module, inputs, named inputs).
-            What it returns replaces the output or the inputs, unless it is None.
+            Anything but None that it returns replaces the output, or the inputs.
         before: Whether the hook is called before the module.
     """
     thread = threading.get_ident()
@@ -166,18 +166,18 @@ def hooks(
 
 @contextlib.contextmanager
 def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, int], Tensor | None]]:
-    """Keep the lengths of the hidden states that blocks read in each run, until the context ends.
+    """Measure the L2 norm of each hidden state that a block reads, in runs within the context.
 
     Args:
-        blocks: The blocks, by place.
+        blocks: The blocks, by place, (kind, layer).
 
     Yields:
-        A function of kind and layer that returns the length of each token's hidden state as that layer read it last,
-        (batch, token), float32 or float64; None if the layer read none.
+        A function of kind and layer that returns the norms of what the block of that layer read last, (batch, token),
+        float32 or float64; None if it read no hidden states.
     """
     latest: dict[nn.Module | None, Tensor] = {}
 
-    def note(block: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
+    def measure(block: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
         latest.pop(block, None)
         hidden = first_tensor(inputs, named)
         if hidden is not None and hidden.ndim == 3:
@@ -185,18 +185,16 @@ def watch_norms(blocks: Mapping[Place, nn.Module]) -> Iterator[Callable[[Kind, i
             precision = torch.promote_types(hidden.dtype, torch.float32)
             latest[block] = torch.linalg.vector_norm(hidden.detach(), dim=-1, dtype=precision)
 
-    try:
-        with hooks(blocks.values(), note, before=True):
-            yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
-    finally:
-        latest.clear()
+    with hooks(blocks.values(), measure, before=True):
+        yield lambda kind, layer: latest.get(blocks.get((kind, layer)))
+    latest.clear()
 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """One attention on one text, with its output projection; None where that could not be found."""
+    """One attention on one text, with its output projection. What could not be found of it is None."""
 
-    # The call that reached the seam; rotary positions are in queries and keys already
+    # The call that reached the seam; rotary positions have been applied to queries and keys
     call: AttentionCall
     # The output of the attention, (1, n_heads, query, d_value)
     output: Tensor
@@ -211,7 +209,7 @@ class Surroundings:
 
 
 def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
-    """Run a model once on one text, and return the attention at a place, with its output projection.
+    """Run a model once on one text, and return the attention at a place, (kind, layer), and its output projection.
 
     Raises:
         AttnscopeError: The model's attention does not pass the seam, or it has no such layer.
@@ -226,17 +224,16 @@ def surroundings(model: Model, batch: Batch, place: Place) -> Surroundings:
         raise AttnscopeError(f"{model.info.name} has no {kind} attention in layer {layer}")
     call = watch.calls[place]
     output = watch.outputs[place]
-    # Find the weight of the output projection, if it is a plain linear map.
+    # Find the weight of the output projection.
     module = watch.modules.get(place)
-    note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
-    weight = None
-    if module is not None:
+    if module is None:
+        note = "no linear map is fed just what the heads put out, so that W_O cannot be shown"
+        return Surroundings(call, output, notes=(note,))
+    weight = weight_of(module)
+    if weight is None or module in adapted_maps(roots):
         note = "W_O cannot be shown: it is quantised, or an adapter adds to it"
-        if module not in adapted_maps(roots):
-            weight = weight_of(module)
-    if weight is None:
         return Surroundings(call, output, notes=(note,))
     bias = getattr(module, "bias", None)
-    # (1, query, d_model), in OPT (query, d_model), -> (query, d_model)
+    # (1, query, d_model), or (query, d_model) in OPT, -> (query, d_model)
     attended = watch.results[place].reshape(-1, len(weight))
     return Surroundings(call, output, weight, bias, attended)

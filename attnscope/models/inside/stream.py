@@ -1,11 +1,11 @@
 """Find the weights by which heads read and write the residual stream: W_Q, W_K, W_V, W_O, and the norms around them.
 
 Nothing is guessed from names, and there is no table of architectures. The projections are the linear maps that read the
-stream, or a norm of it. Queries, keys and values at the seam are functions of what these maps read; their derivative is
-W_Q, W_K or W_V of each head, as the model scales and orders its rows, and what is left over is the bias. If weight and
-bias do not give what the model computes of another token, something else lies between, and the weights are not known.
-Only first tokens are looked at, which rotary positions do not turn. A norm is a module that divides by a length: its
-gain and bias are measured.
+stream, or the norm of it. The queries that reach the seam are a function of what the projections read, W_Q x + b. So
+their derivative by x is W_Q of each head, with rows scaled and ordered as the model does, and b is what remains. The
+same goes for keys and values. Weight and bias must then give the queries of another token. If they do not, more than a
+linear map lies between, and the weights are not known. All this is done at the first token, which rotary positions
+leave as it is. A norm is a module that divides a vector by its length: its gain and bias are measured.
 """
 
 from collections.abc import Sequence
@@ -48,15 +48,15 @@ class Norm:
     centres: bool
 
     def centre(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return vectors along a dimension without their mean, if the norm centres."""
+        """Subtract the mean along a dimension, if the norm centres."""
         return x - x.mean(dim, keepdim=True) if self.centres else x
 
     def fold(self, rows: Tensor) -> Tensor:
-        """Turn rows that read the norm's output, (…, d_model), into rows that read its input, up to its length."""
+        """Turn rows that read the norm's output, (…, d_model), into rows that read its input before the division."""
         return self.centre(rows * self.gain.to(rows))
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the norm of vectors, (…, d_model), with an epsilon of 0."""
+        """Return vectors, (…, d_model), as the norm puts them out, with an epsilon of 0."""
         x = self.centre(x)
         length = x.pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-30)
         return x / length * self.gain.to(x) + self.bias.to(x)
@@ -68,13 +68,13 @@ class Projection:
 
     # (n_heads or n_kv_heads, d_head, d_model); it reads the norm's output
     weight: Tensor
-    # (n_heads or n_kv_heads, d_head); 0 without one
+    # (n_heads or n_kv_heads, d_head); zeros where the model has none
     bias: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The weights of one attention; None where they are not known."""
+    """The weights of one attention. Those that are not known are None."""
 
     layer: int
     # Query heads
@@ -96,16 +96,16 @@ class Attention:
     notes: tuple[str, ...] = ()
 
     def maps(self, *, centres: bool) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the maps of each query head as pairs of factors, with the norms around them folded in.
+        """Return the maps of each query head from stream to stream, with the norms around them folded in.
 
         Args:
-            centres: Whether no head can read the mean of what is written, so that it is taken away.
+            centres: Whether every norm that later reads the stream centres: then "OV" writes no mean.
 
         Returns:
-            The left factor (n_heads, d_model, d_head) and the right one (n_heads, d_head, d_model) of "OV" = W_O W_V,
-            "QK" = W_Q' W_K and "KQ" = W_K' W_Q. Maps that are not known are left out.
+            "OV" = W_O W_V, "QK" = W_Q' W_K and "KQ" = W_K' W_Q, each as its two factors, (n_heads, d_model, d_head) and
+            (n_heads, d_head, d_model). Maps that are not known are left out.
         """
-        # Fold the norm into what reads the stream, and give each query head its keys and values.
+        # Fold the norm into the rows that read the stream, and repeat the key/value heads for the query heads.
         reads: dict[str, Tensor] = {}
         for role in ROLES:
             projection: Projection | None = getattr(self, role)
@@ -151,7 +151,7 @@ class Stream:
 
     @property
     def centres(self) -> bool:
-        """Return whether every norm takes the mean away, so that no head can read it."""
+        """Return whether every norm subtracts the mean, so that no head can read it."""
         norms = [attention.norm for attention in self.attentions]
         if self.unembedding is not None:
             norms.append(self.final_norm)
@@ -187,15 +187,16 @@ def stream_of(model: Model) -> Stream:
     if all(attention.value is None or attention.output is None for attention in attentions):
         raise AttnscopeError(
             f"where {info.name} ({info.architecture}) keeps W_V and W_O of its heads is not known",
-            attentions[0].notes[0] if attentions and attentions[0].notes else "",
+            attentions[0].notes[0],
         )
 
-    # The ends of the stream: the norm before the first layer, and the one between the last layer and the words.
+    # The ends of the stream: the norm that made the input of the first block, and the one that made the last hidden
+    # states. A norm that lies in a block belongs to that block.
     first_input = run.block_inputs.get(0)
     first_norm = None if first_input is None else measure_norm(run.module_that_returned(first_input, 0))
     last_module = run.module_that_returned(run.hidden, len(attentions))
     final_norm = measure_norm(last_module)
-    is_inner = last_module in modules_of(run.blocks.values())
+    is_in_block = last_module in modules_of(run.blocks.values())
     head = model.unembedding()
     head_inputs = [step.input for step in run.steps if step.module is head]
     unembedding = None if head is None else _known_weight(head)
@@ -209,17 +210,17 @@ def stream_of(model: Model) -> Stream:
         kind=info.kinds[0],
         attentions=attentions,
         embedding_norm=first_norm,
-        final_norm=None if is_inner else final_norm,
+        final_norm=None if is_in_block else final_norm,
         unembedding=unembedding,
         is_direct=bool(head_inputs) and have_equal_numbers(head_inputs[-1], run.hidden),
-        is_post_norm=lacks_norm and is_inner and final_norm is not None,
+        is_post_norm=lacks_norm and is_in_block and final_norm is not None,
         notes=tuple(notes),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A module that ran: its input, its output, and how many attentions ran before."""
+    """A module that ran: its input, its output, and how many attentions had run before it."""
 
     module: nn.Module
     input: Tensor
@@ -228,14 +229,15 @@ class _Step:
 
 
 class _ObservedRun:
-    """A run of the model on two texts, whose first tokens differ, with what its modules read and returned.
+    """A run of the model on two texts whose first tokens differ, with what its modules read and returned.
 
     Attributes:
-        blocks: The model's blocks, by place.
+        blocks: The model's blocks, by place, (kind, layer).
         watch: The calls that reached the seam, and the output projections.
         steps: The linear maps and other modules without children, in the order in which they ran.
-        block_inputs: The hidden states that a block got, by the number of attentions before; the last block's.
-        hidden: The last hidden states.
+        block_inputs: How many attentions had run -> the hidden states that the next block got, (text, token, d_model);
+            of several blocks without attention between them, the last one.
+        hidden: The last hidden states, (text, token, d_model).
     """
 
     def __init__(self, model: Model) -> None:
@@ -249,16 +251,18 @@ class _ObservedRun:
         if limit is None or ids.shape[1] * 2 <= limit:
             ids = ids.repeat(1, 2)
         ids = ids.repeat(2, 1)
+        # The second text starts with token 0, or with token 1 if the first one starts with 0.
         ids[1, 0] = int(ids[0, 0] == 0)
-        # Every linear map starts a path of derivatives, which ends at the seam.
+        # Derivatives are taken by the input of each linear map.
         self._maps = set(linear_maps(model.modules()))
-        watched = [m for m in modules_of(model.modules()) if is_leaf(m) or m in self._maps]
+        modules = modules_of(model.modules())
+        watched = [module for module in modules if is_leaf(module) or module in self._maps]
         head = model.unembedding()
         if head is not None:
             watched.append(head)
         with (
             torch.enable_grad(),
-            hooks(self._maps, _start_path, before=True),
+            hooks(self._maps, _make_leaf, before=True),
             hooks(watched, self._note_step),
             hooks(self.blocks.values(), self._note_block, before=True),
         ):
@@ -283,14 +287,14 @@ class _ObservedRun:
             self.block_inputs[len(self.watch.calls)] = hidden.detach().clone()
 
     def module_that_returned(self, output: Tensor, n_attentions: int) -> nn.Module | None:
-        """Return the last module, no linear map, that returned a tensor after so many attentions; None if none did."""
+        """Return the last module that may be a norm and returned a tensor after so many attentions; None = none did."""
         for step in reversed(self._norm_steps()):
             if step.n_attentions == n_attentions and have_equal_numbers(step.output, output):
                 return step.module
         return None
 
     def _norm_steps(self) -> list[_Step]:
-        """Return the steps that may be norms: no linear maps, and with outputs of the shape of their inputs."""
+        """Return the steps that may be norms: not of linear maps, and with outputs of the shape of their inputs."""
         steps = [step for step in self.steps if step.module not in self._maps]
         return [step for step in steps if step.input.shape == step.output.shape]
 
@@ -299,14 +303,15 @@ class _ObservedRun:
         """Return the weights of an attention, as far as they are known.
 
         Args:
-            place: Its place.
-            adapted: The linear maps that an adapter adds to: their weights are not all of what they do.
+            place: Its place, (kind, layer).
+            adapted: The linear maps to whose outputs an adapter adds something.
         """
         call = self.watch.calls[place]
+        # How many attentions had run before this one
         n_before = list(self.watch.calls).index(place)
         notes: list[str] = []
 
-        # What reads the stream.
+        # The norm and the projections, which read the stream.
         norm, sources = self._projection_inputs(n_before)
         projections: dict[Role, Projection | None] = {}
         lacking = []
@@ -324,7 +329,7 @@ class _ObservedRun:
                 "keys, a low-rank cache, an adapter)"
             )
 
-        # What writes to the stream, and the norm of what is written, if there is one.
+        # W_O, which writes to the stream, and the norm of what it writes, if there is one.
         output = output_norm = None
         module = self.watch.modules.get(place)
         weight = None if module is None or module in adapted else _known_weight(module)
@@ -354,13 +359,15 @@ class _ObservedRun:
     def _projection_inputs(self, n_before: int) -> tuple[Norm | None, list[Tensor]]:
         """Find the inputs of the projections of an attention, and the norm that made them from the stream.
 
-        Projections are the linear maps that read one and the same: the stream, or its norm, whichever was read last.
+        Before the attention, the last linear map that reads the stream, or a norm of it, is a projection. The others
+        are the maps with an equal input.
 
         Args:
-            n_before: How many attentions ran before this one.
+            n_before: How many attentions had run before this one.
 
         Returns:
-            The norm, None if the projections read the stream itself; and their inputs, none if they read neither.
+            The norm, None if the projections read the stream itself; and the inputs of the projections, with equal
+            numbers, empty if no map reads either.
         """
         stream = self.block_inputs.get(n_before)
         if stream is None:
@@ -369,18 +376,18 @@ class _ObservedRun:
         inputs = [step.input for step in maps if step.n_attentions == n_before]
         norms = [step for step in self._norm_steps() if have_equal_numbers(step.input, stream)]
         for tensor in reversed(inputs):
-            alike = [other for other in inputs if have_equal_numbers(other, tensor)]
+            equal_inputs = [other for other in inputs if have_equal_numbers(other, tensor)]
             if have_equal_numbers(tensor, stream):
-                return None, alike
+                return None, equal_inputs
             for step in reversed(norms):
                 if have_equal_numbers(step.output, tensor):
                     norm = measure_norm(step.module)
-                    return norm, [] if norm is None else alike
+                    return norm, [] if norm is None else equal_inputs
         return None, []
 
 
-def _start_path(module: nn.Module, inputs: Inputs, named: NamedInputs) -> Any:
-    """Make the input of a linear map the start of a path that can be derived; the hook before it."""
+def _make_leaf(module: nn.Module, inputs: Inputs, named: NamedInputs) -> Any:
+    """Make the input of a linear map a leaf of autograd's graph; the hook before the map."""
     first_input = first_tensor(inputs)
     if first_input is None or not first_input.is_floating_point():
         return None
@@ -388,7 +395,7 @@ def _start_path(module: nn.Module, inputs: Inputs, named: NamedInputs) -> Any:
 
 
 def _projection(reached: Tensor, sources: Sequence[Tensor]) -> Projection | None:
-    """Return a projection; None where weight and bias, as found in the first text, do not hold in the second.
+    """Return a projection; None where weight and bias, as found from the first text, do not fit the second.
 
     Args:
         reached: The queries, keys or values that reached the seam, (text, head, token, d_head) of two texts.
@@ -398,36 +405,38 @@ def _projection(reached: Tensor, sources: Sequence[Tensor]) -> Projection | None
     weight = _derivative(reached[0, :, 0], sources)
     if weight is None:
         return None
-    # At the first tokens: (text, d_model) that is read, and (text, head, d_head) that reached the seam.
-    source = sources[0].detach().reshape(len(reached), -1, weight.shape[-1])[:, 0].to(weight)
+    # Of the first token: x, (text, d_model), and W x + b, (text, head, d_head).
+    x = sources[0].detach().reshape(len(reached), -1, weight.shape[-1])[:, 0].to(weight)
     rows = reached[:, :, 0].detach().to(weight)
-    bias = rows[0] - weight @ source[0]
-    expected = weight @ source[1] + bias
-    # Each product rounds, and so does their sum.
-    size = weight.abs() @ source.abs().sum(0) + bias.abs()
+    bias = rows[0] - weight @ x[0]
+    difference = (weight @ x[1] + bias - rows[1]).abs()
+    # Rounding is relative to the sizes of the terms, not to that of their sum.
+    size = weight.abs() @ x.abs().sum(0) + bias.abs()
     allowed = 8 * torch.finfo(reached.dtype).eps * size.amax()
-    # Compared so that NaN fails.
-    return Projection(weight, bias) if ((rows[1] - expected).abs() <= allowed).all() else None
+    # NaN fails this comparison.
+    if (difference <= allowed).all():
+        return Projection(weight, bias)
+    return None
 
 
 def _derivative(rows: Tensor, sources: Sequence[Tensor]) -> Tensor | None:
-    """Return the derivative of rows (head, d_head) by the first token of what maps read, (head, d_head, d_model).
+    """Return the derivative of rows, (head, d_head), by the first token of the sources, (head, d_head, d_model).
 
-    None where they do not depend on it.
+    None where the rows do not depend on the sources.
     """
     if not rows.requires_grad or not sources:
         return None
-    # One derivative for each number of the rows, all of them at once.
-    each = torch.eye(rows.numel(), dtype=rows.dtype, device=rows.device).view(-1, *rows.shape)
+    # One derivative for each element of the rows, all of them at once: each of these tensors selects one element.
+    selectors = torch.eye(rows.numel(), dtype=rows.dtype, device=rows.device).view(-1, *rows.shape)
     gradients = torch.autograd.grad(
         rows,
         list(sources),
-        each,
+        selectors,
         retain_graph=True,
         allow_unused=True,
         is_grads_batched=True,
     )
-    # (number, text, token, d_model) -> (number, d_model): only the first token is looked at.
+    # (element, text, token, d_model) -> (element, d_model), of the first token of the first text.
     slopes = [slope.flatten(1, -2)[:, 0] for slope in gradients if slope is not None]
     if not slopes:
         return None
@@ -447,32 +456,35 @@ def _widen(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure_norm(module: nn.Module | None) -> Norm | None:
-    """Measure a module as a norm on four vectors; None if it is neither LayerNorm nor RMSNorm."""
-    weight = None if module is None else next(module.parameters(), None)
-    if module is None or weight is None or weight.ndim != 1:
+    """Return the gain and bias of a norm, measured on four vectors; None if it is neither LayerNorm nor RMSNorm."""
+    if module is None:
+        return None
+    weight = next(module.parameters(), None)
+    if weight is None or weight.ndim != 1:
         return None
     n = len(weight)
-    # z and -z tell gain and bias. z has no mean and length 1. No number in it is small: the gain is a quotient by z.
+    # z and -z tell gain and bias. z has mean 0 and a root mean square of 1. No element of it is small, for the gain is
+    # a quotient by z.
     z = torch.ones(n, dtype=torch.float64)
     z[1::2] = -1
     if n % 2:
-        # An odd number of 1 and -1 does not add up to 0.
+        # 1 and -1 in turn do not add up to 0 if n is odd: 1, 1, 1, -1, …, 1, -1, -2 do.
         z[-1] = -2
         z[1:2] = 1
     z = z / z.pow(2).mean().sqrt()
     # Two random vectors with a mean tell whether the norm centres.
     others = 3 + torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    # (4, n); large, so that the norm's epsilon does not count.
+    # (4, n); large, so that the norm's epsilon is lost in rounding.
     vectors = 64 * torch.cat([torch.stack([z, -z]), others])
     try:
         normed = module(vectors.to(weight.device, weight.dtype)[None])[0].cpu().double()
-    except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no vectors
+    except (RuntimeError, TypeError, ValueError, IndexError):  # the module takes no vectors
         return None
 
-    # z and -z have one length: half the difference of their norms is gain * z, half the sum the bias.
+    # The norm of z is gain * z + bias, that of -z is bias - gain * z.
     gain = (normed[0] - normed[1]) / (2 * z)
     bias = (normed[0] + normed[1]) / 2
-    allowed = 64 * torch.finfo(weight.dtype).eps * (float(normed[0].abs().max()) or 1.0)
+    allowed = 64 * torch.finfo(weight.dtype).eps * float(normed[0].abs().max())
     precision = torch.promote_types(weight.dtype, torch.float32)
     for centres in (True, False):
         difference = (normed[2:] - Norm(gain, bias, centres).apply(others)).abs().max()

@@ -1,7 +1,7 @@
-"""Run a batch, and run it again from one block on: the blocks before it return the outputs that they returned before.
+"""Run a batch once, and run it again from a later block on: the blocks before it return their recorded outputs.
 
-If only a late layer changes, earlier layers need not be computed again. The rest of the network runs unchanged, so all
-that must be known is which modules its blocks are.
+If only a late layer changes, earlier layers need not be computed again. The forward of the network is not changed, so
+all that must be known is which modules its blocks are.
 """
 
 import contextlib
@@ -23,30 +23,29 @@ if TYPE_CHECKING:
 
 
 Forward = Callable[..., Any]
-"""The forward of a module, or a function in its place."""
+"""The forward of a module, or a function that is called in its place."""
 
 LOGITS_AT_ONCE = 2**25
-"""The most logits (tokens times vocabulary) in one pass that runs several changes of a batch: 128 MiB as float32."""
+"""The most logits (tokens times vocabulary) in a pass that runs several copies of a batch: 128 MiB as float32."""
 
 
 class Rerun:
-    """A batch that was run once, and can be run again from any block on, for what every block returned is kept.
+    """A batch that was run once, and can be run again from any block on.
 
-    The batch must be small, for the outputs of all blocks are in memory. Without blocks everything is computed again.
+    The outputs of all blocks stay in memory, so the batch must be small. Without blocks everything is computed again.
 
     Args:
-        forward: Runs a batch with a probe. It also gets the number of the block that each attention lies in (empty in
-            the first run), and the number of the first block to compute.
+        forward: Runs a batch: (batch, probe, place -> number of the block that holds the attention, number of the first
+            block to compute) -> outputs. The third is empty in the first run.
         batch: The batch.
-        blocks: The blocks of the network, in order.
+        blocks: The blocks of the network, in order, each once.
 
     Attributes:
         whole: The outputs of the first run, in which nothing is changed.
-        calls: The calls that reached the seam in the first run, by place.
-        are_numbers: For each kind and layer, whether the queries and keys of each text are finite, (batch,).
-        start: The first token that later runs compute; changes must not reach the tokens before it. Only decoders can
-            do this, whose blocks compute a token from itself and earlier ones. Who sets it must compare an unchanged
-            run with `whole`.
+        calls: The calls that reached the seam in the first run, by place, (kind, layer).
+        are_finite: Kind -> layer -> whether the queries and keys of each text are finite, (batch,).
+        start: The first token that later runs compute. Changes must not reach the tokens before it, so it is 0 unless
+            the model is a decoder. Whoever sets it must check that a run without changes gives `whole`.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class Rerun:
     ) -> None:
         self._forward = forward
         self._batch = batch
-        self._tape = Tape(blocks)
+        self._tape = Tape(blocks, *batch.ids.shape)
         self._block_of: dict[Place, int] = {}
-        self.are_numbers: dict[Kind, dict[int, Tensor]] = {}
+        self.are_finite: dict[Kind, dict[int, Tensor]] = {}
         self.start = 0
         self.calls: dict[Place, AttentionCall] = {}
 
@@ -67,13 +66,13 @@ class Rerun:
             place = (call.kind, call.layer)
             if self._tape.current is not None:
                 self._block_of[place] = self._tape.current
-            self.are_numbers.setdefault(call.kind, {})[call.layer] = finite_texts(call)
+            self.are_finite.setdefault(call.kind, {})[call.layer] = finite_texts(call)
             # A network may write into its queries, keys and values later.
             copies: Any = {name: getattr(call, name).clone() for name in ("query", "key", "value")}
             self.calls[place] = replace(call, **copies)
             return attend(call)
 
-        with self._tape.record(*batch.ids.shape):
+        with self._tape.record():
             self.whole = forward(batch, observe, {}, 0)
 
     def block(self, places: Iterable[Place]) -> int:
@@ -83,32 +82,35 @@ class Rerun:
     def plan(
         self, changes: Iterable[Iterable[Place]], most_tokens: int
     ) -> Iterator[tuple[int, list[int]]]:
-        """Divide changes of the batch into passes, each of which runs several of them side by side.
+        """Divide changes of the batch into passes. A pass runs one copy of the batch for each of its changes.
 
         Args:
             changes: For each change, the places of the attentions that it changes.
-            most_tokens: The most tokens of a pass, padding and repetitions included.
+            most_tokens: The most tokens of a pass, those of all copies and padding included.
 
         Yields:
-            The first block that a pass must compute, and the numbers of its changes.
+            The number of the first block that a pass must compute, and the indices of its changes.
         """
         # Changes with the same first block go together.
         changes_by_block: dict[int, list[int]] = {}
-        for number, places in enumerate(changes):
-            changes_by_block.setdefault(self.block(places), []).append(number)
+        for change, places in enumerate(changes):
+            changes_by_block.setdefault(self.block(places), []).append(change)
         # The tokens and the logits of a pass both limit how many changes it runs.
-        most = most_tokens // self._batch.ids[:, self.start :].numel()
+        n_per_pass = most_tokens // self._batch.ids[:, self.start :].numel()
         if self.whole.logits is not None:
-            most = min(most, LOGITS_AT_ONCE // self.whole.logits.numel())
-        most = max(1, most)
-        for block, numbers in changes_by_block.items():
-            for first in range(0, len(numbers), most):
-                yield block, numbers[first : first + most]
+            n_per_pass = min(n_per_pass, LOGITS_AT_ONCE // self.whole.logits.numel())
+        n_per_pass = max(1, n_per_pass)
+        for block, indices in changes_by_block.items():
+            for first in range(0, len(indices), n_per_pass):
+                yield block, indices[first : first + n_per_pass]
 
     def again(self, probe: Probe, first: int = 0, times: int = 1) -> "Outputs":
-        """Run the batch again from block `first` on; earlier blocks return what they returned, without the probe.
+        """Run copies of the batch again, one after the other along its first axis, and return their outputs.
 
-        The batch is repeated `times` times: all texts, then all of them again, and so on.
+        Args:
+            probe: What computes the attention of the blocks that are run.
+            first: The number of the first block to run; those before return what they returned in the first run.
+            times: The number of copies.
         """
         if self.start:
             probe = self._with_earlier_tokens(probe, times)
@@ -116,17 +118,17 @@ class Rerun:
             return self._forward(self._batch.repeat(times), probe, self._block_of, first)
 
     def _with_earlier_tokens(self, probe: Probe, times: int) -> Probe:
-        """Return a probe for runs of the tokens from `start` on, which hands calls with all tokens to `probe`."""
+        """Return a probe that gets the tokens from `start` on, and hands `probe` the earlier ones too, as recorded."""
 
         def repeat(tensor: Tensor | None) -> Tensor | None:
-            """Repeat a mask or a bias, (text or 1, head or 1, query, key), as the texts are repeated."""
+            """Repeat a mask or a bias, (text or 1, head or 1, query, key), for the copies of the batch."""
             if tensor is None or len(tensor) == 1:
                 return tensor
             return tensor.repeat(times, 1, 1, 1)
 
         def complete(call: AttentionCall) -> Tensor:
             recorded = self.calls[call.kind, call.layer]
-            # Attention outside of blocks is always computed for all tokens.
+            # An attention that lies in no block always gets all tokens.
             if call.query.shape[2] == recorded.query.shape[2]:
                 return probe(call)
             whole: dict[str, Any] = {"mask": repeat(recorded.mask), "bias": repeat(recorded.bias)}
@@ -146,26 +148,25 @@ class Tape:
 
     Args:
         blocks: Modules that are not inside of each other; one may be called several times in a pass.
+        n_texts: The number of texts of the recorded pass.
+        n_tokens: The number of their tokens, padding included.
 
     Attributes:
-        current: The number of the call of a block that is being recorded; None between blocks.
+        current: The number of the block that runs while the tape records, by the order of calls; None between blocks.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._blocks = tuple(dict.fromkeys(blocks))
+    def __init__(self, blocks: Sequence[nn.Module], n_texts: int, n_tokens: int) -> None:
+        self._blocks = blocks
+        self._n_texts = n_texts
+        self._n_tokens = n_tokens
         self._outputs: list[Any] = []
         self.current: int | None = None
-        self._batch = 0
-        self._n_tokens = 0
 
     @contextlib.contextmanager
-    def record(self, batch: int, n_tokens: int = 0) -> Iterator[None]:
-        """Keep what the blocks return in a pass over `batch` texts of `n_tokens` within the context."""
-        self._outputs.clear()
-        self._batch = batch
-        self._n_tokens = n_tokens
+    def record(self) -> Iterator[None]:
+        """Keep what the blocks return in a pass within the context."""
 
-        def keep(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
+        def run_and_keep(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
             self.current = len(self._outputs)
             output = forward(*args, **named)
             self.current = None
@@ -173,39 +174,27 @@ class Tape:
             self._outputs.append(tree_map_only(Tensor, Tensor.clone, output))
             return output
 
-        with run_instead(self._blocks, keep):
+        with run_instead(self._blocks, run_and_keep):
             yield
 
     @contextlib.contextmanager
-    def play(self, first: int, times: int = 1, start: int = 0) -> Iterator[None]:
-        """Run passes within the context in which blocks before number `first` return their recorded outputs.
+    def play(self, first: int, times: int, start: int) -> Iterator[None]:
+        """Let blocks before number `first` return their recorded outputs in a pass within the context.
 
         Args:
             first: The number of the first block that is computed, by the order of calls.
-            times: How often recorded outputs are repeated along the batch.
+            times: How many copies of the recorded batch the pass runs.
             start: The first token that is computed; earlier tokens of all outputs stay as they were recorded.
         """
-        number = 0
+        n_called = 0
 
         def repeat(tensor: Tensor) -> Tensor:
-            if tensor.ndim and tensor.shape[0] == self._batch and times > 1:
-                return tensor.repeat(times, *(1 for _ in tensor.shape[1:]))
+            """Return a recorded tensor once for each copy of the batch; one without a batch axis is copied as it is."""
+            if tensor.ndim and len(tensor) == self._n_texts:
+                return torch.cat([tensor] * times)
             return tensor.clone()
 
-        def answer(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
-            nonlocal number
-            # Blocks are counted in the order of their calls, as `record` kept them.
-            number += 1
-            if number > first and not start:
-                return forward(*args, **named)
-            recorded = tree_map_only(Tensor, repeat, self._outputs[number - 1])
-            if number <= first:
-                return recorded
-            # The block computes the later tokens alone; those before them stay as recorded.
-            args, named = tree_map_only(Tensor, cut, (args, named))
-            return tree_map(put, forward(*args, **named), recorded)
-
-        def cut(tensor: Tensor) -> Tensor:
+        def later_tokens(tensor: Tensor) -> Tensor:
             """Return the later tokens of hidden states, (batch, token, …), or of a mask, (batch, head, query, key)."""
             axes = (2, 3) if tensor.ndim == 4 else (1,)
             for axis in axes:
@@ -213,24 +202,37 @@ class Tape:
                     tensor = tensor.narrow(axis, start, self._n_tokens - start)
             return tensor
 
-        def put(later: Any, recorded: Any) -> Any:
+        def after_earlier_tokens(later: Any, recorded: Any) -> Any:
             """Return a recorded output, which is a copy, with the later tokens as they were computed."""
             if isinstance(later, Tensor):
                 recorded[:, start:] = later  # (text, token, …)
             return recorded
 
-        with run_instead(self._blocks, answer):
+        def replay(block: nn.Module, forward: Forward, *args: Any, **named: Any) -> Any:
+            nonlocal n_called
+            # Blocks are called in the order in which their outputs were recorded.
+            n_called += 1
+            if n_called > first and not start:
+                return forward(*args, **named)
+            recorded = tree_map_only(Tensor, repeat, self._outputs[n_called - 1])
+            if n_called <= first:
+                return recorded
+            # The block computes the later tokens alone; those before them stay as recorded.
+            args, named = tree_map_only(Tensor, later_tokens, (args, named))
+            return tree_map(after_earlier_tokens, forward(*args, **named), recorded)
+
+        with run_instead(self._blocks, replay):
             yield
 
 
 @contextlib.contextmanager
 def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[None]:
-    """Call a function in place of modules, wherever this thread runs them within the context.
+    """Call a function in place of the forwards of modules, where this thread runs them within the context.
 
     Meanwhile this thread has its turn with the model.
 
     Args:
-        modules: The modules.
+        modules: The modules, each once.
         function: Called with (module, its own forward, inputs …); returns the output.
     """
     thread = threading.get_ident()
@@ -260,14 +262,15 @@ def run_instead(modules: Sequence[nn.Module], function: Forward) -> Iterator[Non
 
 
 def blocks_of(network: nn.Module, parts: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the blocks of a network that hold some parts of it, in order; parts outside of blocks are left out.
+    """Return the blocks of a network that hold one of `parts`, in order. Parts that lie in no block are left out.
 
-    Blocks are the members of the outermost ModuleLists; lists inside of a block do not count.
+    Blocks are the members of the outermost ModuleLists; a ModuleList inside of a block does not count.
     """
     wanted = set(parts)
     blocks: list[nn.Module] = []
 
     def search(module: nn.Module, block: nn.Module | None) -> None:
+        """Look for parts in a module that lies in a block, or in none."""
         if module in wanted and block is not None:
             blocks.append(block)
         for child in module.children():

@@ -359,7 +359,7 @@ class Cutting(RowMeasurer):
         # A row is broken where its queries or keys are not all finite, which `rerun` knows by kind and layer, (row,).
         # `broken_rows` looks for numbers that are not finite, so write NaN there.
         broken: dict[str, dict[int, Tensor]] = {}
-        for kind, by_layer in rerun.are_numbers.items():
+        for kind, by_layer in rerun.are_finite.items():
             broken[kind] = {layer: torch.where(fine, 0, torch.nan) for layer, fine in by_layer.items()}
         return numbers.swapaxes(0, 1), broken_rows(broken)
 
