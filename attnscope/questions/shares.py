@@ -1,6 +1,7 @@
 """Declare the result about two parts of a text: how much attention each head gives from one to the other.
 
-It is computed here, too, from a saved heatmap, with NumPy only.
+A part is one or more tokens that a user names (`--from`, `--to`), such as a phrase. The result is also computed here,
+from a heatmap in memory or in a file, with NumPy only.
 """
 
 from typing import Any, ClassVar
@@ -27,19 +28,20 @@ class Shares(Result):
     TABLES: ClassVar[Any] = {"heads": (*HEADS, _SHARE)}
 
     def report(self) -> Report:
-        """Return the heads that give most first, then a map of all heads."""
+        """Return the report: the heads that give most first, then a map of all heads."""
         heads = self.table("heads")
-        source, target = printable(self.options["from"]), printable(self.options["to"])
         text = f"“{printable(self.options['text'])}”"
+        title = f"from “{printable(self.options['from'])}” to “{printable(self.options['to'])}”"
         order = largest_first(heads["share"])
-        most = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
-        title = f"from “{source}” to “{target}”"
+        strongest = f"{self.head_names[order[0]]} gives most: {weight(heads['share'][order[0]])}"
         ranking = rank_heads(self, ["share"], order, n_printed=8)
-        every = HeadMap(heading="every head", figure="shares", title=title, heads=heads, column="share")
+        head_map = HeadMap(
+            heading="every head", figure="shares", title=title, heads=heads, column="share"
+        )
         return report_on(
             self,
-            [f"{title}: {most}"],
-            [ranking, every],
+            [f"{title}: {strongest}"],
+            [ranking, head_map],
             ["share: attention weights summed over keys (--to), averaged over queries (--from)"],
             source=text,
             subtitle=text,
@@ -50,28 +52,29 @@ class Shares(Result):
 def find_shares(record: Heatmap, source: str, target: str) -> Shares:
     """Return the attention that each head gives from some tokens to others.
 
-    Kinds of attention that lack one of these parts are left out.
+    A kind of attention is left out if its queries do not have the source or its keys do not have the target.
 
     Args:
         record: The attention of all heads.
-        source: The tokens that attend, as `Tokens.find_part` takes them.
-        target: The tokens that are attended to, likewise.
+        source: Names the tokens that attend, such as "the cat" or "@3"; see `Tokens.find_part`.
+        target: Names the tokens that are attended to, likewise.
 
     Raises:
-        AttnscopeError: No kind has both.
+        AttnscopeError: No kind of attention has both.
     """
-    # As the columns of the table: kind, layer, head, share.
+    # (kind, layer, head, share) of each head.
     rows: list[tuple[str, int, int, float]] = []
     for attention in record.maps:
+        # The indices of both parts.
         queries = attention.queries.find_part(source)
         keys = attention.keys.find_part(target)
         if not (queries and keys):
             continue
         for layer, head in record.chosen(attention):
-            # Summed over keys, averaged over queries.
-            block = attention.of(layer, head)[np.ix_(queries, keys)]
-            row_sums = block.sum(1, dtype=np.float64)
-            rows.append((attention.kind, layer, head, float(row_sums.mean())))
+            # (query of the source, key of the target): summed over keys, averaged over queries.
+            weights = attention.of(layer, head)[np.ix_(queries, keys)]
+            shares = weights.sum(1, dtype=np.float64)
+            rows.append((attention.kind, layer, head, float(shares.mean())))
     if not rows:
         raise _missing_part(record, source, target)
     table = Table.of_rows(Shares.TABLES["heads"], rows)
@@ -86,10 +89,10 @@ def find_shares(record: Heatmap, source: str, target: str) -> Shares:
 
 
 def _missing_part(record: Heatmap, source: str, target: str) -> AttnscopeError:
-    """Return the error that no kind of attention has the source, or else the target."""
-    first, *others = [attention.queries for attention in record.maps]
-    if any(tokens.find_part(source) for tokens in (first, *others)):
-        keys, *other_keys = [attention.keys for attention in record.maps]
-        if not any(tokens.find_part(target) for tokens in (keys, *other_keys)):
-            return keys.refuse(target, *other_keys)
-    return first.refuse(source, *others)
+    """Return the error on the target if it alone is missing from all kinds of attention, else the one on the source."""
+    queries = [attention.queries for attention in record.maps]
+    keys = [attention.keys for attention in record.maps]
+    has_source = any(tokens.find_part(source) for tokens in queries)
+    if has_source and not any(tokens.find_part(target) for tokens in keys):
+        return keys[0].refuse(target, *keys)
+    return queries[0].refuse(source, *queries)

@@ -12,7 +12,7 @@ from attnscope.results.result import Result, is_interrupted
 from attnscope.results.table import HEADS, Array, Column, Table, count, number, text
 
 NO_ROLE, TENTATIVE, HAS_ROLE = range(3)
-"""The values of the array `has_role`."""
+"""The values of the array `has_role`; a tentative role rests on few texts."""
 
 MOST_STEPS = 1 << 53
 """The largest step: JSON and axes of figures hold every whole number up to it."""
@@ -72,22 +72,24 @@ class Training(Result):
         return tuple(self.table("checkpoints")["step"].tolist())
 
     def since(self, role: str) -> dict[str, int]:
-        """Return for each head that has a role at the last step since which step it does, by the head's name.
+        """Return from which step on heads have had a role without a gap up to the last step, by the head's name.
+
+        Heads without the role at the last step are left out: {"L1H0": 300} = L1H0 alone has it, from step 300 on.
 
         Raises:
             AttnscopeError: There is no such role.
         """
         names = self.table("roles")["name"].tolist()
         if role not in names:
-            # A role that was looked for and never seen has no heads.
+            # No head has a role that was looked for and not found.
             require_choice("role", role, [*self.options.get("roles", {}), *names])
             return {}
         # (checkpoint, head).
         has_role = self["has_role"][names.index(role)] > NO_ROLE
-        # The number of checkpoints at the end, without a gap, at which each head has the role, (head,).
-        n_last = np.logical_and.accumulate(has_role[::-1]).sum(0)
+        # From the last checkpoint backwards: how many in a row have the role, (head,).
+        n_in_a_row = np.logical_and.accumulate(has_role[::-1]).sum(0)
         since = {}
-        for name, n_checkpoints in zip(self.head_names, n_last.tolist(), strict=True):
+        for name, n_checkpoints in zip(self.head_names, n_in_a_row.tolist(), strict=True):
             if n_checkpoints:
                 since[name] = self.steps[-n_checkpoints]
         return since
@@ -99,37 +101,43 @@ class Training(Result):
             raise ValueError("its steps do not ascend")
 
     def report(self, **shown: Any) -> Report:
-        """Return since when heads have had their roles, then how their measures changed."""
+        """Return the report: since when heads have had their roles, then how their measures changed."""
         first, last = self.steps[0], self.steps[-1]
-        line = f"{amount(len(self.steps), 'checkpoint')}, steps {first:,} to {last:,}"
-        question = f"heads with a role at the last of {line}, and since when"
         if first == last:
-            line = f"1 checkpoint, step {first:,}"
-            question = f"heads with a role at {line}; to see since when, name several checkpoints"
-        roles = _heads_of_roles(self)
+            checkpoints = f"1 checkpoint, step {first:,}"
+            question = f"heads with a role at {checkpoints}; to see since when, name several checkpoints"
+        else:
+            checkpoints = f"{amount(len(self.steps), 'checkpoint')}, steps {first:,} to {last:,}"
+            question = f"heads with a role at the last of {checkpoints}, and since when"
+        heads_by_role = _heads_of_roles(self)
         blocks = [*_trends(self)]
-        if roles:
-            heads = Words("heads that have it at the last step", [*roles.values()], wraps=True)
+        if heads_by_role:
+            heads = Words("heads that have it at the last step", [*heads_by_role.values()], wraps=True)
             ranking = Ranking(
                 heading="roles",
                 printed="with --all",
                 header="role",
-                names=[*roles],
+                names=[*heads_by_role],
                 table=Table({}, {}),
                 columns=[heads],
             )
             blocks.append(ranking)
+        # Some roles have the name of a measure, whose meaning then explains them.
         meanings = {}
         for measure in self.table("measures").as_dicts():
             meanings[label(measure["name"])] = f" ({measure['meaning']})"
-        # The first three roles that any head has.
-        answer = []
-        for role, listed in roles.items():
-            if listed != _NO_HEAD:
-                answer.append(f"{role}{meanings.get(role, '')}: {listed}")
-        answer = [question, *(answer[:3] or ["No head has a role at the last step"])]
+        role_lines = []
+        for role, heads_text in heads_by_role.items():
+            if heads_text != _NO_HEAD:
+                role_lines.append(f"{role}{meanings.get(role, '')}: {heads_text}")
         return report_on(
-            self, answer, blocks, _guide(self), subtitle=line, problems=list(_problems(self))
+            self,
+            # The first three roles that any head has.
+            [question, *(role_lines[:3] or ["No head has a role at the last step"])],
+            blocks,
+            _guide(self),
+            subtitle=checkpoints,
+            problems=list(_problems(self)),
         )
 
 
@@ -137,26 +145,26 @@ class Training(Result):
 
 
 def _heads_of_roles(training: Training) -> dict[str, str]:
-    """Return by role the heads that have it at the last step, each with the step since which it does."""
-    lines = {}
+    """Return by role a text with the heads that have it at the last step, such as "L1H0 since step 300, L1H1"."""
+    texts = {}
     for role in training.table("roles")["name"].tolist():
         since = training.since(role)
-        # The heads that came first; sorting keeps heads of one step in the order of the model.
+        # The heads that got the role first; heads of the same step stay in the order of the model.
         names = sorted(since, key=since.__getitem__)
-        listed = []
+        phrases = []
         for name in names[:_MOST_HEADS]:
-            is_first = since[name] == training.steps[0]
-            listed.append(name if is_first else f"{name} since step {since[name]:,}")
+            has_it_always = since[name] == training.steps[0]
+            phrases.append(name if has_it_always else f"{name} since step {since[name]:,}")
         if len(names) > _MOST_HEADS:
-            listed.append(f"and {len(names) - _MOST_HEADS} more")
-        lines[label(role)] = ", ".join(listed) or _NO_HEAD
-    return lines
+            phrases.append(f"and {len(names) - _MOST_HEADS} more")
+        texts[label(role)] = ", ".join(phrases) or _NO_HEAD
+    return texts
 
 
 def _trends(training: Training) -> Iterator[Block]:
-    """Follow the loss, if it was measured, and each measure."""
+    """Yield a plot of the loss, if it was measured, then one of each measure."""
     steps, names = training.steps, training.head_names
-    # (step, 3), as one line.
+    # (step, 3): the value and the ends of its interval.
     loss = training.table("checkpoints").interval("loss")
     if np.isfinite(loss[:, 0]).any():
         yield Trends(
@@ -165,27 +173,31 @@ def _trends(training: Training) -> Iterator[Block]:
             noun="texts",
             steps=steps,
             names=["all texts"],
+            # (step, line, 3), with one line.
             points=loss[:, None],
         )
-    # One plot per measure, those of the last roles first. Points are (step, head, 3), uniform is (head,).
+    # The measures named as a role that some head has at the last step come first: False sorts before True.
     measures = training.table("measures").as_dicts()
-    held = [role for role in training.table("roles")["name"].tolist() if training.since(role)]
+    current_roles = [role for role in training.table("roles")["name"].tolist() if training.since(role)]
     intervals = training.interval("value")
-    for row in sorted(range(len(measures)), key=lambda row: measures[row]["name"] not in held):
+    for row in sorted(range(len(measures)), key=lambda row: measures[row]["name"] not in current_roles):
         measure = measures[row]
+        # (step, head, 3).
         points = intervals[row]
-        uniform = training["uniform"][row]
         name, unit = measure["name"], measure["unit"]
         title = label(name.removesuffix("_nats").removesuffix("_tokens"))
         if unit and unit != "share":
             title += f", {printable(unit, 40)}"
-        # Measures from 0 to 1 have fixed limits, so that figures compare; 0.5 gives weak measures more room.
+        # Axes of measures from 0 to 1 end at 1, or at 0.5 if no value is above it: so figures can be compared.
         limits = None
         if (measure["least"], measure["most"]) == (0, 1):
             limits = (0.0, 1.0 if np.nanmax(points[..., 0], initial=0.0) > 0.5 else 0.5)
-        # Uniform attention is drawn as a level only if it gives all heads the same.
-        known = uniform[np.isfinite(uniform)]
-        uniform_level = float(known[0]) if len(known) and np.ptp(known) < 1e-6 else None
+        # Uniform attention is drawn as a level only if it gives all heads the same value (here up to rounding).
+        uniform = training["uniform"][row]
+        uniform = uniform[np.isfinite(uniform)]
+        uniform_level = None
+        if len(uniform) and np.ptp(uniform) < 1e-6:
+            uniform_level = float(uniform[0])
         unit_words = "mean attention weight, 0 to 1" if unit == "share" else printable(unit, 40)
         yield Trends(
             heading=f"{label(name)}: {measure['meaning']} ({unit_words}); heads with and without the role",
@@ -204,7 +216,7 @@ def _trends(training: Training) -> Iterator[Block]:
 
 
 def _guide(training: Training) -> Iterator[str]:
-    """Say what intervals are over, and which tokens were predicted."""
+    """Say what the intervals vary over, and which tokens were predicted."""
     if np.isfinite(training.grids.get("value_low", np.nan)).any():
         yield "intervals: 95% over texts, of each checkpoint for itself"
     if predicted := _PREDICTED.get(str(training.options.get("loss"))):

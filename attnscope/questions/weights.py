@@ -16,17 +16,24 @@ from attnscope.results.result import Result
 from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, number, share, text
 
 INPUT_NAMES = {"Q": "query", "K": "key", "V": "value"}
-"""The inputs by which a head can read another head, by their letters in composition."""
+"""The three inputs of a head, through each of which it can read what an earlier head wrote, by letter."""
 
 INPUT_LETTERS = tuple(INPUT_NAMES)
+"""The order of the first axis of `composition` and `receiver_spread`."""
 
 POSITION_SHARES = ("previous", "same", "next", "first")
-"""The columns of attention by position alone: the tokens that are attended to."""
+"""The columns of attention by position alone: to the previous token, the token itself, the next one and the first."""
 
-_MOST = 8
-"""Heads of a list; pairs of a list or a graph, for each of queries, keys and values."""
+SCORE_SUFFIXES = ("", "_random", "_least", "_most")
+"""The ends of the names of the four columns of a score: itself, and the mean, least and largest over random heads."""
 
-_COMPOSITION = (
+N_DRAWS = 39
+"""Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
+
+_MOST_LISTED = 8
+"""Most heads of a list. For each of query, key and value, a list and the graph have at most as many pairs of heads."""
+
+_COMPOSITION_LINE = (
     "composition: overlap of what one head writes with what another reads, 0 (none) to 1 (all of it)"
 )
 
@@ -37,7 +44,7 @@ _COPYING = "sum of the eigenvalues of W_U W_O W_V W_E by the sum of their absolu
 _MATCHING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
 
 
-def _score(name: str, meaning: str) -> tuple[Column, ...]:
+def _score_columns(name: str, meaning: str) -> tuple[Column, ...]:
     """Declare a score of eigenvalues, -1 to 1, and its mean, least and largest value over random heads."""
     return (
         number(name, meaning, range=(-1, 1)),
@@ -47,13 +54,6 @@ def _score(name: str, meaning: str) -> tuple[Column, ...]:
         number(f"{name}_least", "the least of the random heads", range=(-1, 1)),
         number(f"{name}_most", "the largest of the random heads", range=(-1, 1)),
     )
-
-
-N_DRAWS = 39
-"""Random heads that scores are compared with: another random head lies outside all of them in 5% of cases."""
-
-SCORE_SUFFIXES = ("", "_random", "_least", "_most")
-"""The endings of the four columns of `_score`."""
 
 
 @options
@@ -72,18 +72,30 @@ class WeightsOptions:
 class HeadWeights(Result):
     """The scores of all heads of a model from their weights alone, without any text.
 
-    `options` has the `kind` of attention; `ends`: the tokens that name what heads write (logits or static embeddings);
-    `places`: how the model knows positions; `n_places`: over how many positions shares are means; `dimension`: that of
-    the residual stream that heads can read; `n_draws`: the random heads that scores are compared with; and `picked`:
-    the rows of heads that are shown one by one.
+    The table `directions` has the leading singular directions of each head. Where `of` is "writes", they are those of
+    W_O W_V: the head turns `source` tokens into `target` tokens. Where it is "seeks", they are those of W_Q' W_K:
+    queries like `source` look for keys like `target`.
+
+    The spread of singular values σ, Σσ⁴ / (Σσ²)², is 1 / rank where all are equal, and 1 where a single one is not 0.
+    `sender_spread` is that of what a head writes, W_O W_V; `receiver_spread` is that of what its queries, keys and
+    values read. From both follows the composition of random directions; see `expected_share`.
+
+    `options` has:
+        kind: The kind of attention.
+        ends: What names the tokens that a head writes: "logits" or "static embeddings".
+        places: How the model knows positions.
+        n_places: The number of positions over which the columns in `POSITION_SHARES` are means.
+        dimension: The dimension of the part of the residual stream that heads can read.
+        n_draws: The number of random heads that scores are compared with.
+        picked: The rows of the heads that the report shows one by one; absent = it shows all heads.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.weights/2"
     TABLES: ClassVar[Mapping[str, Sequence[Column]]] = {
         "heads": (
             *HEADS,
-            *_score("copying", _COPYING),
-            *_score("matching", _MATCHING),
+            *_score_columns("copying", _COPYING),
+            *_score_columns("matching", _MATCHING),
             number(
                 "same_nats", "by how much a token's score for itself is above that for others", "nats"
             ),
@@ -122,31 +134,32 @@ class HeadWeights(Result):
 
     @property
     def expected(self) -> Floats:
-        """Return the composition of random directions, (Q K V, sender, receiver); see `expected_share`."""
+        """Return the composition that random directions would have, (Q K V, sender, receiver); see `expected_share`."""
         return expected_share(
             self["sender_spread"], self["receiver_spread"], int(self.options["dimension"])
         )
 
     @property
     def excess(self) -> Floats:
-        """Return composition less that of random directions, (Q K V, sender, receiver)."""
+        """Return by how much composition is above that of random directions, (Q K V, sender, receiver)."""
         excess: Floats = self["composition"] - self.expected
         return excess
 
     def strongest(self, by: str, most: int = 10) -> list[tuple[int, int]]:
-        """Return the pairs (sender, receiver) that compose most by "Q", "K" or "V", above random directions."""
+        """Return the rows of the pairs (sender, receiver) with the largest `excess` by "Q", "K" or "V"."""
+        # (sender, receiver); `largest_first` returns indices of the flat array.
         excess = self.excess[INPUT_LETTERS.index(by)]
-        return [divmod(place, len(excess)) for place in largest_first(excess, most)]
+        return [divmod(index, len(excess)) for index in largest_first(excess, most)]
 
     def is_outside(self, name: str) -> NDArray[np.bool_]:
-        """Return which heads have a score, "copying" or "matching", beyond all random heads, (head,)."""
+        """Return whether a head's score, "copying" or "matching", is below or above all random heads, (head,)."""
         heads = self.table("heads")
         is_below = heads[name] < heads[f"{name}_least"]
         is_outside: NDArray[np.bool_] = is_below | (heads[name] > heads[f"{name}_most"])
         return is_outside
 
     def only(self, picked: Sequence[tuple[int, int]]) -> Self:
-        """Return the same result, whose report is on some heads, (layer, head), one by one.
+        """Return the same result with a report on some heads, (layer, head), one by one, each once.
 
         Raises:
             UsageError: There is no such head.
@@ -164,39 +177,46 @@ class HeadWeights(Result):
             answer = [f"what the weights of {names} say"]
             blocks: list[Block] = []
             for row in picked:
-                blocks += _of_head(self, row)
+                blocks += _blocks_of_head(self, row)
         else:
             answer = list(_answer(self))
-            blocks = list(_of_all(self))
+            blocks = list(_blocks_of_all(self))
         guide = filter(None, [*_guide(self), _proxy_line(self)])
         return report_on(self, answer, blocks, guide, subtitle="what the weights of its heads say")
 
 
 def expected_share(senders: Floats, receivers: Floats, dimension: int) -> Floats:
-    """Return the mean composition of random directions, (Q K V, sender, receiver); see `variation_of` for arguments.
+    """Return the mean composition that random directions would have, (Q K V, sender, receiver).
 
-    Of a random X with mean m, the mean of sqrt(X) is sqrt(m) (1 - variation / 8), to second order.
+    A composition is the root of a squared one, X, with mean m = 1 / d and relative variance v (`variation_of`). To
+    second order, E[sqrt(X)] = sqrt(m) (1 - v / 8).
+
+    Args:
+        senders: `sender_spread`, (head,).
+        receivers: `receiver_spread`, (Q K V, head).
+        dimension: Dimensions of the stream that heads can read, d.
     """
+    # Where the variance is large, the expansion would fall to 0 or below.
     variation = np.minimum(variation_of(senders, receivers, dimension), 4)
     expected: Floats = (1 - variation / 8) / np.sqrt(dimension)
     return expected
 
 
 def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
-    """Return the variance of squared composition by its squared mean, for random directions, as `expected_share` does.
+    """Return the relative variance of squared composition over random directions, (Q K V, sender, receiver).
 
-    Squared composition is tr(A R B R') with A and B of trace 1 and R random orthogonal: its mean is 1/d, and its
-    variance 2 |A - 1/d|² |B - 1/d|² / ((d - 1) (d + 2)), by Schur's lemma on traceless symmetric matrices.
+    That is its variance divided by its squared mean. With X what the sender writes, Y what the receiver reads, and a
+    random rotation R between them, the squared composition is tr(A R B R'), where A = X'X / |X|² and B = YY' / |Y|²
+    have trace 1. Its mean is 1 / d. Its variance is 2 |A - I/d|² |B - I/d|² / ((d - 1) (d + 2)), by Schur's lemma on
+    traceless symmetric matrices.
 
-    Args:
-        senders: Sum of fourth powers of the singular values by the squared sum of squares, of W_O W_V, (head,).
-        receivers: The same of what queries, keys and values read by, (Q K V, head).
-        dimension: Dimensions of the stream that heads can read, d.
+    `expected_share` explains the arguments.
     """
     d = dimension
-    sent = np.maximum(senders[None, :, None] - 1 / d, 0)
-    received = np.maximum(receivers[:, None, :] - 1 / d, 0)
-    variation: Floats = 2 * d**2 * sent * received / ((d - 1) * (d + 2))
+    # |A - I/d|² = |A|² - 1/d, and |A|² is the spread of the singular values of X; likewise for B and Y.
+    sender_part = np.maximum(senders[None, :, None] - 1 / d, 0)
+    receiver_part = np.maximum(receivers[:, None, :] - 1 / d, 0)
+    variation: Floats = 2 * d**2 * sender_part * receiver_part / ((d - 1) * (d + 2))
     return variation
 
 
@@ -204,38 +224,39 @@ def variation_of(senders: Floats, receivers: Floats, dimension: int) -> Floats:
 
 
 def _answer(weights: HeadWeights) -> Iterator[str]:
-    """Say which pair composes most, and which head copies most."""
+    """Say which pair composes most above chance, and which head copies most."""
     names = weights.head_names
     # (Q K V, sender, receiver).
     excess = weights.excess
     if np.isfinite(excess).any():
-        index = np.unravel_index(np.nanargmax(excess), excess.shape)
-        by, sender, receiver = map(int, index)
-        part = small_number(weights["composition"][index])
-        chance = small_number(weights.expected[index])
-        read = f"{names[receiver]}'s {INPUT_NAMES[INPUT_LETTERS[by]]}"
-        numbers = f"composition {part}; random weights have {chance} on average"
-        if excess[index] > 0:
-            yield f"{read} reads most of what {names[sender]} writes: {numbers}"
+        pair = np.unravel_index(np.nanargmax(excess), excess.shape)
+        letter_index, sender, receiver = map(int, pair)
+        composition = small_number(weights["composition"][pair])
+        expected = small_number(weights.expected[pair])
+        reader = f"{names[receiver]}'s {INPUT_NAMES[INPUT_LETTERS[letter_index]]}"
+        numbers = f"composition {composition}; random weights have {expected} on average"
+        if excess[pair] > 0:
+            yield f"{reader} reads most of what {names[sender]} writes: {numbers}"
         else:
-            nearest = f"{read} and what {names[sender]} writes: {numbers}"
+            nearest = f"{reader} and what {names[sender]} writes: {numbers}"
             yield f"No head reads what another writes more than by chance. Nearest are {nearest}"
-        yield _COMPOSITION
+        yield _COMPOSITION_LINE
     copying = weights.table("heads")["copying"]
     if np.isfinite(copying).any() and not _proxy_line(weights):
         head = int(np.nanargmax(copying))
         yield f"{names[head]} copies most what it attends to: {fixed(copying[head], 2)} of 1"
 
 
-def _of_all(weights: HeadWeights) -> Iterator[Block]:
-    """Yield which heads read which, which heads copy, which look to the previous token by position, and figures."""
+def _blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
+    """Yield rankings of pairs, of heads that copy and of heads that look back by position, then figures."""
     yield _pairs(weights)
     if not _proxy_line(weights):
         yield from _copying(weights)
     heads = weights.table("heads")
-    above = np.flatnonzero(heads["previous"] > heads.part("previous", "baseline") + _ROUNDING)
-    if len(above):
-        order = above[largest_first(heads["previous"][above], _MOST)].tolist()
+    # The heads that look at the previous token more than at others by position alone: their rows.
+    looks_back = heads["previous"] > heads.part("previous", "baseline") + _ROUNDING
+    order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MOST_LISTED]
+    if order:
         heading = "mean weight if position alone decided where heads look, 0 to 1"
         yield rank_heads(weights, ["previous", "first", "same"], order, heading=heading)
     yield from _figures(weights)
@@ -243,31 +264,44 @@ def _of_all(weights: HeadWeights) -> Iterator[Block]:
 
 def _pairs(weights: HeadWeights) -> Block:
     """List the pairs that compose most by queries, keys or values, those farthest above chance first."""
-    names = weights.head_names
-    expected = weights.expected
-    pairs = []
-    inputs = []
-    rows = []
-    for index, by in enumerate(INPUT_LETTERS):
-        for sender, receiver in weights.strongest(by, _MOST):
-            pairs.append(f"{names[sender]} → {names[receiver]}")
-            inputs.append(INPUT_NAMES[by])
-            at_pair = (index, sender, receiver)
-            rows.append((weights["composition"][at_pair], expected[at_pair]))
-    columns = (
-        number("composition", range=(0, 1)),
-        number("chance", range=(0, 1), label="random weights"),
+    links, expected = _strongest_links(weights)
+    table = Table.of_arrays(
+        (
+            number("composition", range=(0, 1)),
+            number("chance", range=(0, 1), label="random weights"),
+        ),
+        composition=[link.weight for link in links],
+        chance=expected,
     )
-    table = Table.of_rows(columns, rows)
-    order = largest_first(table["composition"] - table["chance"])
     return Ranking(
         heading="which heads read which: writer → reader",
         header="pair",
-        names=pairs,
+        names=[f"{link.sender} → {link.receiver}" for link in links],
         table=table,
-        columns=[Words("through its", inputs), "composition", "chance"],
-        order=[row for row in order if table["composition"][row] > 0],
+        columns=[
+            Words("through its", [link.receiver_input for link in links]),
+            "composition",
+            "chance",
+        ],
+        order=largest_first(table["composition"] - table["chance"]),
     )
+
+
+def _strongest_links(weights: HeadWeights) -> tuple[list[Link], list[float]]:
+    """Return the pairs that compose most by queries, keys and values, and the composition that each has by chance."""
+    names = weights.head_names
+    # Both are (Q K V, sender, receiver).
+    composition = weights["composition"]
+    expected = weights.expected
+    links = []
+    expected_weights = []
+    for index, letter in enumerate(INPUT_LETTERS):
+        for sender, receiver in weights.strongest(letter, _MOST_LISTED):
+            weight = float(composition[index, sender, receiver])
+            if weight > 0:
+                links.append(Link(names[sender], names[receiver], INPUT_NAMES[letter], weight))
+                expected_weights.append(expected[index, sender, receiver])
+    return links, expected_weights
 
 
 def _copying(weights: HeadWeights) -> Iterator[Block]:
@@ -279,18 +313,17 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
         return
     reads, writes = _first_tokens(weights)
     columns = [
-        Words("copying", _starred(weights, "copying"), right=True),
+        Words("copying", _scores_with_stars(weights, "copying"), right=True),
         Words("reads", reads, wraps=True),
         Words("writes", writes, wraps=True),
     ]
     order = largest_first(copying)
-    # Of N_DRAWS + 1 random heads, one is the least and one the largest.
     n_outside = int(weights.is_outside("copying").sum())
+    # One more random head would be below all N_DRAWS others with probability 1 / (N_DRAWS + 1), and above all as often.
     n_by_chance = 2 / (N_DRAWS + 1) * len(heads)
     note = f"{n_outside} of {amount(len(heads), 'head')} are beyond all random ones; by chance {n_by_chance:.0f}"
-    # Both ends of the same order.
-    copiers = [row for row in order if copying[row] >= 0][:_MOST]
-    removers = [row for row in reversed(order) if copying[row] < 0][:_MOST]
+    copiers = [row for row in order if copying[row] >= 0][:_MOST_LISTED]
+    removers = [row for row in reversed(order) if copying[row] < 0][:_MOST_LISTED]
     if copiers:
         heading = "heads that copy what they attend to most"
         yield rank_heads(weights, columns, copiers, heading=heading, notes=[note])
@@ -300,7 +333,10 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
 
 
 def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
-    """Return the tokens that each head reads, and those that it writes, by its first singular direction."""
+    """Return the tokens that each head reads, and those that it writes for them, by its first singular direction.
+
+    A head without directions has "".
+    """
     n_heads = len(weights.table("heads"))
     reads = [""] * n_heads
     writes = [""] * n_heads
@@ -312,7 +348,7 @@ def _first_tokens(weights: HeadWeights) -> tuple[list[str], list[str]]:
     return reads, writes
 
 
-def _starred(weights: HeadWeights, name: str) -> list[str]:
+def _scores_with_stars(weights: HeadWeights, name: str) -> list[str]:
     """Return the score of each head as text, with a star if it is beyond all random heads."""
     texts = []
     for score, is_outside in zip(weights.table("heads")[name], weights.is_outside(name), strict=True):
@@ -326,12 +362,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
     columns = [name for name in ("copying", "matching", "previous") if np.isfinite(heads[name]).any()]
     for name in columns or ["copying"]:
         yield HeadMap(printed="never", figure="weights-heads", heads=heads, column=name)
-    links = []
-    for index, by in enumerate(INPUT_LETTERS):
-        for sender, receiver in weights.strongest(by, _MOST):
-            part = float(weights["composition"][index, sender, receiver])
-            if part > 0:
-                links.append(Link(names[sender], names[receiver], INPUT_NAMES[by], part))
+    links, _ = _strongest_links(weights)
     if links:
         yield Graph(
             printed="never",
@@ -340,7 +371,7 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
             layers=dict(zip(names, heads["layer"].tolist(), strict=True)),
             links=links,
             notes=[
-                f"the {amount(_MOST, 'pair')} each that compose most by queries, keys and values above chance; "
+                f"the {amount(_MOST_LISTED, 'pair')} each that compose most by queries, keys and values above chance; "
                 "wider = a larger share; a line goes up from the head that writes to the head that reads"
             ],
         )
@@ -349,15 +380,16 @@ def _figures(weights: HeadWeights) -> Iterator[Block]:
 # One head
 
 
-def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
+def _blocks_of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the scores of one head, its singular directions, and the heads that it reads or that read it."""
     heads = weights.table("heads")
     # Scores beside the range of random heads.
     lines = []
     for name in ("copying", "matching"):
-        _, mean, low, high = (fixed(heads[name + part][row], 2) for part in SCORE_SUFFIXES)
-        lines.append(f"{name} {_starred(weights, name)[row]}  random {mean} [{low}, {high}]")
-    # The tokens to which the head would attend if tokens had no content.
+        _, mean, least, largest = (fixed(heads[name + suffix][row], 2) for suffix in SCORE_SUFFIXES)
+        score = _scores_with_stars(weights, name)[row]
+        lines.append(f"{name} {score}  random {mean} [{least}, {largest}]")
+    # Where the head would look if tokens differed in their positions alone.
     shares = "  ".join(f"{name} {fixed(heads[name][row], 2)}" for name in POSITION_SHARES)
     nats = float(heads["same_nats"][row])
     side = "above" if nats >= 0 else "below"
@@ -370,21 +402,23 @@ def _of_head(weights: HeadWeights, row: int) -> Iterator[Block]:
     yield from _links_of(weights, row)
 
 
-def _directions(weights: HeadWeights, row: int, of: str, source: str, target: str) -> Iterator[Block]:
-    """Yield the singular directions of a head, if it has any; `source` and `target` are headers of their two ends."""
-    directions = weights.table("directions")
-    mine = directions.select((directions["head"] == row) & (directions["of"] == of))
-    if not len(mine):
+def _directions(
+    weights: HeadWeights, row: int, of: str, source_header: str, target_header: str
+) -> Iterator[Block]:
+    """Yield the singular directions of a head, if it has any; `of` is "writes" or "seeks", as in the table."""
+    table = weights.table("directions")
+    directions = table.select((table["head"] == row) & (table["of"] == of))
+    if not len(directions):
         return
-    shares = [percent(share, 1) if np.isfinite(share) else "" for share in mine["share"].tolist()]
+    shares = [percent(share, 1) if np.isfinite(share) else "" for share in directions["share"].tolist()]
     yield Ranking(
-        heading=f"singular directions, {source} → {target}",
+        heading=f"singular directions, {source_header} → {target_header}",
         header="share",
         names=shares,
-        table=mine,
+        table=directions,
         columns=[
-            Words(source, mine["source"].tolist(), wraps=True),
-            Words(target, mine["target"].tolist(), wraps=True),
+            Words(source_header, directions["source"].tolist(), wraps=True),
+            Words(target_header, directions["target"].tolist(), wraps=True),
         ],
     )
 
@@ -393,26 +427,30 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
     """Yield the heads that a head reads most, and those that read it most."""
     names = weights.head_names
     titles: list[str] = []
-    columns: dict[str, list[str]] = {by: [] for by in INPUT_LETTERS}
-    # Of (Q K V, sender, receiver), the head as receiver, then as sender: (Q K V, other head).
-    for title, part in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
-        excess = weights.excess[part]
-        composition = weights["composition"][part]
+    # A list for each input, with a text for each title.
+    columns: dict[str, list[str]] = {letter: [] for letter in INPUT_LETTERS}
+    # In (Q K V, sender, receiver) the head is a receiver, then a sender. What is left is (Q K V, other head).
+    for title, selection in (("reads from", np.s_[:, :, row]), ("is read by", np.s_[:, row])):
+        excess = weights.excess[selection]
+        composition = weights["composition"][selection]
         if not np.isfinite(excess).any():
             continue
         titles.append(title)
-        for index, by in enumerate(INPUT_LETTERS):
+        for index, letter in enumerate(INPUT_LETTERS):
             others = []
             for other in largest_first(excess[index], 3):
                 others.append(f"{names[other]} {fixed(composition[index, other], 2)}")
-            columns[by].append("  ".join(others))
+            columns[letter].append("  ".join(others))
     if titles:
         yield Ranking(
             heading="composition, most above chance",
             header="",
             names=titles,
             table=Table({}, {}),
-            columns=[Words(f"by {INPUT_NAMES[by]}", texts, wraps=True) for by, texts in columns.items()],
+            columns=[
+                Words(f"by {INPUT_NAMES[letter]}", texts, wraps=True)
+                for letter, texts in columns.items()
+            ],
         )
 
 
@@ -420,7 +458,7 @@ def _links_of(weights: HeadWeights, row: int) -> Iterator[Block]:
 
 
 def _proxy_line(weights: HeadWeights) -> str:
-    """Say why tokens are only a proxy for what heads write; empty if tokens are the logits of a decoder."""
+    """Say why the tokens that a head writes are only a proxy; "" for a decoder with logits, where they are exact."""
     if weights.options.get("ends") == "static embeddings":
         return "no language-modelling head: static embeddings stand for W_U; tokens and copying are only a proxy"
     if weights.options.get("kind") == "encoder":

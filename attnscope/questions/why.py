@@ -43,8 +43,9 @@ class WhyOptions:
 class Why(Result):
     """An attention score before softmax, as a sum over pairs of parts of the model.
 
-    Softmax depends only on how a score differs from the others of its query. So every number but `score` and `mean` is
-    less its mean over the keys that the query may attend to.
+    Softmax depends only on how a score differs from the other scores of its query. So all terms are centred: each is
+    less its mean over the keys that the query may attend to. They and the bias by position sum to `score` - `mean`, two
+    columns of the table `score`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.why/2"
@@ -105,19 +106,19 @@ class Why(Result):
 
     @property
     def bias(self) -> float:
-        """Return what a bias by position adds, nats; 0 where there is none."""
+        """Return what a bias by position adds, nats; 0 in a model without one, where the column has NaN."""
         bias: float = self.score["bias"]
         return 0.0 if math.isnan(bias) else bias
 
     @property
     def excess(self) -> float:
-        """Return the score less the mean of its query, nats: the sum of all pairs and of the bias."""
+        """Return how far the score is above the mean score of its query, nats: all pairs and the bias sum to this."""
         score = self.score
         return float(score["score"] - score["mean"])
 
     @property
     def discrepancy(self) -> float:
-        """Return by how many nats the sum of all pairs and the bias differs from `excess`."""
+        """Return by how many nats the sum of all pairs and the bias misses `excess`, as rounding makes it do."""
         return float(abs(self["pairs"].sum() + self.bias - self.excess))
 
     def require_whole(self) -> None:
@@ -132,7 +133,7 @@ class Why(Result):
             )
 
     def report(self) -> Report:
-        """Return the score, its strongest parts, and pairs of them."""
+        """Return the report: the score, the parts that add most to it, and the pairs of parts that do."""
         answer = _answer(self)
         blocks = [_parts(self), _pairs(self), _matrix(self)]
         return report_on(
@@ -141,26 +142,26 @@ class Why(Result):
 
 
 def _token(why: Why, side: str) -> str:
-    """Return the token of a side, "query" or "key", with its place."""
+    """Return the token and its number in the text; `side` is "query" or "key"."""
     score = why.score
     return f"{printable(score[f'{side}_token'])} (token {score[side]})"
 
 
 def _answer(why: Why) -> list[str]:
-    """Return the question, and the score beside the mean of its query."""
+    """Return the question, and a sentence that compares the score with the mean score of its query."""
     score = why.score
-    # Keys that a mask hides do not count for the mean.
     n_later, n_earlier = score["masked_after"], score["masked_before"]
     hidden = []
     if n_later:
         hidden.append(f"{n_later} later")
     if n_earlier:
         hidden.append(f"{n_earlier} earlier")
-    mask = ""
+    mean = f"the mean of the {amount(score['n_keys'], 'key')} that the query may attend to"
+    # Keys that a mask hides do not count for the mean.
     if hidden:
-        mask = f"; a mask hides {' and '.join(hidden)} {'key' if n_later + n_earlier == 1 else 'keys'}"
+        noun = "key" if n_later + n_earlier == 1 else "keys"
+        mean += f"; a mask hides {' and '.join(hidden)} {noun}"
     side = "above" if why.excess >= 0 else "below"
-    mean = f"the mean of the {amount(score['n_keys'], 'key')} that the query may attend to{mask}"
     difference = f"{fixed(abs(why.excess), 3)} nats {side} {mean}"
     return [
         f"why {why.name} attends from {_token(why, 'query')} to {_token(why, 'key')}",
@@ -169,7 +170,7 @@ def _answer(why: Why) -> list[str]:
 
 
 def _strongest_parts(why: Why) -> str:
-    """Return a sentence on the part that adds most to the query, and the one that adds most to the key."""
+    """Name the largest term when the score is split by the parts of the query, and when by those of the key."""
     parts = why.table("parts")
     phrases = []
     for side in ("query", "key"):
@@ -183,31 +184,33 @@ def _strongest_parts(why: Why) -> str:
 
 
 def _parts(why: Why) -> Ranking:
-    """Rank the parts by what they add to the query or to the key, whichever is more."""
+    """Rank the parts by how much they change the score, at the query or at the key, whichever is more."""
     parts = why.table("parts")
-    largest = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
+    magnitudes = np.maximum(np.abs(parts["query_nats"]), np.abs(parts["key_nats"]))
     return Ranking(
         header="part (nats)",
         noun="part",
         names=parts["part"].tolist(),
         table=parts,
         columns=["query_nats", "key_nats"],
-        order=largest_first(largest),
+        order=largest_first(magnitudes),
         n_printed=8,
     )
 
 
 def _pairs(why: Why) -> Ranking:
-    """Rank the 100 pairs of parts that add most, of either sign."""
-    names = why.table("parts")["part"].tolist()
+    """Rank the 100 pairs of parts that change the score most, up or down."""
+    names = why.table("parts")["part"]
     # (part of the query, part of the key).
     values = why["pairs"]
-    rows, columns = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
-    pair_names = [f"{names[row]} → {names[column]}" for row, column in zip(rows, columns, strict=True)]
+    query_parts, key_parts = np.unravel_index(largest_first(np.abs(values), 100), values.shape)
+    pair_names = [
+        f"{query} → {key}" for query, key in zip(names[query_parts], names[key_parts], strict=True)
+    ]
     column = number_column(
         "nats", "what a part at the query times a part at the key adds", "nats", label="adds"
     )
-    table = Table.of_arrays((column,), nats=values[rows, columns])
+    table = Table.of_arrays((column,), nats=values[query_parts, key_parts])
     return Ranking(
         header="pair: query → key",
         names=pair_names,
@@ -220,12 +223,16 @@ def _pairs(why: Why) -> Ranking:
 
 
 def _matrix(why: Why) -> Grid:
-    """Return the strongest parts of the query against those of the key, then all other parts together, then sums."""
+    """Return the pairs as a matrix: the strongest parts one by one, then all others as one part, then the sum.
+
+    Rows are parts of the query, columns are parts of the key.
+    """
     parts = why.table("parts")
-    # Rows of the query, then columns of the key: with others and sums at the end of each.
     rows, row_names = _strongest(parts, "query")
     columns, column_names = _strongest(parts, "key")
-    values = _fold(_fold(why["pairs"], rows).T, columns).T
+    values = _fold_rows(why["pairs"], rows)
+    # The columns are folded as rows of the transposed matrix.
+    values = _fold_rows(values.T, columns).T
     return Grid(
         figure=f"why-{why.name}",
         title=_answer(why)[0],
@@ -238,17 +245,20 @@ def _matrix(why: Why) -> Grid:
 
 
 def _strongest(parts: Table, side: str) -> tuple[list[int], list[str]]:
-    """Return the strongest parts of a side, "query" or "key", in their order, and names for the rows of `_fold`."""
+    """Return the rows of the strongest parts of "query" or "key", in the order of the table, and their names.
+
+    The names are those for `_fold_rows`: they include those of the two rows that it adds.
+    """
     strongest = sorted(largest_first(np.abs(parts[f"{side}_nats"]), MOST_PARTS))
     names = parts["part"][strongest].tolist()
     others = ["others"] if len(parts) > MOST_PARTS else []
     return strongest, [*names, *others, "sum"]
 
 
-def _fold(values: Floats, shown: Sequence[int]) -> Floats:
-    """Return the rows that are shown, then the sum of all others if there are any, then the sum of all."""
-    others = np.delete(values, shown, 0)
-    folded = values[shown]
+def _fold_rows(values: Floats, kept: Sequence[int]) -> Floats:
+    """Return the kept rows, then a row with the sum of the others if there are any, then one with the sum of all."""
+    others = np.delete(values, kept, 0)
+    folded = values[kept]
     if len(others):
         folded = np.vstack([folded, others.sum(0)])
     return np.vstack([folded, folded.sum(0)])

@@ -1,6 +1,7 @@
 """Draw a graph of heads that feed each other, with a row for each layer and the first layer at the bottom.
 
-Used by `report.figures`, for paths of patching and for composition of weights.
+Used by `report.figures`, for the paths of patching and the composition of heads. A row of the graph is numbered from 0,
+the lowest. A line that joins heads of distant layers passes between the heads of the rows in the middle.
 """
 
 from collections import defaultdict
@@ -26,7 +27,10 @@ Point = tuple[float, float]
 """A place on the page in pixels, (x, y)."""
 
 Stop = tuple[str, int]
-"""A point of a line in a row: the name of a head, or of the line where it passes between heads; and the row."""
+"""Something that needs a place of its own in a row: (name, row). It is a head, or a line that passes through the row.
+
+For example, the line from L0H1 to L2H3 has the stops (L0H1, 0), (L0H1 L2H3, 1) and (L2H3, 2).
+"""
 
 _TOP_PX = layout.MARGIN_PX + 92
 """The upper edge of the graph, below the title and the key."""
@@ -35,39 +39,40 @@ _NAME_PX = 12.5
 """Size of the names of heads."""
 
 _LEAST_PX = 42.0
-"""Least width of the capsule around a name."""
+"""Least width of the box with round ends around a name."""
 
 _ROUNDS = 16
-"""How often the heads of all rows are put in order; see `_place_stops`."""
+"""How often all rows are sorted; see `_place_stops`."""
 
 
 def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     """Draw heads and the lines between them, as wide as their weights, in the colours of the inputs that they feed."""
+    # The heads at the ends of lines, each once: a dict keeps their order. Only layers with such a head have a row.
     names: dict[str, None] = {}
     for link in block.links:
         names |= {link.sender: None, link.receiver: None}
     layers = sorted({block.layers[name] for name in names})
     rows = {name: layers.index(block.layers[name]) for name in names}
 
-    # Sizes in pixels; row 0 is the lowest.
+    # Sizes in pixels. Row 0 is the lowest, so it has the largest y.
     page = Page(lettering.paper.width_for(1200), lettering)
     n_rows = len(layers)
-    row_px = max(58, min(92, 900 // max(1, n_rows)))
+    row_px = max(58, min(92, 900 // n_rows))
     left = layout.MARGIN_PX + 60
     right = page.width_px - layout.MARGIN_PX - 40
     top = _TOP_PX + 6
     middles = [top + (n_rows - row - 0.5) * row_px for row in range(n_rows)]
     page.head(f"{report.model} · {block.title}", report.subtitle)
 
-    # The place of each head, and of each line in the rows that it passes.
-    paths = [_path(rows, link) for link in block.links]
+    # The place of each stop on the page.
+    paths = [_stops_of(link, rows) for link in block.links]
     places = {}
-    for (name, row), share in _place_stops(paths).items():
-        places[name, row] = (left + share * (right - left), middles[row])
+    for (name, row), across in _place_stops(paths).items():
+        places[name, row] = (left + across * (right - left), middles[row])
 
-    # Rows, lines, heads, and the key.
+    # Draw the rows, the lines, the heads above them, and the key.
     for layer, y in zip(layers, middles, strict=True):
-        # The row of the logits has no layer's name.
+        # The row of the logits is not a layer, so it has no name.
         if any(name.startswith(f"L{layer}H") for name in names):
             page.write(
                 layout.MARGIN_PX, y, f"L{layer}", 14, ha="left", color=FAINT, va="center_baseline"
@@ -77,20 +82,21 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     for name in names:
         _draw_head(page, name, places[name, rows[name]])
     _draw_key(page)
-    page.finish(top + max(1, n_rows) * row_px + 10, [*block.notes, *report.problems])
+    page.finish(top + n_rows * row_px + 10, [*block.notes, *report.problems])
     return page
 
 
 def _draw_links(
     page: Page, links: Sequence[Link], paths: Sequence[Sequence[Stop]], places: Mapping[Stop, Point]
 ) -> None:
-    """Draw the lines; several between the same heads are bent apart."""
-    largest = max((link.weight for link in links), default=1.0)
+    """Draw the lines; several between the same two heads are bent apart. `paths` has the stops of each line."""
+    largest = max(link.weight for link in links)
     ends = [(link.sender, link.receiver) for link in links]
-    for number, (link, path) in enumerate(zip(links, paths, strict=True)):
-        # Lines of the same ends are 9 pixels apart, around the straight one.
-        n_before = ends[:number].count(ends[number])
-        bend = 9.0 * (n_before - (ends.count(ends[number]) - 1) / 2)
+    for index, (link, path) in enumerate(zip(links, paths, strict=True)):
+        # Lines between the same heads are 9 pixels apart: three of them have the bends -9, 0 and 9.
+        n_parallel = ends.count(ends[index])
+        n_before = ends[:index].count(ends[index])
+        bend = 9.0 * (n_before - (n_parallel - 1) / 2)
         curve = []
         for start, end in pairwise(path):
             curve += _curve(places[start], places[end], bend)
@@ -100,10 +106,10 @@ def _draw_links(
 
 
 def _draw_head(page: Page, name: str, place: Point) -> None:
-    """Draw a name in a capsule: a grey line with round ends on a wider white one, its edge."""
+    """Draw a name in a grey box with round ends and a white edge: two thick lines, the white one below and wider."""
     x, y = place
-    half = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
-    line = [(x - half, y), (x + half, y)]
+    half_width = max(_LEAST_PX, page.lettering.width_px(name, page.paper.letters(_NAME_PX)) + 10) / 2
+    line = [(x - half_width, y), (x + half_width, y)]
     page.lines([line], color="#ffffff", width_px=27, capstyle="round", zorder=3)
     page.lines([line], color="#e8ecf2", width_px=24, capstyle="round", zorder=3.1)
     page.write(x, y, name, _NAME_PX, ha="center", va="center_baseline", zorder=5, color=INK)
@@ -123,44 +129,49 @@ def _draw_key(page: Page) -> None:
 # The places of heads
 
 
-def _path(rows: Mapping[str, int], link: Link) -> list[Stop]:
-    """Return the stops of a line, from the sender through all rows to the receiver."""
+def _stops_of(link: Link, rows: Mapping[str, int]) -> list[Stop]:
+    """Return the stops of a line, one in each row from the sender's to the receiver's; `rows` has the row of heads."""
     first = rows[link.sender]
     last = rows[link.receiver]
-    between = [(f"{link.sender} {link.receiver}", row) for row in range(first + 1, last)]
+    line_name = f"{link.sender} {link.receiver}"
+    between = [(line_name, row) for row in range(first + 1, last)]
     return [(link.sender, first), *between, (link.receiver, last)]
 
 
 def _place_stops(paths: Sequence[Sequence[Stop]]) -> dict[Stop, float]:
-    """Return the place of each stop across its row, from 0 to 1.
+    """Return the place of each stop across its row, from 0 (left) to 1 (right).
 
-    The stops of a row are evenly apart, each near the stops of other rows that lines join it with.
+    The stops of a row are at equal distances. Their order is found by the barycentre method, so that few lines cross:
+    each row is sorted by the mean place of a stop's neighbours in other rows, several times over.
     """
-    # The stops that lines join with each stop, and the stops of each row.
-    joined: dict[Stop, set[Stop]] = defaultdict(set)
+    # A stop's neighbours are those before and after it on its lines.
+    neighbours: dict[Stop, set[Stop]] = defaultdict(set)
     for path in paths:
         for lower, upper in pairwise(path):
-            joined[lower].add(upper)
-            joined[upper].add(lower)
-    rows: dict[int, list[Stop]] = defaultdict(list)
-    for stop in sorted(joined):
-        rows[stop[1]].append(stop)
+            neighbours[lower].add(upper)
+            neighbours[upper].add(lower)
+    stops_by_row: dict[int, list[Stop]] = defaultdict(list)
+    for stop in sorted(neighbours):
+        stops_by_row[stop[1]].append(stop)
 
-    # Row by row, order stops by the mean place of their joined stops; where these are equal, by name.
-    across = dict.fromkeys(joined, 0.5)
+    # All stops begin in the middle. Stops whose neighbours have the same mean are sorted by name.
+    across = dict.fromkeys(neighbours, 0.5)
     for _ in range(_ROUNDS):
-        for row in sorted(rows):
+        for row in sorted(stops_by_row):
             means = {}
-            for stop in rows[row]:
-                means[stop] = float(np.mean([across[other] for other in joined[stop]]))
+            for stop in stops_by_row[row]:
+                means[stop] = float(np.mean([across[neighbour] for neighbour in neighbours[stop]]))
             ordered = sorted(means, key=lambda stop: (means[stop], stop))
-            for number, stop in enumerate(ordered):
-                across[stop] = (number + 0.5) / len(ordered)
+            for index, stop in enumerate(ordered):
+                across[stop] = (index + 0.5) / len(ordered)
     return across
 
 
 def _curve(start: Point, end: Point, bend: float) -> list[Point]:
-    """Return the points of a cubic Bézier curve that leaves upwards and arrives from below."""
+    """Return the points of a cubic Bézier curve that leaves `start` upwards and arrives at `end` from below.
+
+    `bend` moves its middle to the right, in pixels.
+    """
     (x0, y0), (x1, y1) = start, end
     middle = (y0 + y1) / 2
     controls = (start, (x0 + bend, middle), (x1 + bend, middle), end)
