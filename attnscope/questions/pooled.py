@@ -13,7 +13,7 @@ from attnscope.results.tokens import Tokens
 
 
 class Link(NamedTuple):
-    """A weight between two tokens that are far apart, by the places of the query and of the key."""
+    """A large weight between two tokens that are far apart, with the indices of both tokens in the text."""
 
     query: int
     key: int
@@ -30,11 +30,11 @@ class PooledMap(HeadMaps):
         received: Mass that each key receives from all queries, (layer, head, key), float32; 1 on average where there
             are as many queries as keys.
         entropy_nats: Entropy of each query's weights, (layer, head, query), float32.
-        link_places: Query and key of the largest far weights, (layer, head, link, 2), int32, largest first; -1 where
-            there are no more.
+        link_places: Indices of the query and the key of the largest far weights, (layer, head, link, 2), int32, the
+            largest weight first; -1 where a head has fewer links.
         link_weights: The largest far weights, (layer, head, link), float32.
-        query_cell: Queries that share a row of cells; the last row may have fewer.
-        key_cell: Keys that share a column of cells; the last column may have fewer.
+        query_cell: How many queries a row of cells stands for; the last row may stand for fewer.
+        key_cell: How many keys a column of cells stands for; the last column may stand for fewer.
         far_tokens: A weight is far if query and key are more than this many tokens apart; -1 = every weight is.
     """
 
@@ -57,22 +57,29 @@ class PooledMap(HeadMaps):
 
     @property
     def far_phrase(self) -> str:
-        """Return the words after "strongest links" that say how far they reach; empty if all are meant."""
+        """Return the words after "strongest links", such as " over more than 64 tokens"; "" if all are meant."""
         return "" if self.far_tokens < 0 else f" over more than {self.far_tokens} tokens"
 
     def links(self, layer: int, head: int) -> list[Link]:
         """Return the strongest far links of one head, largest weight first."""
-        place = self.place(layer, head)
-        links = zip(self.link_places[place].tolist(), self.link_weights[place].tolist(), strict=True)
-        return [Link(query, key, weight) for (query, key), weight in links if query >= 0]
+        index = self.place(layer, head)
+        links = []
+        for (query, key), weight in zip(
+            self.link_places[index].tolist(), self.link_weights[index].tolist(), strict=True
+        ):
+            # -1 fills up the array of a head with fewer links.
+            if query >= 0:
+                links.append(Link(query, key, weight))
+        return links
 
     def require_whole(self) -> None:
-        """Refuse cells that do not fit the tokens, keys that receive too much, and links between other tokens."""
+        """Refuse cells that do not fit the tokens, keys that receive too much, and links of unknown tokens."""
+        # Both are (query, key).
         n_tokens = np.array([len(self.queries), len(self.keys)])
         n_cells = np.ceil(n_tokens / [self.query_cell, self.key_cell])
         if self.cells.shape[2:] != tuple(n_cells) or not self.cells.size:
             raise ValueError(f"the shape of its cells, {self.cells.shape}, does not fit its tokens")
-        # Every query gives 1; rounding, in 16 bits too, stays far below 10%.
+        # Each query gives 1 in all; 10% more allows for rounding, also that of 16 bits.
         if np.nansum(self.received, -1).max() > 1.1 * len(self.queries):
             raise ValueError("its keys receive more than there is")
         if np.any((self.link_places < -1) | (self.link_places >= n_tokens)):
@@ -121,33 +128,32 @@ class PooledHeatmap(MapsResult[PooledMap]):
         Array("link_weights", "the weight of a far link", axes=("heads", "links")),
     )
     MAPS: ClassVar[Any] = PooledMap
-    # Half of a causal map is zeros.
+    # Files are compressed, as half of a causal map is zeros.
     COMPRESSED: ClassVar[bool] = True
 
     def links(self, layer: int, head: int, kind: str | None = None) -> list[Link]:
         """Return the strongest far links of one head, largest weight first."""
         return self.map(kind).links(layer, head)
 
-    def described_links(self) -> list[dict[str, Any]]:
-        """Return each far link with its head, places, tokens and the text around them, as plain JSON values."""
-        described = []
+    def describe_links(self) -> list[dict[str, Any]]:
+        """Return each far link with its head, token indices, tokens and the text around them, as plain JSON values."""
+        descriptions = []
         for attention in self.maps:
             for layer, head in self.chosen(attention):
-                place = {"kind": attention.kind, "layer": layer, "head": head}
-                described += [
-                    place | _describe(attention, link) for link in attention.links(layer, head)
-                ]
-        return described
+                for link in attention.links(layer, head):
+                    fields = {"kind": attention.kind, "layer": layer, "head": head}
+                    descriptions.append(fields | _describe(attention, link))
+        return descriptions
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Yield the names of columns, then a row for each far link."""
         yield LINK_COLUMNS
-        for link in self.described_links():
-            yield [link[name] for name in LINK_COLUMNS]
+        for description in self.describe_links():
+            yield [description[name] for name in LINK_COLUMNS]
 
     def to_json(self, **more: Any) -> str:
-        """Return one JSON document, with the far links and the text around them."""
-        return super().to_json(links=self.described_links(), **more)
+        """Return one JSON document, with the far links and the text around them; `more` are further fields of it."""
+        return super().to_json(links=self.describe_links(), **more)
 
     def require_whole(self) -> None:
         """Refuse a damaged result, also one whose maps are damaged."""
@@ -169,13 +175,24 @@ def _describe(attention: PooledMap, link: Link) -> dict[str, Any]:
 
 
 def text_around(tokens: Tokens, place: int, characters: int = 30) -> str:
-    """Return the text around a token, which stands between ⟦ and ⟧; its label alone if its characters are not known."""
+    """Return a token in brackets with the text around it, such as "the ⟦cat⟧ sat"; of a special token its label alone.
+
+    Args:
+        tokens: The tokens of a text, or of a pair of texts.
+        place: The index of the token.
+        characters: Most characters of the text before the token, and after it.
+    """
+    # Where the token stands in its text; -1 = a special token, which stands nowhere.
     start, stop = map(int, tokens.offsets[place])
     if start < 0:
         return f"⟦{tokens.labels[place]}⟧"
-    text = tokens.text if int(tokens.segments[place]) == 0 or tokens.pair is None else tokens.pair
-    # White space before a token stands outside its brackets.
+    text = tokens.text
+    if tokens.pair is not None and int(tokens.segments[place]) != 0:
+        text = tokens.pair
+    # White space that belongs to the token stands outside its brackets.
     token = text[start:stop].lstrip()
     start = stop - len(token)
-    before, after = text[max(0, start - characters) : start], text[stop : stop + characters]
+    before = text[max(0, start - characters) : start]
+    after = text[stop : stop + characters]
+    # Lines of the text are joined to one.
     return " ".join(f"{before}⟦{token or tokens.labels[place]}⟧{after}".split())

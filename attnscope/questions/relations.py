@@ -1,4 +1,7 @@
-"""Declare the result about relations, which heads link X to Y: its columns and its report."""
+"""Declare the result about relations, such as from a subject to its verb: which heads attend along them.
+
+A link is one example of a relation in a text: from a source, the token that should attend, to its targets.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,27 +19,29 @@ from attnscope.results.table import HEADS, Array, Column, Floats, Table, count, 
 from attnscope.results.table import number as number_column
 
 LEAST_MASS = 0.1
-"""With a smaller mean weight on the targets, a head expresses a relation weakly: it looks elsewhere, too."""
+"""A head with a smaller mean weight on the targets expresses a relation only weakly: it attends mostly elsewhere."""
 
 MOST_RELATIONS = 20
-"""Rows of the map."""
+"""Most rows of the map of relations and heads."""
 
 BEST = "best"
+"""Time words by the heads that follow them best."""
+
 UPPER = "upper half"
-"""How heads are chosen to time words: the best ones, or all of the upper half of the layers, as Whisper does."""
+"""Time words by all heads of the upper half of the layers, as Whisper does without `alignment_heads`."""
 
 ACCURACY = share("accuracy", "share of links whose source's largest weight is on a target")
 MASS = share("mass", "mean weight on the targets", short="mean weight")
 BASELINE = share("baseline", "accuracy of the best simple rule; NaN without links", short="simple rule")
 N_SCORED = count("n_scored", "links of the half that is scored", short="n", range=(0, None))
 
-# The axes of arrays, and what a CSV file has a row for: each relation with each head.
+# The axes of all arrays, (relation, head). A CSV file has a row for each relation with each head, too.
 _BY_HEAD = ("relations", "heads")
 
 
 def _read_labels(value: str) -> tuple[str, ...]:
-    """Return the labels of relations in the value of `--only`, which has commas between."""
-    labels = tuple(filter(None, map(str.strip, value.split(","))))
+    """Return the labels of relations in the value of `--only`, which are separated by commas."""
+    labels = tuple(label.strip() for label in value.split(",") if label.strip())
     if not labels:
         raise UsageError("no relation is named", "such as --only nsubj,obj")
     return labels
@@ -77,8 +82,9 @@ class RelationsOptions:
 class Relations(Result):
     """The accuracy of each head for each relation, the most frequent relations first.
 
-    The texts that hold a relation are dealt to two halves at random. One half chooses the best head, the other half
-    scores all heads. The simple rule is the best one on the half that scores, which favours the rule.
+    The texts with links of a relation are split at random into two halves. On the first half the head with the highest
+    accuracy is chosen as the best head. On the second half all heads are scored. The baseline, a simple rule such as
+    "the next word", is chosen on the second half itself: that favours the rule over the head.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.relations/3"
@@ -155,59 +161,63 @@ class Relations(Result):
         return names.index(relation)
 
     def at_heads(self, name: str, heads: Sequence[int]) -> Floats:
-        """Return an array at one head of each relation, (relation,); NaN where the head is -1."""
+        """Return the values of the array `name` at one head of each relation, (relation,); NaN for head -1."""
         if not len(self.table("heads")):
             return np.full(len(heads), np.nan)
-        # Where a head is -1, the last one's value stands in, until NaN replaces it.
+        # Index -1 reads the value of the last head, which NaN then replaces.
         values = self.grids[name].astype(np.float64)[np.arange(len(heads)), heads]
         return np.where(np.array(heads) < 0, np.nan, values)
 
     def at_best(self, name: str) -> Floats:
-        """Return an array at the best head of each relation, (relation,); NaN where there is none."""
+        """Return the value of the array `name` at the best head of each relation, (relation,); NaN if it has none."""
         return self.at_heads(name, self.table("relations")["best"].tolist())
 
     @property
     def verdicts(self) -> list[str]:
-        """Return for each relation whether its best head expresses it.
+        """Return for each relation whether its best head expresses it, in a word.
 
-        "yes"; "weakly": with little weight; "others": only other heads do; "no"; "none": too few examples to tell.
+        "yes"; "weakly": it does, with less than `LEAST_MASS` on the targets; "others": it does not, but other heads do;
+        "no": no head does; "none": there are too few examples to tell.
         """
         best_expresses = self.at_best("found") == 1
+        # The first case that is true counts.
         cases = {
             "none": self.table("relations")["no_verdict"] != "",
             "weakly": best_expresses & (self.at_best("mass") < LEAST_MASS),
             "yes": best_expresses,
             "others": self["found"].any(1),
         }
-        # The first case that is true counts.
         verdicts: list[str] = np.select([*cases.values()], [*cases], "no").tolist()
         return verdicts
 
-    def expressing(self, relation: int) -> list[int]:
-        """Return the heads that express a relation, by its row, the most accurate first."""
-        order = largest_first(np.nan_to_num(self["accuracy"][relation], nan=-1.0))
-        return [head for head in order if self["found"][relation, head]]
+    def expressing_heads(self, row: int) -> list[int]:
+        """Return the heads that express the relation of a row, the most accurate first."""
+        order = largest_first(self["accuracy"][row])
+        return [head for head in order if self["found"][row, head]]
 
     @property
     def shown_heads(self) -> list[int]:
-        """Return the head that stands for each relation: the best; where it does not express it, one that does."""
+        """Return the head that is shown for each relation; -1 = none.
+
+        That is its best head, or, if only other heads express the relation, the most accurate of them.
+        """
         heads: list[int] = self.table("relations")["best"].tolist()
         for row, verdict in enumerate(self.verdicts):
             if verdict == "others":
-                heads[row] = self.expressing(row)[0]
+                heads[row] = self.expressing_heads(row)[0]
         return heads
 
     @property
     def ranked(self) -> list[int]:
-        """Return the rows of relations by their verdict, from "yes" to "none".
+        """Return the rows of relations, sorted by their verdict, from "yes" to "none".
 
-        "yes" and "weakly" are one group. Within a group, those come first whose best head's accuracy has its low end
-        furthest above the baseline.
+        "yes" and "weakly" are one group. Within a group they are sorted by how far the low end of the best head's
+        accuracy is above the baseline, the furthest first.
         """
         group = {"yes": 0, "weakly": 0, "others": 1, "no": 2, "none": 3}
         groups = [group[verdict] for verdict in self.verdicts]
         above = self.at_best("accuracy_low") - self.table("relations")["baseline"]
-        # The last key sorts first; NaN comes last.
+        # `lexsort` sorts by its last key first, and puts NaN last.
         order: list[int] = np.lexsort((-above, groups)).tolist()
         return order
 
@@ -218,7 +228,9 @@ class Relations(Result):
 
     @property
     def alignment_heads(self) -> list[list[int]] | None:
-        """Return [layer, head] of each head that follows the words, but not weakly; None if texts are no recordings.
+        """Return [layer, head] of each head that expresses the relation of words and their sounds, and not weakly.
+
+        None if the texts are not transcripts of recordings.
 
         Whisper's generation_config.json has them in this form, and transformers, CTranslate2 and faster-whisper time
         words by the heads that it names.
@@ -232,13 +244,13 @@ class Relations(Result):
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the values of columns and arrays, with the heads that time words."""
-        described = super().describe()
+        description = super().describe()
         if self.alignment_heads is not None:
-            described["alignment_heads"] = self.alignment_heads
-        return described
+            description["alignment_heads"] = self.alignment_heads
+        return description
 
     def report(self, **shown: Any) -> Report:
-        """Return the heads that express relations; of recordings, first the heads that time words."""
+        """Return the report: the heads that express relations; for recordings, the heads that time words come first."""
         answer = [_count_line(self), *_rule_line(self)]
         blocks = [_ranking(self)]
         if self.is_of_recordings and len(self.table("relations")):
@@ -255,13 +267,13 @@ class Relations(Result):
 
 def names_of(result: Relations, heads: Sequence[int]) -> list[str]:
     """Return the names of heads by their rows; `–` for -1, no head."""
-    # Index -1 is the last name.
+    # The name for -1 stands last, where index -1 finds it.
     names = [*result.table("heads").head_names(), UNDEFINED]
     return [names[head] for head in heads]
 
 
 def _ranking(result: Relations) -> Block:
-    """Rank relations, each with one head and its verdict."""
+    """Rank relations, each with the head that is shown for it and its verdict."""
     relations = result.table("relations")
     heads = result.shown_heads
     table = Table.of_arrays(
@@ -288,16 +300,16 @@ def _ranking(result: Relations) -> Block:
             Words("rule", relations["rule"].tolist()),
         ],
         order=result.ranked,
-        n_printed=5,
     )
 
 
 def expressed_by(result: Relations) -> list[str]:
-    """Return for each relation whether the head shown expresses it, with up to two others that do."""
+    """Return for each relation whether its shown head expresses it, with up to two others that do."""
     names = result.table("heads").head_names()
     texts = []
-    for row, (verdict, shown) in enumerate(zip(result.verdicts, result.shown_heads, strict=True)):
-        others = [names[head] for head in result.expressing(row) if head != shown]
+    for row, (verdict, shown_head) in enumerate(zip(result.verdicts, result.shown_heads, strict=True)):
+        others = [names[head] for head in result.expressing_heads(row) if head != shown_head]
+        # Where only other heads express a relation, the shown head is one of these.
         text = {"none": "too few", "others": "yes"}.get(verdict, verdict)
         if others and text != "no":
             text += f"; also {list_some(others, 2)}"
@@ -309,7 +321,7 @@ def _map(result: Relations) -> Block:
     """Show how far each head is above the best simple rule, framed where it expresses the relation."""
     rows = result.ranked[:MOST_RELATIONS]
     # (relation, head).
-    above = result["accuracy"] - result.table("relations")["baseline"][:, None]
+    excess = result["accuracy"] - result.table("relations")["baseline"][:, None]
     n_left_out = len(result.ranked) - len(rows)
     notes = [
         "colour: accuracy above the best simple rule, 0 where below it; frame: the head expresses the relation"
@@ -320,7 +332,7 @@ def _map(result: Relations) -> Block:
         figure="relations",
         title="which heads express which relations",
         printed="never",
-        values=np.maximum(above[rows], 0.0),
+        values=np.maximum(excess[rows], 0.0),
         rows=result.table("relations")["relation"][rows].tolist(),
         columns=result.table("heads").head_names(),
         framed=result["found"][rows],
@@ -333,35 +345,37 @@ def _map(result: Relations) -> Block:
 
 def _answer_on_words(result: Relations) -> list[str]:
     """Say which head follows the words, and how exactly the heads that follow them time words."""
-    # Recordings have one relation: from a word to its sound.
+    # Recordings have one relation, the first row: from a word to its sound.
     relation = result.table("relations").as_dicts()[0]
     verdict = result.verdicts[0]
-    head, follower = names_of(result, [relation["best"], *result.shown_heads])
+    [best_head] = names_of(result, [relation["best"]])
     if verdict == "others":
-        return [f"{head} was chosen, but {follower} follows the words surely"]
+        [shown_head] = names_of(result, result.shown_heads)
+        return [f"{best_head} was chosen, but {shown_head} follows the words surely"]
     if verdict != "yes":
-        why = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
-        return [f"No head follows the words surely enough to time them by{why}"]
-    # Its accuracy, beside that of the best simple rule.
-    low, high = (number(result.at_best(f"accuracy_{end}")[0]) for end in ("low", "high"))
+        reason = f": {relation['no_verdict']}" if relation["no_verdict"] else ""
+        return [f"No head follows the words surely enough to time them by{reason}"]
+    # The accuracy of the best head and of the best simple rule.
+    low = number(result.at_best("accuracy_low")[0])
+    high = number(result.at_best("accuracy_high")[0])
     accuracy = f"{result.at_best('accuracy')[0]:.0%} of them right [{low}, {high}]"
-    by_rule = f"by {printable(relation['rule'])} {number(relation['baseline'])}"
-    answer = [f"{head} follows the words: {accuracy}; {by_rule}"]
-    # The errors of all heads that follow the words, beside those of the upper half.
+    rule_accuracy = f"by {printable(relation['rule'])} {number(relation['baseline'])}"
+    answer = [f"{best_head} follows the words: {accuracy}; {rule_accuracy}"]
+    # The timing errors by all heads that follow the words, and by the upper half of the layers.
     times = result.table("word_times")
     if len(times):
         n_heads = len(result.alignment_heads or ())
-        by, median = times["by"], times["median"]
-        # The row of as many best heads as follow the words.
-        error = fixed(median[(by == BEST) & (times["n_heads"] == n_heads)][0], 3)
-        upper_error = fixed(median[by == UPPER][0], 3)
-        who = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
-        answer.append(f"{who} words within {error} s; the upper half within {upper_error} s")
+        # The table has a row for each number of best heads.
+        is_these_heads = (times["by"] == BEST) & (times["n_heads"] == n_heads)
+        error = fixed(times["median"][is_these_heads][0], 3)
+        upper_error = fixed(times["median"][times["by"] == UPPER][0], 3)
+        subject = f"Its {amount(n_heads, 'head')} time" if n_heads > 1 else "It times"
+        answer.append(f"{subject} words within {error} s; the upper half within {upper_error} s")
     return answer
 
 
 def _heads_to_paste(result: Relations) -> Iterator[Block]:
-    """Yield the heads that follow the words as a line of a configuration and as a command."""
+    """Yield the heads that follow the words as a line for generation_config.json and as a command."""
     heads = result.alignment_heads
     if not heads:
         return
@@ -381,7 +395,7 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
 
 
 def _count_line(result: Relations) -> str:
-    """Say how many relations some head expresses."""
+    """Say how many relations any head expresses, and how many have too few examples."""
     verdicts = result.verdicts
     n_found = sum(verdict in ("yes", "weakly", "others") for verdict in verdicts)
     n_without = verdicts.count("none")
@@ -395,7 +409,7 @@ def _count_line(result: Relations) -> str:
 
 
 def _rule_line(result: Relations) -> list[str]:
-    """Say when a head expresses a relation; nothing if no relation was measured."""
+    """Say by which test a head expresses a relation; nothing if no relation was measured."""
     if not len(result.table("relations")):
         return []
     margin = result.options.get("margin", 0.1)

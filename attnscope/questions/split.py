@@ -9,7 +9,7 @@ import numpy as np
 from attnscope.drawing.map_figure import Axis
 from attnscope.errors import AttnscopeError, UsageError, amount
 from attnscope.options import option, options, read_ranges
-from attnscope.report.blocks import Block, Grid, Note, Ranking, Report, Special, Words
+from attnscope.report.blocks import Block, Grid, Note, Printed, Ranking, Report, Special, Words
 from attnscope.report.numbers import UNDEFINED, fixed, largest_first, percent
 from attnscope.report.panels import AXES, Panel, Panels
 from attnscope.report.wording import model_of, printable, report_on
@@ -17,17 +17,19 @@ from attnscope.results.result import Result
 from attnscope.results.table import Array, Column, Floats, Table, count, number, share, text
 
 MOST_KEYS = 12
+"""With more keys than this, only the largest weights of each head are printed."""
+
 MOST_HEADS = 8
-"""With more keys or more heads, only the largest weights of each head are printed."""
+"""With more heads than this, likewise."""
 
 _MOST_LISTED = 12
-"""Heads whose largest weights are printed."""
+"""Most heads whose largest weights are printed."""
 
-_MOST_AT_ODDS = 4
-"""Heads whose favourite keys the answer names."""
+_MOST_IN_ANSWER = 4
+"""Most heads whose favourite keys the answer names."""
 
 _MOST_DRAWN = 12
-"""Heads that are drawn of each split."""
+"""Most heads of a split that the figure shows."""
 
 N_HEADS = count("n_heads", "how many heads there are", label="heads")
 
@@ -64,8 +66,11 @@ class SplitOptions:
 class Split(Result):
     """The same queries, keys and values with different numbers of heads.
 
-    The table `counts` has a row per number of heads, `heads` one per head of each of these splits, and `drops` one per
-    head whose output was set to zero. `options` has the text and `d_model`.
+    A split into n heads cuts the d_model columns of Q, K and V into n equal runs of columns, one for each head.
+
+    The table `counts` has a row per number of heads, `heads` one per head of each split, and `drops` one per head whose
+    output was set to zero. A row of weights is uniform if all its weights are the same; a row with a single key, which
+    has no choice, is not counted. `options` has the text and `d_model`.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.split/2"
@@ -110,10 +115,10 @@ class Split(Result):
     )
 
     def of(self, n_heads: int) -> Self:
-        """Return the part of the result for that many heads.
+        """Return the result of the one split into so many heads, with its rows of all tables.
 
         Raises:
-            AttnscopeError: The record does not have it.
+            AttnscopeError: The record does not have this split.
         """
         if n_heads not in self.counts:
             listed = ", ".join(map(str, self.counts))
@@ -128,7 +133,7 @@ class Split(Result):
 
     @property
     def tokens(self) -> tuple[list[str], list[str]]:
-        """Return the labels of queries and of keys."""
+        """Return the labels of queries, and those of keys, as they are printed."""
         queries = [printable(token, 40) for token in self.table("queries")["token"]]
         keys = [printable(token, 40) for token in self.table("keys")["token"]]
         return queries, keys
@@ -142,58 +147,64 @@ class Split(Result):
     def require_whole(self) -> None:
         """Refuse a damaged result, also one that lacks heads of a split."""
         super().require_whole()
-        heads = self.table("heads")["n_heads"].tolist()
-        if not self.counts or heads != np.repeat(self.counts, self.counts).tolist():
+        # A split into 2 heads and one into 4 have the rows 2, 2, 4, 4, 4, 4.
+        expected = np.repeat(self.counts, self.counts).tolist()
+        if not self.counts or self.table("heads")["n_heads"].tolist() != expected:
             raise ValueError("its heads are not those of its numbers of heads")
 
     def report(self, **shown: Any) -> Report:
-        """Return the query on which the heads disagree most, a comparison of the splits, and all weights."""
+        """Return the report: the query on which heads disagree most, a comparison of the splits, and all weights."""
         queries, keys = self.tokens
         size = f"{amount(len(queries), 'token')}, d_model {self.options.get('d_model')}"
         counts = ", ".join(map(str, self.counts))
-        measures = "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of "
-        measures += "the heads, nats, 0 = alike"
+        guide = [
+            f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats",
+            "uniform rows (of those of all heads) choose nothing; disagreement: Jensen-Shannon divergence of "
+            "the heads, nats, 0 = alike",
+        ]
         if len(self.table("drops")):
-            measures += "; without: L2 norm of the output's change if the head puts out zeros"
-        rank = f"rank: of a head's dot products; entropy: mean over its rows, 0 to {np.log(len(keys)):.2f} nats"
+            guide[-1] += "; without: L2 norm of the output's change if the head puts out zeros"
         answer = [
             f"{model_of(self.run)} ({size}): the same Q, K and V cut into {counts} heads",
             _compromise(self),
             "disagreement: how differently the heads of a split attend, nats (0 = all alike)",
         ]
         subtitle = f"“{printable(self.options.get('text', ''))}”"
-        return report_on(self, answer, _blocks(self), [rank, measures], subtitle=subtitle)
+        return report_on(self, answer, _blocks(self), guide, subtitle=subtitle)
 
 
 def _compromise(split: Split) -> str:
-    """Say on which query the heads of the first split disagree most, and how a single head attends there."""
+    """Say on which query the heads of the first split disagree most, and how a single head attends there.
+
+    A split into one head is passed over.
+    """
     queries, keys = split.tokens
-    several = [count for count in split.counts if count > 1]
-    if not several:
+    counts = [count for count in split.counts if count > 1]
+    if not counts:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    n = several[0]
-    chosen = split.of(n)
+    n_heads = counts[0]
+    chosen = split.of(n_heads)
     # Divergence between the rows of the heads, (query,); below 1e-12 it is rounding.
     disagreement = chosen["disagreement_nats"][0]
     query = int(disagreement.argmax())
     if not disagreement[query] > 1e-12:
-        return f"the {n} heads agree about every query"
-    # The keys to which each head attends most, ties included. A dictionary holds each key once, in order.
+        return f"the {n_heads} heads agree about every query"
+    # The keys to which each head attends most, with ties, and those of all heads, each once in a dict.
     phrases = []
     all_favourites: dict[int, None] = {}
-    for head, row in enumerate(chosen["weights"][:_MOST_AT_ODDS, query]):
+    for head, row in enumerate(chosen["weights"][:_MOST_IN_ANSWER, query]):
         favourites = np.flatnonzero(row >= row.max() * (1 - 1e-9)).tolist()
         if len(favourites) == len(keys):
             phrases.append(f"head {head} gives all keys the same")
-            continue
-        all_favourites |= dict.fromkeys(favourites)
-        names = " and ".join(keys[key] for key in favourites)
-        each = " each" if len(favourites) > 1 else ""
-        phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
-    if n > _MOST_AT_ODDS:
+        else:
+            all_favourites |= dict.fromkeys(favourites)
+            names = " and ".join(keys[key] for key in favourites)
+            each = " each" if len(favourites) > 1 else ""
+            phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
+    if n_heads > _MOST_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
-    answer = f"cut into {n}, {difference}: {'; '.join(phrases)}"
+    answer = f"cut into {n_heads}, {difference}: {'; '.join(phrases)}"
     # A single head has to divide its attention between these keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
@@ -207,18 +218,19 @@ def _blocks(split: Split) -> Iterator[Block]:
     yield _comparison(split)
     yield Special(printed="never", figure="split", view=_panels(split))
     queries, keys = split.tokens
-    for n in split.counts:
-        chosen = split.of(n)
+    for n_heads in split.counts:
+        chosen = split.of(n_heads)
         heads = chosen.table("heads")
-        name = f"{amount(n, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
-        if len(keys) > MOST_KEYS or n > MOST_HEADS:
-            lines = list(_largest(chosen, queries, keys))
+        name = f"{amount(n_heads, 'head')}, d_head {chosen.table('counts')['d_head'][0]}"
+        if len(keys) > MOST_KEYS or n_heads > MOST_HEADS:
+            lines = list(_largest_weights(chosen, queries, keys))
             yield Note(heading=f"{name}: the largest weights", lines=lines)
             continue
         # Weights of each head, (query, key), and their mean.
         for head, weights in enumerate(chosen["weights"]):
-            yield _grid(f"{name}: weights of head {head}, {_span(heads, head)}", weights, queries, keys)
-        if n > 1:
+            heading = f"{name}: weights of head {head}, {_columns_of(heads, head)}"
+            yield _grid(heading, weights, queries, keys)
+        if n_heads > 1:
             heading = f"{name}: mean of the heads, no head's own"
             yield _grid(heading, chosen["mean_weights"][0], queries, keys, printed="with --all")
         # (query, d_model).
@@ -228,7 +240,11 @@ def _blocks(split: Split) -> Iterator[Block]:
 
 
 def _grid(
-    heading: str, values: Floats, rows: Sequence[str], columns: Sequence[str], printed: Any = "always"
+    heading: str,
+    values: Floats,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    printed: Printed = "always",
 ) -> Grid:
     """Return a matrix of which the terminal shows all rows."""
     return Grid(
@@ -237,30 +253,32 @@ def _grid(
 
 
 def _comparison(split: Split) -> Ranking:
-    """Compare the numbers of heads, a row for each."""
+    """Compare the splits, a row for each."""
+    # The texts of each column, by its title, with one text for each split.
     columns: dict[str, list[str]] = defaultdict(list)
-    without = []
-    for n in split.counts:
-        chosen = split.of(n)
+    drop_texts = []
+    for n_heads in split.counts:
+        chosen = split.of(n_heads)
         heads = chosen.table("heads")
         columns["d_head"].append(str(chosen.table("counts")["d_head"][0]))
         columns["rank"].append(range_of(heads["rank"].tolist()))
         columns["entropy"].append(fixed(heads["entropy_nats"].mean(), 4))
-        columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n * len(split.table('queries'))}")
+        n_rows = n_heads * len(split.table("queries"))
+        columns["uniform rows"].append(f"{heads['uniform'].sum()} of {n_rows}")
         columns["disagreement"].append(fixed(chosen["disagreement_nats"].mean(), 4))
         # The change of the output without each head that was dropped.
         changes = []
         for drop in chosen.table("drops").as_dicts():
             changes.append(f"H{drop['head']}: {drop['l2']:.4f} ({percent(drop['share'])})")
-        without.append(", ".join(changes) or UNDEFINED)
-    words = [Words(title, texts, right=True) for title, texts in columns.items()]
+        drop_texts.append(", ".join(changes) or UNDEFINED)
+    word_columns = [Words(title, texts, right=True) for title, texts in columns.items()]
     if len(split.table("drops")):
-        words.append(Words("without", without, wraps=True))
+        word_columns.append(Words("without", drop_texts, wraps=True))
     names = list(map(str, split.counts))
-    return Ranking(header="heads", names=names, table=split.table("counts"), columns=words)
+    return Ranking(header="heads", names=names, table=split.table("counts"), columns=word_columns)
 
 
-def _span(heads: Table, head: int) -> str:
+def _columns_of(heads: Table, head: int) -> str:
     """Return the columns of Q, K and V that a head has, such as "columns 0 to 3"."""
     first, last = heads["first_column"][head], heads["last_column"][head]
     return f"column {first}" if first == last else f"columns {first} to {last}"
@@ -272,10 +290,11 @@ def range_of(values: Sequence[int]) -> str:
     return str(smallest) if smallest == largest else f"{smallest}–{largest}"
 
 
-def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
+def _largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iterator[str]:
     """Yield a line for each head of one split, with its three largest weights."""
     for head, weights in enumerate(chosen["weights"][:_MOST_LISTED]):
         links = []
+        # Indices of the flat array, (query, key).
         for index in largest_first(weights, 3):
             query, key = divmod(index, len(keys))
             links.append(f"{queries[query]} → {keys[key]} {weights[query, key]:.4f}")
@@ -286,17 +305,18 @@ def _largest(chosen: Split, queries: Sequence[str], keys: Sequence[str]) -> Iter
 
 
 def _panels(split: Split) -> Panels:
-    """Return the heads of each split as maps, (query, key), then their mean; with a note on each split."""
+    """Return a figure with a map, (query, key), of each head of each split and of their mean, and a note on each split."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
     notes = [AXES]
-    for n in split.counts:
-        chosen = split.of(n)
+    for n_heads in split.counts:
+        chosen = split.of(n_heads)
         heads = chosen.table("heads")
-        name = amount(n, "head")
+        name = amount(n_heads, "head")
         for head, weights in enumerate(chosen["weights"][:_MOST_DRAWN]):
-            panels.append(Panel(f"{name}: H{head}, {_span(heads, head)}", weights, queries, keys))
-        if n > 1:
+            title = f"{name}: H{head}, {_columns_of(heads, head)}"
+            panels.append(Panel(title, weights, queries, keys))
+        if n_heads > 1:
             panels.append(
                 Panel(f"{name}: mean, no head's own", chosen["mean_weights"][0], queries, keys)
             )

@@ -217,7 +217,6 @@ def _pairs(why: Why) -> Ranking:
         table=table,
         columns=["nats"],
         order=range(len(pair_names)),
-        n_printed=5,
         noun="pair",
     )
 

@@ -177,7 +177,6 @@ def _curve(start: Point, end: Point, bend: float) -> list[Point]:
     controls = (start, (x0 + bend, middle), (x1 + bend, middle), end)
     t = np.linspace(0, 1, 40)
     weights = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3)
-    points = np.zeros((len(t), 2))
-    for weight, control in zip(weights, controls, strict=True):
-        points += np.outer(weight, control)
+    # (point, control) by (control, 2).
+    points = np.array(weights).T @ np.array(controls)
     return [(x, y) for x, y in points.tolist()]
