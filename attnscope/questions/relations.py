@@ -397,15 +397,14 @@ def _heads_to_paste(result: Relations) -> Iterator[Block]:
 def _count_line(result: Relations) -> str:
     """Say how many relations any head expresses, and how many have too few examples."""
     verdicts = result.verdicts
-    n_found = sum(verdict in ("yes", "weakly", "others") for verdict in verdicts)
     n_without = verdicts.count("none")
-    if verdicts and n_without == len(verdicts):
+    n_tested = len(verdicts) - n_without
+    if verdicts and not n_tested:
         return f"{amount(n_without, 'relation')}, and too few examples for any verdict"
+    n_expressed = n_tested - verdicts.count("no")
+    tested = amount(n_tested, "relation")
     too_few = f"; {n_without} more have too few examples" if n_without else ""
-    n_tried = amount(len(verdicts) - n_without, "relation")
-    return (
-        f"{n_found} of {n_tried} expressed by some head, which looks from one word to the other{too_few}"
-    )
+    return f"{n_expressed} of {tested} expressed by some head, which looks from one word to the other{too_few}"
 
 
 def _rule_line(result: Relations) -> list[str]:

@@ -182,13 +182,13 @@ def _compromise(split: Split) -> str:
     counts = [count for count in split.counts if count > 1]
     if not counts:
         return "one head has one pattern of attention: compare with more, such as --counts 1,2"
-    n_heads = counts[0]
-    chosen = split.of(n_heads)
+    several = counts[0]
+    chosen = split.of(several)
     # Divergence between the rows of the heads, (query,); below 1e-12 it is rounding.
     disagreement = chosen["disagreement_nats"][0]
     query = int(disagreement.argmax())
     if not disagreement[query] > 1e-12:
-        return f"the {n_heads} heads agree about every query"
+        return f"the {several} heads agree about every query"
     # The keys to which each head attends most, with ties, and those of all heads, each once in a dict.
     phrases = []
     all_favourites: dict[int, None] = {}
@@ -201,10 +201,10 @@ def _compromise(split: Split) -> str:
             names = " and ".join(keys[key] for key in favourites)
             each = " each" if len(favourites) > 1 else ""
             phrases.append(f"head {head} gives most to {names}, {row[favourites[0]]:.2f}{each}")
-    if n_heads > _MOST_IN_ANSWER:
+    if several > _MOST_IN_ANSWER:
         phrases.append("…")
     difference = f"they disagree by {disagreement.mean():.4f} nats, most on where {queries[query]} looks"
-    answer = f"cut into {n_heads}, {difference}: {'; '.join(phrases)}"
+    answer = f"cut into {several}, {difference}: {'; '.join(phrases)}"
     # A single head has to divide its attention between these keys.
     if 1 in split.counts:
         single = split.of(1)["weights"][0, query]
@@ -305,7 +305,7 @@ def _largest_weights(chosen: Split, queries: Sequence[str], keys: Sequence[str])
 
 
 def _panels(split: Split) -> Panels:
-    """Return a figure with a map, (query, key), of each head of each split and of their mean, and a note on each split."""
+    """Return a figure with a map, (query, key), of each head of each split and of the mean of heads, with notes."""
     queries, keys = (Axis(tuple(labels)) for labels in split.tokens)
     panels = []
     notes = [AXES]

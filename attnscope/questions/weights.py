@@ -46,14 +46,16 @@ _MATCHING = "the same of W_E' W_Q' W_K W_E, each query's scores less their mean"
 
 def _score_columns(name: str, meaning: str) -> tuple[Column, ...]:
     """Declare a score of eigenvalues, -1 to 1, and its mean, least and largest value over random heads."""
-    return (
-        number(name, meaning, range=(-1, 1)),
-        number(
-            f"{name}_random", "its mean over random heads with the same singular values", range=(-1, 1)
-        ),
-        number(f"{name}_least", "the least of the random heads", range=(-1, 1)),
-        number(f"{name}_most", "the largest of the random heads", range=(-1, 1)),
+    meanings = (
+        meaning,
+        "its mean over random heads with the same singular values",
+        "the least of the random heads",
+        "the largest of the random heads",
     )
+    columns = []
+    for suffix, meaning_of_column in zip(SCORE_SUFFIXES, meanings, strict=True):
+        columns.append(number(name + suffix, meaning_of_column, range=(-1, 1)))
+    return tuple(columns)
 
 
 @options
@@ -171,7 +173,7 @@ class HeadWeights(Result):
 
     def report(self, **shown: Any) -> Report:
         """Return which heads feed which and what heads copy; or everything about picked heads."""
-        picked = self.options.get("picked") or []
+        picked = self.options.get("picked")
         if picked:
             names = ", ".join(self.head_names[row] for row in picked)
             answer = [f"what the weights of {names} say"]
@@ -308,15 +310,13 @@ def _copying(weights: HeadWeights) -> Iterator[Block]:
     """List the heads that copy what they attend to, and those that take it away."""
     heads = weights.table("heads")
     copying = heads["copying"]
-    # Heads without a path to the vocabulary have no score.
-    if not np.isfinite(copying).any():
-        return
     reads, writes = _first_tokens(weights)
     columns = [
         Words("copying", _scores_with_stars(weights, "copying"), right=True),
         Words("reads", reads, wraps=True),
         Words("writes", writes, wraps=True),
     ]
+    # Heads without a path to the vocabulary have no score, and no place in this order.
     order = largest_first(copying)
     n_outside = int(weights.is_outside("copying").sum())
     # One more random head would be below all N_DRAWS others with probability 1 / (N_DRAWS + 1), and above all as often.

@@ -28,28 +28,28 @@ from attnscope.results.storage import texts_in
 from attnscope.results.table import Floats
 
 _MOST_ROWS = 20
-"""Rows of a grid that are drawn."""
+"""Most rows of a grid that are drawn, unless it is drawn whole."""
 
 _LABEL_PITCH_PX = 15
-"""Least distance from one name of a row or column of a grid to the next."""
+"""Least distance between the names of two rows or columns; where cells are smaller, only each n-th name is written."""
 
 _MOST_CELLS = 10_000
 """A grid of more cells is drawn as one image, without numbers."""
 
 _GRID_PX = 1500
-"""Width of a grid on a screen."""
+"""Width of a grid with the names of its rows on a screen."""
 
 _CELL_PX = 64.0
 """Most width of a cell."""
 
 _ROW_PX = 26.0
-"""Height of a row."""
+"""Height of a row, unless cells are square."""
 
 _NAMES_PX = 110
-"""Least room for the names of rows at the left; a name has at most three times as much."""
+"""Least room for the names of rows, at the left. It grows up to three times as much, then names are shortened."""
 
 _LABELS_PX = 96
-"""Most room for the names of columns, which stand upright."""
+"""Most height of the names of columns, which are written upwards."""
 
 _LETTER_PX = 12.5
 """Size of the names of rows and columns."""
@@ -61,17 +61,18 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
     Args:
         result: A `results.Result`.
         style: The style of all figures.
-        shown: Options of its `report`; None = as usual.
+        shown: Arguments of its `report`; those that are None are left out.
 
     Raises:
         AttnscopeError: There is nothing to draw.
     """
     if result.is_empty:
         raise AttnscopeError(f"{result.record_kind().with_article} without heads has nothing to draw")
-    report = result.report(**{name: value for name, value in shown.items() if value is not None})
+    chosen = {name: value for name, value in shown.items() if value is not None}
+    report = result.report(**chosen)
     figures = report.figures()
     lettering = lettering_for(_texts(report), style.paper)
-    # A name from a file must not lead out of the folder.
+    # A figure's name may come from a file, and must not be a path that leads out of the folder.
     stems = distinct(re.sub(r"[^A-Za-z0-9_-]", "-", name)[:80] for name in figures)
     for stem, blocks in zip(stems, figures.values(), strict=True):
         for number, page in enumerate(_draw(report, blocks, lettering), 1):
@@ -79,7 +80,7 @@ def pages(result: Any, style: Style = USUAL, **shown: Any) -> Iterator[tuple[str
 
 
 def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterable[Drawing]:
-    """Return the pages of a figure. Its blocks are of one type; several are maps of heads or trends."""
+    """Return the pages of a figure, whose blocks are all of one type. Only maps of heads and trends may be several."""
     first: Block = blocks[0]
     match first:
         case HeadMap():
@@ -95,7 +96,7 @@ def _draw(report: Report, blocks: Sequence[Any], lettering: Lettering) -> Iterab
 
 
 def _texts(report: Report) -> Iterator[str]:
-    """Yield all texts that figures may show: fonts must have their letters."""
+    """Yield all texts that figures may show, so that fonts with all their letters are chosen."""
     yield from (report.model, report.subtitle, report.source, *report.footer)
     for block in report.blocks:
         if block.figure:
@@ -108,7 +109,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     values = block.values if block.drawn_whole else block.values[:_MOST_ROWS]
     n_rows, n_columns = values.shape
 
-    # Rows: their names set the left edge of the cells.
+    # The names of rows, whose width decides how much is left for the cells, and the size of cells.
     names = [
         lettering.fit(printable(name, 40), _LETTER_PX, 3 * _NAMES_PX) for name in block.rows[:n_rows]
     ]
@@ -119,14 +120,15 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     row_px = cell_px if block.drawn_whole else _ROW_PX
     left = layout.MARGIN_PX + names_px
 
-    # Columns: as many names as have room, upright above the cells.
+    # The names of columns: each n-th if cells are narrow.
     labels = {}
-    for column in range(0, n_columns, math.ceil(_LABEL_PITCH_PX / cell_px)):
+    step = math.ceil(_LABEL_PITCH_PX / cell_px)
+    for column in range(0, n_columns, step):
         labels[column] = lettering.fit(printable(block.columns[column], 40), _LETTER_PX, _LABELS_PX)
     longest = max(lettering.width_px(label, paper.letters(_LETTER_PX)) for label in labels.values())
     top = layout.MARGIN_PX + 76 + math.ceil(longest)
 
-    # The page with all names.
+    # The page with the names, each at the middle of its row or column.
     width = n_columns * cell_px
     page = Page(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
     page.head(f"{report.model} · {block.title}", report.subtitle)
@@ -136,7 +138,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
         x = left + (column + 0.5) * cell_px
         page.write(x, top - 8, label, _LETTER_PX, ha="center", va="bottom", rotation=90)
 
-    # Colours: symmetric around 0 where a number is below it, else from 0 to the largest.
+    # Colours: from the largest magnitude below 0 to that above 0 if any number is negative, else from 0.
     largest = float(np.nanmax(np.abs(values))) or 1.0
     has_two_signs = bool(np.nanmin(values) < 0)
     limits = (-largest if has_two_signs else 0.0, largest)
@@ -152,7 +154,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
         ]
         page.outline(boxes, INK, min(1.8, cell_px * 0.3))
 
-    # The colour bar: half of its last number stands beyond it.
+    # The colour bar. Its last number is centred on its end, so that half of it needs room at the right.
     bar_y = top + n_rows * row_px + 26
     ticks = {tick: small_number(tick) for tick in sorted({*limits, 0.0})}
     half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
@@ -173,14 +175,19 @@ def _draw_cells(
     left, top = corner
     width, height = cell
     low, high = limits
+    # Cell by cell, row by row.
     corners = [(left + column * width, top + row * height) for row, column in np.ndindex(values.shape)]
-    numbers = values.ravel().tolist()
-    cells = page.draw_cells(corners, cell, numbers, colors, lambda value: (value - low) / (high - low))
+    flat_values = values.ravel().tolist()
+    cells = page.draw_cells(
+        corners, cell, flat_values, colors, lambda value: (value - low) / (high - low)
+    )
+    # A number such as -0.03 needs about three times the size of its letters.
     size = page.paper.letters(12.0)
     if width < 3.2 * size:
         return
-    written = []
-    for ((x, y, inner_width, inner_height), color), number in zip(cells, numbers, strict=True):
-        text = small_number(number)
-        written.append(Number(x + inner_width / 2, y + inner_height / 2, text, size, ink_on(color)))
-    page.numbers(written)
+    numbers = []
+    for (box, color), value in zip(cells, flat_values, strict=True):
+        x, y, box_width, box_height = box
+        center = (x + box_width / 2, y + box_height / 2)
+        numbers.append(Number(*center, small_number(value), size, ink_on(color)))
+    page.numbers(numbers)

@@ -37,47 +37,53 @@ KIND_PX = 54
 HEAD_NAMES_PX = 26
 """Room above a map for the names of heads."""
 
-_FEW_MAPS, _FEW_COLUMNS, _MANY_COLUMNS = 9, 3, 5
-"""Up to nine small maps stand three in a row, more maps stand five in a row."""
+_FEW_MAPS = 9
+_FEW_COLUMNS = 3
+_MANY_COLUMNS = 5
+"""Up to nine small maps stand three in a row; more maps stand five in a row."""
 
 _SMALL_PX = 1500
 """Width of a row of small maps on a screen."""
 
 _BESIDE_PX = 80
+"""Room at both sides of a small map: names of layers at the left, a gap at the right."""
+
 _ABOVE_AND_BELOW_PX = 142
-"""Room around a small map."""
+"""Room above and below a small map: title and names of heads above, the colour bar below."""
 
 _LEAST_ACROSS_PX = 230
-"""Least distance from one small map to the next on a screen, so that titles have room."""
+"""Least distance from the left edge of a small map to that of the next on a screen, so that titles have room."""
 
 _TALLEST_PX = 3000
 """Most height of a page of small maps on a screen; further maps go on another page."""
 
 _PALE = 0.35
-"""The share of its colour that a pale cell keeps."""
+"""How much of its colour a pale cell keeps, 0 to 1; the rest is white."""
 
 _INTERVAL_SHARE = 0.7
-"""Most size of the letters of an interval, relative to those of its number."""
+"""The letters of an interval are at most so large, relative to those of its number."""
 
 _LEAST_INTERVAL_PX = 9.0
 """Intervals whose letters would be smaller are left out."""
 
-_MOST_NUMBERS, _N_LARGEST = 100, 10
-"""In a large map of up to 100 cells all have their numbers; of more cells, the ten with the largest."""
+_MOST_NUMBERS = 100
+_N_LARGEST = 10
+"""A large map of up to 100 cells has all their numbers; one of more cells has the ten largest."""
 
 _BASELINE = "▲ uniform: the value of a head that attends to all keys that the mask allows alike"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The colours of the numbers of a column.
+    """The colours of the numbers of a column. A baseline is what a number would be under uniform attention.
 
     Attributes:
-        low: The number of the first colour: 0; -high if any number is negative; a round number if all are far from 0.
-        high: The number of the last colour: the largest absolute number of all heads and baselines.
-        baseline: The smallest and the largest baseline of all heads; NaN = they have none.
+        low: The number with the first colour. Usually 0; -`high` if any number is negative; a round number just below
+            the smallest one if all are more than half of the largest.
+        high: The number with the last colour: the largest absolute number of all heads and baselines.
+        baseline: The smallest and the largest baseline of all heads; both NaN if the column has none.
         has_values: Whether any number is defined.
-        write: Writes a number of the column.
+        write: Writes a number of the column, each with the same decimals.
     """
 
     low: float
@@ -92,36 +98,37 @@ class Scale:
         return TWO_WAYS if self.low < 0 else ONE_WAY
 
     def fraction(self, value: float) -> float:
-        """Return the place of a number along the colours, from 0 to 1."""
+        """Return how far along the colours a number is, from 0, the first colour, to 1, the last."""
         return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
 
     @property
     def has_baseline(self) -> bool:
-        """Return whether there is a baseline."""
+        """Return whether the column has a baseline."""
         return math.isfinite(self.baseline[0])
 
     @property
     def baseline_text(self) -> str:
         """Return the baseline of all heads, such as "0.03", or "0.02 to 0.09" if it depends on the head."""
-        return " to ".join(dict.fromkeys(map(self.write, self.baseline)))
+        smallest, largest = map(self.write, self.baseline)
+        return smallest if smallest == largest else f"{smallest} to {largest}"
 
 
 def scale_of(table: Table, name: str) -> Scale:
-    """Return the colours of a column, the same for all kinds of attention, and wide enough for its baselines."""
+    """Return the colours of a column: one scale for all kinds of attention, which holds values and baselines."""
     values = table[name][np.isfinite(table[name])]
     baselines = table.part(name, "baseline")
     baselines = baselines[np.isfinite(baselines)]
     baseline = (math.nan, math.nan)
     if baselines.size:
         baseline = (float(baselines.min()), float(baselines.max()))
-    both = np.concatenate([values, baselines])
-    largest = float(np.abs(both).max(initial=0.0)) or 1.0
-    smallest = float(both.min()) if both.size else 0.0
+    numbers = np.concatenate([values, baselines])
+    largest = float(np.abs(numbers).max(initial=0.0)) or 1.0
+    smallest = float(numbers.min(initial=math.inf))
     low = 0.0
     if smallest < 0:
         low = -largest
     elif largest / 2 < smallest < largest:
-        # All numbers are far from 0: colours begin at a round number below them.
+        # All numbers are far from 0: colours begin at a multiple of the step between round ticks, below them.
         step = layout.nice_ticks(largest - smallest)[1]
         low = max(0.0, math.floor(smallest / step) * step)
     return Scale(low, largest, baseline, bool(values.size), writer_for_all(table[name]))
@@ -138,13 +145,13 @@ def grids_of(table: Table) -> dict[str, HeadGrid]:
     """Return the rows and columns of the map of each kind of attention in a table of heads."""
     grids = {}
     for kind in dict.fromkeys(table["kind"].tolist()):
-        mine = table.select(table["kind"] == kind)
-        grids[kind] = HeadGrid(np.unique(mine["layer"]).tolist(), np.unique(mine["head"]).tolist())
+        heads = table.select(table["kind"] == kind)
+        grids[kind] = HeadGrid(np.unique(heads["layer"]).tolist(), np.unique(heads["head"]).tolist())
     return grids
 
 
 def count_cells(grids: Mapping[str, HeadGrid]) -> tuple[int, int]:
-    """Return how many cells the maps of all kinds, one below the other, have across and down."""
+    """Return how many cells the maps of all kinds, one below the other, have across (at most) and down (in all)."""
     n_across = max(len(grid.heads) for grid in grids.values())
     n_down = sum(len(grid.layers) for grid in grids.values())
     return n_across, n_down
@@ -156,12 +163,12 @@ class HeadCells:
 
     Attributes:
         grids: The rows and columns of the map of each kind of attention.
-        corners: The upper left corner, (x, y), of each map.
+        map_corners: The upper left corner, (x, y), of the map of each kind.
         size: Width and height of a cell, with the gap to the next one.
     """
 
     grids: Mapping[str, HeadGrid]
-    corners: Mapping[str, tuple[float, float]]
+    map_corners: Mapping[str, tuple[float, float]]
     size: tuple[float, float]
 
     def corners_of(self, table: Table) -> list[tuple[float, float]]:
@@ -169,7 +176,7 @@ class HeadCells:
         width, height = self.size
         corners = []
         for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
-            x, y = self.corners[kind]
+            x, y = self.map_corners[kind]
             layers, heads = self.grids[kind]
             corners.append((x + heads.index(head) * width, y + layers.index(layer) * height))
         return corners
@@ -204,23 +211,35 @@ def place_kinds(
 def name_kinds(page: Page, cells: HeadCells, size_px: float = layout.PANEL_TITLE_PX) -> None:
     """Write the names of layers and heads beside their cells, and those of kinds of attention if there are several."""
     for kind, grid in cells.grids.items():
-        x, y = cells.corners[kind]
+        x, y = cells.map_corners[kind]
         _name_axes(page, (x, y), grid, cells.size, size_px)
         if len(cells.grids) > 1:
             page.entitle(x - LEFT_PX, y - 48, f"{printable(kind, 40)} attention", size_px * 1.2)
 
 
 def _name_axes(
-    page: Page, corner: tuple[float, float], grid: HeadGrid, cell: tuple[float, float], size_px: float
+    page: Page,
+    corner: tuple[float, float],
+    grid: HeadGrid,
+    cell_size: tuple[float, float],
+    size_px: float,
 ) -> None:
-    """Write the names of layers at the left and of heads above; every n-th where there is no room for all."""
+    """Write the names of layers at the left and of heads above; every n-th where there is no room for all.
+
+    Args:
+        page: The page.
+        corner: The upper left corner of the map.
+        grid: Its layers and heads.
+        cell_size: Width and height of a cell.
+        size_px: Size of the letters of layers, and most size of those of heads.
+    """
     left, top = corner
-    width, height = cell
-    # Heads: in a large map, letters shrink with their cells.
+    width, height = cell_size
+    # Heads: in a large map, letters shrink with their cells. In small maps, whose letters have 12 pixels, they do not.
     size = page.paper.letters(min(size_px, width / 1.6) if size_px > 12 else size_px)
     widest = page.lettering.width_px(f"H{grid.heads[-1]}", size)
     step = math.ceil(math.ceil(widest * 1.25) / width)
-    # The gap after a wide cell belongs to its width.
+    # The width of a cell has the gap after it: a name above a wide cell is centred without the gap.
     half_gap = 1.5 if width > 39 else 0
     for column in range(0, len(grid.heads), step):
         x = left + (column + 0.5) * width - half_gap
@@ -235,7 +254,7 @@ def _name_axes(
 
 
 def title_of(column: Column) -> str:
-    """Return the title of a column, with its unit unless that is a share or part of the title."""
+    """Return the title of a column, with its unit in brackets unless it is a share or the title names the unit."""
     unit = printable(column.unit, 40)
     title = printable(column.title, 60)
     if unit in ("", "share") or unit in column.title:
@@ -252,15 +271,15 @@ class _Plan:
 
     Attributes:
         columns: How many maps stand side by side.
-        cell: Width and height of a cell in pixels.
-        pitch: Pixels from one map to the next, across and down.
-        maps_per_page: Most maps of a page.
+        cell_size: Width and height of a cell in pixels.
+        pitch: Pixels from the corner of one map to that of the next, across and down.
+        most_on_page: How many maps a page has room for.
     """
 
     columns: int
-    cell: tuple[float, float]
+    cell_size: tuple[float, float]
     pitch: tuple[float, float]
-    maps_per_page: int
+    most_on_page: int
 
 
 def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Lettering) -> Iterator[Page]:
@@ -269,11 +288,11 @@ def draw_head_maps(report: Report, blocks: Sequence[HeadMap], lettering: Letteri
         yield _large_page(report, blocks[0], lettering)
         return
     plan = _plan(blocks[0].heads, len(blocks), lettering)
-    # As few pages as hold all maps, with equally many on each.
-    n_pages = math.ceil(len(blocks) / plan.maps_per_page)
-    maps_a_page = math.ceil(len(blocks) / n_pages)
-    for first in range(0, len(blocks), maps_a_page):
-        yield _small_page(report, blocks[first : first + maps_a_page], plan, lettering)
+    # As few pages as possible, with equally many maps on each.
+    n_pages = math.ceil(len(blocks) / plan.most_on_page)
+    n_on_page = math.ceil(len(blocks) / n_pages)
+    for first in range(0, len(blocks), n_on_page):
+        yield _small_page(report, blocks[first : first + n_on_page], plan, lettering)
 
 
 def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
@@ -284,7 +303,8 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     grids = grids_of(table)
     paper = lettering.paper
 
-    # The size of cells: all layers of a screen's page are about 1000 pixels high, if each is at least 44.
+    # The size of cells. On a screen, all layers together are at most 1000 pixels high, unless cells would be lower than
+    # 44 pixels, which a number with an interval needs.
     n_across, n_down = count_cells(grids)
     room = paper.room_px - LEFT_PX
     cell_width = paper.whole(min(240.0, room / n_across), 24)
@@ -303,7 +323,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 
     # The colour bar and the notes.
     bar = (layout.MARGIN_PX + LEFT_PX, bottom + 30, min(420, room - 20), 14)
-    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most=6 if paper.is_narrow else 11)
+    _draw_bar(page, bar, scale, size_px=layout.CAPTION_PX, most_ticks=6 if paper.is_narrow else 11)
     if scale.has_baseline:
         notes.insert(0, _BASELINE)
     if not np.isfinite(table[name]).all():
@@ -314,7 +334,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
 
 
 def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale: Scale) -> list[str]:
-    """Write the numbers of heads, and their intervals, where cells have room for them; return notes on them.
+    """Write the numbers of heads, and their intervals, where cells have room for them; return notes that explain them.
 
     In a map of many cells, where numbers would hide the colours, only the largest absolute numbers are written.
     """
@@ -322,11 +342,12 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     cell_width, cell_height = cells.size
     notes = []
     if len(table) > _MOST_NUMBERS:
+        # From here on, the table has only the heads whose numbers are written.
         magnitudes = np.nan_to_num(np.abs(table[name]), nan=-1.0)
         table = table.select(np.argsort(-magnitudes, kind="stable")[:_N_LARGEST])
         notes.append(f"numbers: the {_N_LARGEST} largest by absolute value")
 
-    # The size of letters: the widest interval fits its cell.
+    # The size of letters: the widest number, and the widest interval, must fit a cell.
     size = paper.letters(min(18.0, cell_width * 0.26))
     values = table[name].tolist()
     texts = [scale.write(value) for value in values]
@@ -334,12 +355,13 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     has_numbers = cell_width > widest * 1.05 if paper.fixed else cell_width >= 40
     if not has_numbers:
         return []
-    intervals = [_range(scale, low, high) for _, low, high in table.interval(name).tolist()]
-    widest = max(lettering.width_px(text, 1.0) for text in intervals)
-    interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / widest) if widest else 0.0
+    intervals = [_interval_text(scale, low, high) for _, low, high in table.interval(name).tolist()]
+    # The width at letters of one pixel; 0 if no interval is known.
+    unit_width = max(lettering.width_px(text, 1.0) for text in intervals)
+    interval_size = min(size * _INTERVAL_SHARE, cell_width * 0.94 / unit_width) if unit_width else 0.0
     has_intervals = cell_height >= 44 and interval_size >= max(_LEAST_INTERVAL_PX, paper.least_px)
 
-    # Numbers in the middle of their cells; with an interval below, a little higher.
+    # Numbers stand in the middle of their cells, or a little higher if intervals stand below them.
     numbers = []
     cmap = colormap(scale.cmap)
     rise = cell_height * 0.14 if has_intervals else 0
@@ -357,14 +379,14 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
     return notes
 
 
-def _range(scale: Scale, low: float, high: float) -> str:
-    """Return an interval such as 0.00–0.03, with the decimals of its map; empty if it is unknown.
+def _interval_text(scale: Scale, low: float, high: float) -> str:
+    """Return an interval such as 0.00–0.03, with as many decimals as the numbers of the map; empty if it is unknown.
 
-    Both ends are written, as intervals of shares are not symmetric: they end at 0 and 1.
+    Both ends are written instead of ±, as intervals are not symmetric where a share is near 0 or 1.
     """
     if not math.isfinite(high - low):
         return ""
-    # A dash before a minus would be unreadable.
+    # "–−0.03" would be unreadable.
     joint = " to " if low < 0 else "–"
     return f"{scale.write(low)}{joint}{scale.write(high)}"
 
@@ -374,8 +396,10 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
     paper = lettering.paper
     grids = grids_of(table)
     n_across, n_down = count_cells(grids)
-    few, many = (1, 2) if paper.is_narrow else (_FEW_COLUMNS, _MANY_COLUMNS)
-    columns = min(n_maps, few if n_maps <= _FEW_MAPS else many)
+    columns = _FEW_COLUMNS if n_maps <= _FEW_MAPS else _MANY_COLUMNS
+    if paper.is_narrow:
+        columns = 1 if n_maps <= _FEW_MAPS else 2
+    columns = min(n_maps, columns)
     # Cells as large as the width, and then the height, allows.
     page_width = paper.room_px if paper.fixed else _SMALL_PX
     room = page_width - columns * _BESIDE_PX
@@ -387,14 +411,14 @@ def _plan(table: Table, n_maps: int, lettering: Lettering) -> _Plan:
         across = max(across, _LEAST_ACROSS_PX)
     kinds_px = (KIND_PX + HEAD_NAMES_PX) * (len(grids) - 1)
     down = n_down * height + kinds_px + _ABOVE_AND_BELOW_PX
-    # As many rows as a page holds.
+    # As many rows of maps as a page holds.
     tallest = paper.max_height_px if paper.fixed else _TALLEST_PX
     n_rows = max(1, int((tallest - TOP_PX) // down))
     return _Plan(columns, (width, height), (across, down), columns * n_rows)
 
 
 def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, lettering: Lettering) -> Page:
-    """Draw a page of small maps, each in its own colours, with its largest value; cells below the baseline are pale."""
+    """Draw a page of small maps, each in its own colours; cells that are not above their baseline are pale."""
     paper = lettering.paper
     grids = grids_of(blocks[0].heads)
     page = Page(paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering)
@@ -415,13 +439,13 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
         for number, line in enumerate(lines, 1):
             text = lettering.fit(line, layout.CAPTION_PX, room)
             page.write(left, top + 18 * number, text, layout.CAPTION_PX, ha="left", color=FAINT)
-        # Of several kinds of attention, the name of the first one stands beside these lines.
+        # Where kinds of attention have names, the name of the first one stands at the height of these lines.
         first_top = top + 46 - (KIND_PX if len(grids) > 1 else 0)
-        cells, bottom = place_kinds(grids, plan.cell, left, first_top)
+        cells, bottom = place_kinds(grids, plan.cell_size, left, first_top)
         name_kinds(page, cells, 12.0)
         _draw_cells(page, block.heads, block.column, cells, scale, fades=True)
         bar = left + LEFT_PX, bottom + 16, min(200, plan.pitch[0] - _BESIDE_PX), 11
-        _draw_bar(page, bar, scale, size_px=11.5, most=3)
+        _draw_bar(page, bar, scale, size_px=11.5, most_ticks=3)
 
     # Notes below the last row of maps.
     n_rows = math.ceil(len(blocks) / plan.columns)
@@ -435,12 +459,12 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
 
 
 def _largest(table: Table, name: str, scale: Scale) -> str:
-    """Return the largest value of a column and the head that has it; of both signs, the largest absolute value."""
+    """Say which head has the largest value of a column; the largest absolute value if any is negative."""
     magnitudes = np.abs(table[name]) if scale.low < 0 else table[name]
     if not np.isfinite(magnitudes).any():
         return "undefined for all heads"
     row = int(np.nanargmax(magnitudes))
-    names = table.head_names(with_kind=len({*table["kind"].tolist()}) > 1)
+    names = table.head_names(with_kind=len(set(table["kind"])) > 1)
     return f"largest {scale.write(table[name][row])}, {printable(names[row])}"
 
 
@@ -449,7 +473,8 @@ def _draw_cells(
 ) -> None:
     """Draw coloured cells of heads; grey where the number is undefined.
 
-    If `fades`, heads that are not above their baseline are pale, unless all would be. Numbers of both signs never fade.
+    If `fades`, heads that are not above their baseline are pale. No head is pale if none is above its baseline, or if
+    the column has negative numbers.
     """
     baseline = table.part(name, "baseline")
     drawn = page.draw_cells(
@@ -462,23 +487,23 @@ def _draw_cells(
     page.fill([box for box, _ in faded], [blend(_PALE, "#ffffff", color) for _, color in faded])
 
 
-def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) -> None:
-    """Draw the colour bar, with at most `most` round numbers or else its ends alone, and the baseline below it."""
+def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most_ticks: int) -> None:
+    """Draw the colour bar and the baseline, with at most `most_ticks` round numbers or else those at the ends and 0."""
     if not scale.has_values:
         return
     limits = scale.low, scale.high
     ticks = layout.ticks_between(*limits)
-    if len(ticks) > most:
+    if len(ticks) > most_ticks:
         ticks = (scale.low, 0.0, scale.high) if scale.low < 0 else limits
     size_px = page.paper.letters(size_px)
     texts = tick_texts(ticks)
-    # The numbers at the ends of a short bar have no room beyond it.
-    inside = page.paper.fixed and most <= 3
+    # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
+    inside = page.paper.fixed and most_ticks <= 3
     page.draw_scale(bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside)
     if not scale.has_baseline:
         return
 
-    # Lines over the bar at both ends of the baseline, and a triangle below their middle.
+    # The baseline: a line across the bar at its smallest and its largest value, and a triangle below their middle.
     x, y, width, height = bar
     ends = {x + width * scale.fraction(value) for value in scale.baseline}
     page.lines([[(end, y - 4), (end, y + height + 3)] for end in sorted(ends)], color=INK, width_px=1.5)
@@ -486,7 +511,8 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most: int) 
     middle = scale.fraction(sum(scale.baseline) / 2)
     triangle_x = x + width * middle
     page.write(triangle_x, below, "▲", size_px, ha="center", color=INK)
-    # The value, on the longer side; without room it is left out, as a note explains the triangle.
+    # The value stands on that side of the triangle that has more of the bar. It is left out if it does not fit: a note
+    # explains the triangle in any case.
     words = f"uniform {scale.baseline_text}"
     words_width = page.lettering.width_px(words, size_px) * 1.04 + size_px
     left_edge = x - LEFT_PX
