@@ -215,15 +215,15 @@ def test_numbers_stand_in_the_cells_of_a_single_head_while_they_fit():
     record = simple(6, layers=1, heads=1)
     record.maps[0].weights[0, 0, 0] = [0.0049, 0.0051, 0, 1, 0.5, 0.25]
     canvas = page_of(record, "L00H00")
-    numbers = [text.get_text() for text in canvas._numbers or ()]
+    numbers = [text.get_text() for text in canvas._number_texts or ()]
     assert numbers[:6] == ["", "0.01", "", "1.00", "0.50", "0.25"]
     assert numbers == written_weights(record.weights[0, 0])
-    colours = [text.get_color() for text in canvas._numbers or ()][:6]
+    colours = [text.get_color() for text in canvas._number_texts or ()][:6]
     assert colours[3] == "white"
     assert colours[5] != "white"
     assert "cells without a number: less than 0.005" in " ".join(words(canvas))
-    assert page_of(simple(80, layers=1, heads=1), "L00H00")._numbers == []
-    assert page_of(simple(6, layers=1, heads=2), "L00")._numbers == []
+    assert page_of(simple(80, layers=1, heads=1), "L00H00")._number_texts == []
+    assert page_of(simple(6, layers=1, heads=2), "L00")._number_texts == []
 
 
 def test_a_query_is_shown_in_all_heads_with_their_weights():
@@ -234,7 +234,7 @@ def test_a_query_is_shown_in_all_heads_with_their_weights():
     assert [row for row in rows if row.startswith("L")] == [
         f"L{layer}H{head}" for layer in (0, 1) for head in range(3)
     ]
-    numbers = [text.get_text() for text in canvas._numbers]
+    numbers = [text.get_text() for text in canvas._number_texts]
     assert numbers == written_weights(record.weights[:, :, 2])
 
 

@@ -120,9 +120,9 @@ def test_wrapped_lines_hold_every_word_once(text, room):
 
 def test_marked_labels_stay_and_stand_aside_of_each_other():
     axis = Axis(labels=tuple("abcdefghij"), marked=(4, 5))
-    assert axis.labelled(2, 1.5) == {4: 3.75, 5: 5.25, 0: 0, 2: 2, 8: 8}
+    assert axis.label_positions(2, 1.5) == {4: 3.75, 5: 5.25, 0: 0, 2: 2, 8: 8}
     # Those that have room stand where they are.
-    assert Axis(labels=tuple("abcdef"), marked=(1, 4)).labelled(2, 2.0) == {1: 1, 4: 4}
+    assert Axis(labels=tuple("abcdef"), marked=(1, 4)).label_positions(2, 2.0) == {1: 1, 4: 4}
 
 
 def test_ticks_have_the_digits_that_they_need():

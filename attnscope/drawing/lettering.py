@@ -13,7 +13,7 @@ from attnscope.errors import AttnscopeError, UsageError
 BASE_FAMILY = "DejaVu Sans"
 ELLIPSIS = "…"
 
-# Families, by the beginning of their names, that are tried first for what DejaVu Sans lacks; then all others are.
+# Prefixes of the families that are tried first, in this order, for characters that DejaVu Sans lacks.
 _PREFERRED = (
     "Noto Sans",
     "Noto Sans CJK",
@@ -25,23 +25,23 @@ _PREFERRED = (
 )
 _BYTE_ORDER_MARK = "\ufeff"  # it draws nothing; matplotlib 3.11 fails on it with an IndexError
 # Letters are fitted to pixels when drawn; at the smallest sizes that makes them up to 6% wider than their outlines.
-_HINTING = 1.06
+_HINTING_FACTOR = 1.06
 
 _FONT_FILES = (".ttf", ".otf", ".ttc", ".otc")
-_FIRST_OF_OTHERS = 0x300  # DejaVu Sans has all letters with smaller code points
-# Fonts that are no help: a box for every character, and TeX's symbol fonts, which map letters to other shapes.
-_NO_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
+_MAYBE_MISSING_FROM = 0x300  # DejaVu Sans has all letters with smaller code points
+# Fonts that do not draw text: Last Resort has a box for every character, TeX's symbol fonts other shapes for letters.
+_NOT_FOR_TEXT = ("Last Resort", "cmr", "cmm", "cms", "cmt", "cmb", "cme")
 
 
 @dataclass(frozen=True)
 class Lettering:
-    """Hold the fonts for one figure, and the paper that it is set on.
+    """Hold the fonts of one figure, and the paper that it is laid out on.
 
     Attributes:
         families: The names of the fonts, in the order in which a character is looked for.
         paths: Their files.
         missing: Visible characters that no installed font holds; they are written as code points, such as `U+4F60`.
-        paper: The paper.
+        paper: The size of the page and of letters.
     """
 
     families: tuple[str, ...]
@@ -60,7 +60,7 @@ class Lettering:
             return ""
         if char != "\n" and any(ord(char) in charmap(path) for path in self.paths):
             return char
-        # The fonts may lack any character of a text that they were not chosen for; matplotlib would warn of it.
+        # No font has it. Write its code point, as matplotlib would warn of the character and draw a box.
         if char.isspace():
             return " "
         return "" if _is_invisible(char) else f"U+{ord(char):04X}"
@@ -72,7 +72,7 @@ class Lettering:
 
     def width_px(self, text: str, size_px: float) -> float:
         """Return how wide the text is when spelled and drawn at a font size, both in pixels."""
-        return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING
+        return _width_at_100(self.paths, self.spell(text)) * size_px / 100 * _HINTING_FACTOR
 
     def fit(self, text: str, size_px: float, room_px: float) -> str:
         """Return the text spelled, and cut with an ellipsis where it is wider than the room."""
@@ -113,12 +113,13 @@ def lettering_for(texts: Iterable[str], paper: Paper = SCREEN) -> Lettering:
     missing = {char for char in set(chain(*texts)) if not char.isspace()}
     for _, path in fonts:
         missing -= _drawable(missing, path)
-    # Further fonts, until every character has one. Reading them takes time.
-    for font in _other_fonts() if missing else ():
-        drawable = _drawable(missing, font[1])
-        if drawable:
-            fonts.append(font)
-            missing -= drawable
+    # Add further fonts until every character has one. Reading them takes time.
+    if missing:
+        for font in _other_fonts():
+            drawable = _drawable(missing, font[1])
+            if drawable:
+                fonts.append(font)
+                missing -= drawable
     families, paths = zip(*fonts, strict=True)
     return Lettering(families, paths, frozenset(c for c in missing if not _is_invisible(c)), paper)
 
@@ -152,10 +153,10 @@ def find_font(font: str) -> tuple[str, str]:
     return name, str(font_manager.findfont(name))
 
 
-def note_missing(texts: Iterable[str], font: str | None = None) -> str:
+def note_missing(texts: Iterable[str], font: str | None) -> str:
     """Return a sentence on the fonts to install where figures show code points; empty if every character has one."""
     # Look at characters that DejaVu Sans may lack; without any, matplotlib need not be loaded.
-    wanted = {char for char in set(chain(*texts)) if ord(char) >= _FIRST_OF_OTHERS}
+    wanted = {char for char in set(chain(*texts)) if ord(char) >= _MAYBE_MISSING_FROM}
     if not wanted:
         return ""
     missing = lettering_for(wanted, Paper(font=font)).missing
@@ -170,10 +171,10 @@ def note_missing(texts: Iterable[str], font: str | None = None) -> str:
 def _sum_up(missing: Iterable[str]) -> str:
     """Return how many characters are missing, and the code points of the first four."""
     points = [f"U+{ord(char):04X}" for char in sorted(missing)]
-    n_missing = len(points)
-    if n_missing > 4:
-        points[4:] = ["…"]
-    return f"{n_missing} of the characters ({', '.join(points)})"
+    shown = points[:4]
+    if len(points) > 4:
+        shown.append("…")
+    return f"{len(points)} of the characters ({', '.join(shown)})"
 
 
 def _is_invisible(char: str) -> bool:
@@ -208,15 +209,15 @@ def _other_fonts() -> Sequence[tuple[str, str]]:
     from matplotlib import font_manager
 
     def rank(entry: font_manager.FontEntry) -> tuple[int, bool, str]:
-        preference = 0
-        while preference < len(_PREFERRED) and not entry.name.startswith(_PREFERRED[preference]):
-            preference += 1
+        # The position of the first prefix that fits; fonts that no prefix fits come last.
+        fits = [entry.name.startswith(prefix) for prefix in _PREFERRED]
+        preference = [*fits, True].index(True)
         return preference, str(entry.weight) not in ("400", "normal"), entry.name
 
     # Of a family, take the file of the normal weight.
     files: dict[str, str] = {}
     for entry in sorted(font_manager.fontManager.ttflist, key=rank):
-        is_text = "Emoji" not in entry.name and not entry.name.startswith(_NO_TEXT)
+        is_text = "Emoji" not in entry.name and not entry.name.startswith(_NOT_FOR_TEXT)
         if entry.style == "normal" and is_text and entry.name != BASE_FAMILY:
             files.setdefault(entry.name, str(entry.fname))
     return list(files.items())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain, product, repeat
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +25,12 @@ from attnscope.drawing.page import BOLD, SPANS_PX, Page
 if TYPE_CHECKING:
     from matplotlib.text import Text
 
-SEAM = "#d1495b"
-"""The colour of lines at which another text begins."""
-
 LABEL_ROOM_EM = 11
 """The width at which labels are cut, in sizes of their font."""
 
-_MANY_ROWS = 15  # an overview of more rows is too tall for a screen, and is seen shrunk
-_REACH_PX = 8  # how far labels may reach beyond their room: into the gap between maps
+_BOUNDARY_COLOUR = "#d1495b"  # of lines at which another text begins
+_MANY_ROWS = 15  # an overview of more rows has larger names: viewers shrink it to fit the screen
+_OVERHANG_PX = 8  # how far labels may extend beyond their room, into the gap between maps
 _LARGEST_LABELLED_PX = 1000  # a map of many tokens grows up to this, then its labels are thinned
 _LARGEST_SMALL_PX = 300  # the largest map of an overview
 _TALLEST_FEW_PX = 1116  # the largest height of one or two maps on a screen
@@ -47,19 +45,20 @@ _STRIP_COLOUR = "#7b8794"
 class MapsPage(Page):
     """Draw a page of maps without their values, which `show` puts on it."""
 
-    def __init__(self, figure: MapsFigure, paper: layout.Paper) -> None:
-        row_axes, column_axes = zip(*figure.axes, strict=True)
+    def __init__(self, content: MapsFigure, paper: layout.Paper) -> None:
+        row_axes, column_axes = zip(*content.axes, strict=True)
         labels = chain.from_iterable(axis.labels for axis in (*row_axes, *column_axes))
-        names = [text for _, _, text in figure.spans]
-        lettering = lettering_for([figure.subtitle, *figure.lettered, *names, *labels], paper)
-        self.content = figure
-        # Functions from the font size of labels to their room, at the left of maps and below; the room above maps.
-        self._row_label_px = _label_width(lettering, row_axes)
-        self._column_label_px = _label_width(lettering, column_axes)
+        names = [text for _, _, text in content.spans]
+        lettering = lettering_for([content.subtitle, *content.lettered, *names, *labels], paper)
+        self.content = content
+        # Functions of the font size: the width of the widest label at the left of maps, and below them.
+        self._row_label_width = _label_width(lettering, row_axes)
+        self._column_label_width = _label_width(lettering, column_axes)
+        # The height of the bars, or of the names of spans, above maps.
         self._strip_px = 0
-        if figure.above:
+        if content.bars:
             self._strip_px = _STRIP_PX
-        elif figure.spans:
+        elif content.spans:
             self._strip_px = SPANS_PX
         # A cell stands for `pool` x `pool` tokens; `shape` is how many rows and columns of cells there are.
         self.pool, self.shape, places = self._arrange(lettering)
@@ -68,30 +67,30 @@ class MapsPage(Page):
         self.zoom = places.zoom
         # The upper left corner of each map. An overview has a corner for each pair of names, and may have fewer maps.
         self.corners = list(places.corners)
-        if figure.names:
-            pairs = product(figure.row_names, figure.column_names)
+        if content.names:
+            pairs = product(content.row_names, content.column_names)
             corner_of = dict(zip(pairs, places.corners, strict=True))
-            self.corners = [corner_of[names_of_map] for names_of_map in figure.names]
+            self.corners = [corner_of[names_of_map] for names_of_map in content.names]
         # Draw what stays the same on all figures of this page.
-        self._title = self.head("", figure.subtitle, zoom=self.zoom, animated=True)
+        self._title = self.write_header("", content.subtitle, zoom=self.zoom, animated=True)
         self._picture_box: Box | None = None
-        self._photo = None if figure.picture is None else self._draw_picture()
-        self.boxes = [self._box(number) for number in range(figure.n)]
-        self._cmap = colormap(figure.cmap)
+        self._picture = None if content.picture is None else self._prepare_picture()
+        self.boxes = [self._box(index) for index in range(content.n)]
+        self._cmap = colormap(content.cmap)
         self.maps = [self.image(box, self._cmap) for box in self.boxes]
         self.frames(self.boxes)
         # The labels of all maps but the first, once they are written.
         self._other_labels: list[Text] | None = None
-        if figure.names:
+        if content.names:
             self._name_maps()
         else:
             self._title_maps()
         self._draw_strip()
         self._draw_marks()
         self._draw_foot()
-        # Prepare the numbers in cells, which change, and whether each of 256 colours needs white ones.
-        self._numbers = self._open_numbers() if self.number_px else []
-        self._dark = [is_dark(*color[:3]) for color in self._cmap(np.linspace(0, 1, 256))]
+        # Texts for the numbers in cells, which change; and which of 256 colours are dark, and need white numbers.
+        self._number_texts = self._write_empty_numbers() if self.number_px else []
+        self._is_dark = [is_dark(*color[:3]) for color in self._cmap(np.linspace(0, 1, 256))]
 
     # Layout ---------------------------------------------------------------------------------------------------------
 
@@ -102,128 +101,131 @@ class MapsPage(Page):
             How many tokens share a cell in each direction; how many rows and columns of cells there are; the places of
             maps.
         """
-        figure = self.content
+        content = self.content
         # Maps share one layout: that of the map with most rows, and of the one with most columns.
-        n_rows = max(len(rows) for rows, _ in figure.axes)
-        n_columns = max(len(columns) for _, columns in figure.axes)
-        # Maps of an overview are small: those of long texts are pooled from the start.
+        n_rows = max(len(rows) for rows, _ in content.axes)
+        n_columns = max(len(columns) for _, columns in content.axes)
+        # In an overview, start with at most two cells per pixel of a usual page, but no fewer than 96.
         pool = 1
-        if figure.names and figure.is_labelled:
-            most_cells = max(96, 2 * layout.PAGE_WIDTH_PX // len(figure.column_names))
+        if content.names and content.is_labelled:
+            most_cells = max(96, 2 * layout.PAGE_WIDTH_PX // len(content.column_names))
             pool = max(1, math.ceil(max(n_rows, n_columns) / most_cells))
-        # Pool more until the page is small enough.
+        # Pool more until the page is small enough, with about 200 pixels below the maps for the colour bar and notes.
+        request_panels = self._request_small if content.names else self._request_large
         while True:
             shape = (math.ceil(n_rows / pool), math.ceil(n_columns / pool))
-            wanted = self._wanted_small if figure.names else self._wanted_large
-            places = layout.arrange(wanted(shape, lettering), lettering.paper)
+            places = layout.arrange(request_panels(shape, lettering), lettering.paper)
             fits = places.width_px * (places.bottom + 200) <= layout.MAX_PAGE_PIXELS
-            if fits or max(shape) == 1 or not figure.is_labelled:
+            if fits or max(shape) == 1 or not content.is_labelled:
                 return pool, shape, places
             pool += 1
 
-    def _wanted_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
-        """Return what `layout` needs to know of an overview, whose maps have this many rows and columns of cells.
+    def _request_small(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
+        """Return the request for the layout of an overview; each map has `shape` rows and columns of cells.
 
-        It has no labels, but names of the rows and columns of maps.
+        An overview has no labels, but names for its rows and columns of maps.
         """
-        figure = self.content
+        content = self.content
         paper = lettering.paper
+        # Names are bold, and so a tenth wider.
         size = layout.PANEL_TITLE_PX * self._name_zoom(paper) * 1.1
-        widest_name = max(lettering.width_px(name, size) for name in figure.row_names)
-        # The names of rows stand at the left, those of columns above.
+        widest_name = max(lettering.width_px(name, size) for name in content.row_names)
+        # The names of rows stand at the left, those of columns above. Cells without labels may be as small as in a map
+        # of 24 pixels, where several share a pixel.
         gap_px = 4 if paper.is_narrow else 8
         return layout.PanelRequest(
-            n=len(figure.row_names) * len(figure.column_names),
+            n=len(content.row_names) * len(content.column_names),
             shape=shape,
-            columns=len(figure.column_names),
+            columns=len(content.column_names),
             around=lambda cell_px: layout.Margins(below=gap_px),
             names_px=max(_NAMES_PX, math.ceil(widest_name) + 20),
             gap_px=gap_px,
             top_px=layout.HEADER_PX + 30 + self._strip_px,
-            row_px=figure.row_px,
+            row_px=content.row_px,
             largest_px=_LARGEST_SMALL_PX,
             largest_cell_px=_LARGEST_SMALL_PX,
-            least_cell_px=1 if figure.is_labelled else 24 / max(shape),
+            least_cell_px=1 if content.is_labelled else 24 / max(shape),
             least_width_px=layout.NARROW_WIDTH_PX,
         )
 
-    def _wanted_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
-        """Return what `layout` needs to know of maps with labels or numbers; a picture is the first panel."""
-        figure = self.content
+    def _request_large(self, shape: tuple[int, int], lettering: Lettering) -> layout.PanelRequest:
+        """Return the request for the layout of maps with labels or numbers; a picture is the first panel."""
+        content = self.content
         paper = lettering.paper
-        n_panels = figure.n + (figure.picture is not None)
+        n_panels = content.n + (content.picture is not None)
         names_px = 0.0
         foot_px = 0.0
-        if figure.is_shared:
-            # Labels that maps share stand at the left of all, and below all.
+        if content.shares_labels:
+            # Labels that maps share stand at the left of the first map of a row, and below the last of a column.
             font = paper.least_px or layout.MAX_LABEL_PX
-            names_px = min(math.ceil(self._row_label_px(font)) + 8, 0.3 * paper.room_px)
-            foot_px = math.ceil(self._column_label_px(font)) + 14
-        # Cells of tokens leave room for labels; other cells may be as small as in a map of 200 pixels.
+            names_px = min(math.ceil(self._row_label_width(font)) + 8, 0.3 * paper.room_px)
+            foot_px = math.ceil(self._column_label_width(font)) + 14
+        # Cells of tokens have room for labels; other cells may shrink until a map has 200 pixels.
         least_cell = 200 / max(shape)
-        if figure.is_labelled:
+        if content.is_labelled:
             least_cell = max(2, min(layout.LEGIBLE_PX, _LARGEST_LABELLED_PX // max(shape)))
         return layout.PanelRequest(
             n=n_panels,
             shape=shape,
-            columns=0 if paper.is_narrow and not figure.is_shared else figure.columns,
+            columns=0 if paper.is_narrow and not content.shares_labels else content.columns,
             around=lambda cell_px: self._room_around(cell_px, paper),
             names_px=names_px,
             foot_px=foot_px,
-            row_px=figure.row_px,
-            largest_px=figure.largest_px,
-            largest_cell_px=96 if figure.is_labelled else 1000,
+            row_px=content.row_px,
+            largest_px=content.largest_px,
+            largest_cell_px=96 if content.is_labelled else 1000,
             least_cell_px=least_cell,
-            max_height_px=_TALLEST_FEW_PX if n_panels <= 2 and figure.is_labelled else math.inf,
-            least_width_px=layout.SMALLEST_WIDTH_PX if figure.is_labelled else layout.NARROW_WIDTH_PX,
+            max_height_px=_TALLEST_FEW_PX if n_panels <= 2 and content.is_labelled else math.inf,
+            least_width_px=layout.SMALLEST_WIDTH_PX if content.is_labelled else layout.NARROW_WIDTH_PX,
         )
 
     def _room_around(self, cell_px: float, paper: layout.Paper) -> layout.Margins:
         """Return the room around a map with cells of this width: for its title, labels or numbers, and the strip."""
-        figure = self.content
-        if figure.is_shared:
+        content = self.content
+        if content.shares_labels:
             return layout.Margins(above=layout.PANEL_HEADER_PX, below=4)
-        rows, columns = figure.axes[0]
-        _, font = layout.label_font(figure.row_px or cell_px, paper)
+        rows, columns = content.axes[0]
+        _, font = layout.label_font(content.row_px or cell_px, paper)
         # Leave room for labels, else for numbers, if there are any.
         left = 0
         if rows.labels:
-            left = math.ceil(self._row_label_px(font)) + 8
+            left = math.ceil(self._row_label_width(font)) + 8
         elif rows.ticks:
             left = _TICKS_PX
         below = 10
         if columns.labels:
-            below = math.ceil(self._column_label_px(font)) + 24
+            below = math.ceil(self._column_label_width(font)) + 24
         elif columns.ticks:
             below = 34
         return layout.Margins(left=left, above=layout.PANEL_HEADER_PX + self._strip_px, below=below)
 
-    def _axes(self, number: int) -> tuple[Axis, Axis]:
+    def _axes_of(self, index: int) -> tuple[Axis, Axis]:
         """Return the sides of a map: at its left, and below it."""
         axes = self.content.axes
-        return axes[number] if len(axes) > 1 else axes[0]
+        return axes[index] if len(axes) > 1 else axes[0]
 
-    def _box(self, number: int) -> Box:
+    def _box(self, index: int) -> Box:
         """Return the box of a map; a map with fewer tokens than others is smaller."""
         if not self.content.is_labelled:
-            return (*self.corners[number], *self.places.panel)
-        rows, columns = self._axes(number)
+            return (*self.corners[index], *self.places.panel)
+        rows, columns = self._axes_of(index)
         cell_px = self.places.cell[0]
         width = math.ceil(len(columns) / self.pool) * cell_px
         height = math.ceil(len(rows) / self.pool) * cell_px
-        return (*self.corners[number], width, height)
+        return (*self.corners[index], width, height)
 
     @property
-    def _has_copies(self) -> bool:
-        """Return whether all maps have the labels of the first one, so that in a PNG these are copied to the others."""
-        figure = self.content
-        has_own_labels = figure.is_labelled and not figure.is_shared
-        return self.paper.is_screen and len(figure.axes) == 1 and has_own_labels
+    def _copies_labels(self) -> bool:
+        """Return whether a PNG has copies of the first map's labels at all other maps, as all have the same labels."""
+        content = self.content
+        has_own_labels = content.is_labelled and not content.shares_labels
+        return self.paper.is_screen and len(content.axes) == 1 and has_own_labels
 
     @property
     def tokens_per_label(self) -> int:
         """Return how many tokens share a label."""
-        return layout.label_font(self.places.cell[1], self.paper)[0] * self.pool
+        cells_per_label, _ = layout.label_font(self.places.cell[1], self.paper)
+        return cells_per_label * self.pool
 
     @property
     def number_px(self) -> float:
@@ -236,7 +238,7 @@ class MapsPage(Page):
     # What stays the same --------------------------------------------------------------------------------------------
 
     def _name_zoom(self, paper: layout.Paper) -> float:
-        """Return how much larger than usual the names of an overview are: a tall one is seen shrunk."""
+        """Return how much larger than usual the names of an overview are: on a screen, a tall one is shrunk to fit."""
         n_rows = len(self.content.row_names)
         return 1.0 if paper.fixed else min(2.0, max(1.0, n_rows / _MANY_ROWS))
 
@@ -246,8 +248,11 @@ class MapsPage(Page):
         above = 14 * self.zoom + self._strip_px
         self.name_panels(self.content.row_names, self.content.column_names, self.places, size, above)
 
-    def _draw_picture(self) -> Pixels:
-        """Return the picture in the size of a map, (height, width, 3), and draw it as the first panel of large maps."""
+    def _prepare_picture(self) -> Pixels:
+        """Return the picture in the size of a map, (height, width, 3); unless in an overview, draw it as first panel.
+
+        That panel takes the first of the corners; the others are for maps.
+        """
         from PIL import Image
 
         rows, columns = self.shape
@@ -265,19 +270,19 @@ class MapsPage(Page):
         """Write the title and the caption above each map, and its labels."""
         width, _ = self.places.panel
         size = layout.PANEL_TITLE_PX * self.zoom
-        for number, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
+        for index, ((x, y), title) in enumerate(zip(self.corners, self.content.titles, strict=True)):
             middle = y - 12 * self.zoom - self._strip_px
-            # A title without room loses what follows its colon: the title of the page says it.
+            # Without room, cut a title at its colon: the title of the page says what follows.
             if self.lettering.width_px(title, size * BOLD) > width:
                 title = title.partition(":")[0]
             self.entitle(x, middle, self.lettering.fit(title, size * BOLD, max(width, 60)), size)
             # A caption stands at the right of the title, if there is room.
             if self.content.captions:
                 room = width - self.lettering.width_px(title, size * 1.2) - 10
-                self._write_caption(x + width, middle, self.content.captions[number], room)
-        # Writing labels takes the time, so if possible those of the first map are copied.
+                self._write_caption(x + width, middle, self.content.captions[index], room)
+        # Labels take most of the time: if possible, write those of the first map alone, and copy their pixels.
         self._label(0)
-        if self._has_copies:
+        if self._copies_labels:
             self._copy_labels()
         else:
             self.label_all()
@@ -285,12 +290,12 @@ class MapsPage(Page):
     def _copy_labels(self) -> None:
         """Copy the pixels of the first map's labels to all other maps."""
         width, height = self.places.panel
-        # The boxes of labels at the left of a map and below it, as seen from the map's corner.
+        # The boxes of labels at the left of a map and below it: left and upper edge from the map's corner, and size.
         _, font = layout.label_font(self.places.cell[0], self.paper)
-        left_px = math.ceil(self._row_label_px(font)) + 2 * _REACH_PX
-        below_px = math.ceil(self._column_label_px(font)) + 2 * _REACH_PX
-        left = (-left_px, -_REACH_PX, left_px - 2, height + 2 * _REACH_PX)
-        below = (-_REACH_PX, height + 2, width + 2 * _REACH_PX, below_px)
+        left_px = math.ceil(self._row_label_width(font)) + 2 * _OVERHANG_PX
+        below_px = math.ceil(self._column_label_width(font)) + 2 * _OVERHANG_PX
+        left = (-left_px, -_OVERHANG_PX, left_px - 2, height + 2 * _OVERHANG_PX)
+        below = (-_OVERHANG_PX, height + 2, width + 2 * _OVERHANG_PX, below_px)
         for dx, dy, box_width, box_height in (left, below):
             first, *others = [(x + dx, y + dy) for x, y in self.corners]
             self.repeat_box((*first, box_width, box_height), others)
@@ -302,90 +307,97 @@ class MapsPage(Page):
         if caption:
             self.write(right, y, caption, layout.CAPTION_PX, ha="right", color=FAINT)
 
-    def _label(self, number: int) -> list[Text]:
+    def _label(self, index: int) -> list[Text]:
         """Write the labels or numbers at the left of a map and below it; return their texts."""
-        x, y, width, height = self.boxes[number]
-        rows, columns = self._axes(number)
+        x, y, width, height = self.boxes[index]
+        rows, columns = self._axes_of(index)
         cell_width, cell_height = self.places.cell
-        # Labels are cut to the room at the left of a map; that of maps with labels of their own has a gap of 8.
+        # Cut labels to the room at the left of a map, without its gap of 8; half a pixel is for rounding.
         _, font = layout.label_font(cell_height, self.paper)
         room = max(self.places.around.left - 8, 1.0) + 0.5
         # Shared labels stand at the left of the first map of a row, and below the last map of a column.
-        if self.content.is_shared:
+        if self.content.shares_labels:
             room = x - layout.MARGIN_PX - 5
-            rows = rows if number % self.places.columns == 0 else Axis()
-            columns = columns if number + self.places.columns >= self.content.n else Axis()
-        # Write labels of rows, then labels of columns; `apart` is in tokens.
+            if index % self.places.columns != 0:
+                rows = Axis()
+            if index + self.places.columns < self.content.n:
+                columns = Axis()
+        # Write labels of rows, then labels of columns. They are a line of text apart, in tokens, and at least a cell.
         apart = max(1.0, font / layout.LABEL_SHARE / cell_height) * self.pool
         texts = []
         style: dict[str, Any] = {"ha": "right", "va": "center_baseline", "exact": True}
-        for token, place in rows.labelled(self.tokens_per_label, apart).items():
+        for token, place in rows.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(rows.labels[token], font, room)
             middle = y + (place / self.pool + 0.5) * cell_height
             texts.append(self.write(x - 5, middle, label, font, color=rows.color(token), **style))
         style = {"ha": "center", "va": "top", "rotation": 90, "exact": True}
         below = y + height + 5
-        for token, place in columns.labelled(self.tokens_per_label, apart).items():
+        for token, place in columns.label_positions(self.tokens_per_label, apart).items():
             label = self.lettering.fit(columns.labels[token], font, LABEL_ROOM_EM * font + 0.5)
             middle = x + (place / self.pool + 0.5) * cell_width
             texts.append(self.write(middle, below, label, font, color=columns.color(token), **style))
-        texts += self.draw_ticks(self.boxes[number], rows.ticks, columns.ticks)
+        texts += self.draw_ticks(self.boxes[index], rows.ticks, columns.ticks)
         return texts
 
     def label_all(self) -> None:
         """Write the labels of all maps but the first, or show them again."""
         if self._other_labels is None:
+            self._other_labels = []
             n_labelled = 0 if self.content.names else self.content.n
-            self._other_labels = [*chain.from_iterable(map(self._label, range(1, n_labelled)))]
+            for index in range(1, n_labelled):
+                self._other_labels += self._label(index)
         for text in self._other_labels:
             text.set_visible(True)
 
     def _draw_strip(self) -> None:
-        """Draw the strip of bars along the upper side of the uppermost maps, if there are numbers for it."""
-        if not self.content.above:
+        """Draw the strip of bars along the upper side of the uppermost maps, if the figure has one."""
+        if not self.content.bars:
             return
         bars: list[Box] = []
+        top = self.boxes[0][1]
         for x, y, width, _ in self.boxes:
-            if y != self.boxes[0][1]:
+            if y > top:
                 break
-            numbers = pool_to_pixels(np.array([self.content.above]), (width, 1))[0]
-            bar_width = width / len(numbers)
-            for index, number in enumerate(numbers):
-                bar_height = number * (self._strip_px - 4)
+            # At most one bar per pixel: the highest of several.
+            heights = pool_to_pixels(np.array([self.content.bars]), (width, 1))[0]
+            bar_width = width / len(heights)
+            for index, height in enumerate(heights):
+                bar_height = height * (self._strip_px - 4)
                 bars.append((x + index * bar_width, y - 4 - bar_height, bar_width, bar_height))
         self.fill(bars, [_STRIP_COLOUR])
 
     def _draw_marks(self) -> None:
         """Draw lines where another text begins, names above maps, and frames on them."""
-        token_width, token_height = self._per_token()
+        token_width, token_height = self._token_size()
         # Lines where another text begins, from side to side of each map.
         lines: list[list[tuple[float, float]]] = []
-        for number, (x, y, width, height) in enumerate(self.boxes):
-            rows, columns = self._axes(number)
-            for token in rows.seams:
+        for index, (x, y, width, height) in enumerate(self.boxes):
+            rows, columns = self._axes_of(index)
+            for token in rows.boundaries:
                 line_y = y + token * token_height
                 lines.append([(x, line_y), (x + width, line_y)])
-            for token in columns.seams:
+            for token in columns.boundaries:
                 line_x = x + token * token_width
                 lines.append([(line_x, y), (line_x, y + height)])
             self.name_spans((x, y), self.content.spans, token_width)
         if lines:
-            self.lines(lines, color=SEAM, animated=True)
+            self.lines(lines, color=_BOUNDARY_COLOUR, animated=True)
         # Frames stand on all maps, and on the picture too.
         framed = [*self.boxes]
         if self._picture_box is not None:
             framed.append(self._picture_box)
         frames: list[Box] = []
         for x, y, _, _ in framed:
-            for left, top, right, bottom in self.content.boxes:
+            for left, top, right, bottom in self.content.framed_boxes:
                 size = ((right - left) * token_width, (bottom - top) * token_height)
                 frames.append((x + left * token_width, y + top * token_height, *size))
         if frames:
+            # Rows of a fixed height, such as bands of sound, are low: their frames are thin.
             width_px = 1.0 if self.content.row_px else 2.0
             self.outline(frames, MARK, width_px * self.zoom, animated=True)
 
-    def _per_token(self) -> tuple[float, float]:
-        """Return the width and height of a token, or of a patch or a moment, on the maps."""
+    def _token_size(self) -> tuple[float, float]:
+        """Return the width and height of a token, or of a patch or a moment, on the maps in pixels."""
         if self.content.is_labelled:
             return self.places.cell[0] / self.pool, self.places.cell[1] / self.pool
         rows, columns = self.content.axes[0]
@@ -393,10 +405,10 @@ class MapsPage(Page):
 
     def _draw_foot(self) -> None:
         """Draw the colour bar, write the notes, and end the page."""
-        figure = self.content
+        content = self.content
         # Note what is thinned, pooled or left out.
-        notes = [*figure.notes, *self.lettering.notes]
-        if figure.is_labelled and self.tokens_per_label > 1 and not figure.names:
+        notes = [*content.notes, *self.lettering.notes]
+        if content.is_labelled and self.tokens_per_label > 1 and not content.names:
             notes.append(f"one label for {self.tokens_per_label} tokens")
         if self.pool > 1:
             notes.append(f"a cell shows the largest weight of {self.pool} × {self.pool} tokens")
@@ -409,11 +421,11 @@ class MapsPage(Page):
             )
         if self.number_px:
             notes.append(f"cells without a number: less than {_LEAST_NUMBER}")
-        cmap = None if self._photo is not None else self._cmap
-        # A colour bar over a photo is drawn below.
-        self.bar = self.end_with_bar(self.places.bottom, cmap, figure.meaning, notes, self.zoom)
-        if self._photo is not None:
-            # The bar shows the colours over a bright part of the photo, and below over a dark part, (2, 256, 3).
+        # Over a picture, the colour bar has two rows of colours, and is drawn here.
+        cmap = None if self._picture is not None else self._cmap
+        self.bar = self.end_with_bar(self.places.bottom, cmap, content.meaning, notes, self.zoom)
+        if self._picture is not None:
+            # The colours over a white part of the picture, and below over a black part, (2, 256, 3).
             ramp = self._cmap(np.linspace(0, 1, 256))[None, :, :3].repeat(2, 0)
             brightness = np.array([[1.0], [0.0]]).repeat(256, 1)
             self.image(self.bar).set_data(tint(ramp, brightness))
@@ -426,7 +438,7 @@ class MapsPage(Page):
             self.write(x, below, "", size, ha="center", animated=True) for _ in range(_N_TICKS)
         ]
 
-    def _open_numbers(self) -> list[Text]:
+    def _write_empty_numbers(self) -> list[Text]:
         """Put an empty text into each cell of the first map, row by row, for `show` to fill."""
         x, y = self.corners[0]
         cell_px = self.places.cell[0]
@@ -451,48 +463,52 @@ class MapsPage(Page):
 
         Args:
             title: The title of the page.
-            values: Cells of each map, (row, column); signed ones come pooled. NaN has no colour.
+            values: Cells of each map, (row, column), which are pooled here by their largest value; signed ones must be
+                pooled already. NaN has no colour.
             limits: The values of the first and last colour of each map.
             bar_ends: The values at the left and right end of the colour bar.
             ticks: The numbers below the colour bar, and how they are written.
-            numbers: Weights to be written in the cells of the first map, (row, column); None = its values.
+            numbers: Weights to be written in the cells of the first map, (row, column); None = its values, which on a
+                logarithmic scale are not the weights.
         """
         room = self.width_px - 2 * layout.MARGIN_PX
         self._title.set_text(self.lettering.fit(title, self.title_px(self.zoom) * 1.1, room))
         # Set the colours of cells.
-        cells_of_maps = [self._fit(cells, number) for number, cells in enumerate(values)]
+        cells_of_maps = [self._pool(cells, index) for index, cells in enumerate(values)]
         is_smooth = self.content.is_smooth
         for image, cells, ends in zip(self.maps, cells_of_maps, limits, strict=True):
-            if self._photo is None:
+            if self._picture is None:
                 self.set_cells(image, cells, ends)
             else:
-                image.set_data(overlay(self._photo, cells, self._cmap, ends[1], is_smooth=is_smooth))
-        # Set the numbers below the colour bar; the other texts stay empty.
+                image.set_data(overlay(self._picture, cells, self._cmap, ends[1], is_smooth=is_smooth))
+        # Set the numbers below the colour bar. There may be more texts than numbers.
         x, _, width, _ = self.bar
         low, high = bar_ends
-        written = chain(ticks.items(), repeat((low, "")))
-        for text, (tick, number_text) in zip(self._ticks, written, strict=False):
+        for text in self._ticks:
+            text.set_text("")
+        for text, (tick, number_text) in zip(self._ticks, ticks.items(), strict=False):
             text.set_text(number_text)
             middle = x + width * (tick - low) / ((high - low) or 1.0)
             # Move the first number so that it stays on the page.
             half = self.lettering.width_px(number_text, layout.CAPTION_PX * self.zoom) / 2
             text.set_x(max(half + self.paper.crop_px, middle))
-        # Set the numbers in cells, white on dark colours. Each cell has its weight, and the value of its colour.
-        colours = cells_of_maps[0]
-        weights = colours if numbers is None else self._fit(numbers, 0)
+        # Write the weights in the cells of the first map, white where the value makes a dark colour. Without room for
+        # them there are no texts.
+        cells = cells_of_maps[0]
+        weights = cells if numbers is None else self._pool(numbers, 0)
         low, high = limits[0]
-        for text, weight, value in zip(self._numbers, weights.ravel(), colours.ravel(), strict=False):
-            # How far along the colours the value is.
-            share = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
+        for text, weight, value in zip(self._number_texts, weights.ravel(), cells.ravel(), strict=False):
+            # The position of the value among the colours, 0 to 1.
+            position = min(1.0, max(0.0, (float(value) - low) / ((high - low) or 1.0)))
             text.set_text(f"{weight:.2f}" if weight >= _LEAST_NUMBER else "")
-            text.set_color("white" if self._dark[round(share * 255)] else INK)
+            text.set_color("white" if self._is_dark[round(position * 255)] else INK)
 
-    def _fit(self, values: Values, number: int) -> Values:
-        """Return the cells of a map, as many as have room; each shows the largest of the values that share it."""
+    def _pool(self, values: Values, index: int) -> Values:
+        """Return the cells of a map, as many as have room; each is the largest of the values that share it."""
         if not self.content.is_labelled:
             return pool_to_pixels(values, self.places.panel)
         # Values with fewer rows or columns than the map has tokens are pooled already.
-        rows, columns = self._axes(number)
+        rows, columns = self._axes_of(index)
         if values.shape != (len(rows), len(columns)):
             return values
         return max_pool(values, self.pool)
@@ -501,8 +517,8 @@ class MapsPage(Page):
         """Return the figure as it stands now as SVG or PDF, where every label is text."""
         self.label_all()
         content = super().vector(kind)
-        # In pixels, copies stand in their place.
-        if self._has_copies:
+        # Hide the texts again if a PNG has copies of the first map's labels there.
+        if self._copies_labels:
             for text in self._other_labels or ():
                 text.set_visible(False)
         return content

@@ -29,14 +29,14 @@ BOLD = 1.12
 _N_LANES = 2
 _LANE_PX = 20
 SPANS_PX = _N_LANES * _LANE_PX + 6
-"""Room for names above a map, which stand in so many lanes."""
+"""Room for the names of spans above a map; they stand in lanes, one above the other, so as not to overlap."""
 
 _SPAN_COLOUR = "#fde8d7"
 _LEAST_BAR_PX = 160.0
 _LEGEND_ROW_PX = 22.0
-_LOW_LEGEND_ROW_PX = 15.0  # in a legend of more rows than this many:
 _MANY_LEGEND_ROWS = 18
-_HALF_DIGIT = 0.365  # of the font size: from the line that digits stand on to their middle
+_LOW_LEGEND_ROW_PX = 15.0  # in a legend of more than _MANY_LEGEND_ROWS
+_HALF_DIGIT = 0.365  # half of the height of a digit, as a share of the font size
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ class Page(Canvas):
         """Return the size of the letters of its title, which are small on paper of a fixed width."""
         return layout.PANEL_TITLE_PX if self.paper.fixed else layout.TITLE_PX * zoom
 
-    def head(self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False) -> Text:
-        """Write title and subtitle, invisible if figures have no caption; return the title.
+    def write_header(
+        self, title: str, subtitle: str, *, zoom: float = 1.0, animated: bool = False
+    ) -> Text:
+        """Write the title and the subtitle, and return the title. Both are hidden if figures have no caption.
 
         An animated title changes with the figure.
         """
@@ -82,7 +84,7 @@ class Page(Canvas):
         return title_text
 
     def finish(self, y: float, notes: Sequence[str], zoom: float = 1.0) -> None:
-        """Write notes, if figures have a caption, the middle of their first line at y; end the page below them."""
+        """Write the notes, their first line centred at y, unless figures have no caption; end the page below them."""
         y = math.ceil(y)
         lines: Sequence[str] = ()
         if notes and self.paper.caption:
@@ -100,7 +102,7 @@ class Page(Canvas):
         cmap: Colormap | str | None,
         meaning: str,
         notes: Sequence[str],
-        zoom: float = 1.0,
+        zoom: float,
     ) -> Box:
         """Draw a colour bar, the meaning of its colours and the notes below all panels, and end the page.
 
@@ -114,7 +116,7 @@ class Page(Canvas):
         Returns:
             The box of the bar. The caller writes the numbers below it.
         """
-        # Where the margin is cut off, half of the first number would be cut off, too.
+        # If paper has its margin cut off, move the bar to the right: half of its first number is left of it.
         inset = 0.0
         if self.paper.crop_px:
             inset = max(8.0, self.lettering.width_px("0", layout.CAPTION_PX) / 2 - 2)
@@ -126,7 +128,8 @@ class Page(Canvas):
             room = self.width_px - 80 - inset - self.lettering.width_px(meaning, size)
             width = min(width, max(room, _LEAST_BAR_PX))
         bar = (layout.MARGIN_PX + inset, bottom + 12, round(width), round(14 * zoom))
-        fits = self.draw_scale(bar, cmap, (0.0, 1.0), ticks={}, size_px=size, meaning=meaning)
+        # The caller writes the numbers: without ticks, the limits do not matter.
+        fits = self.draw_colour_bar(bar, cmap, (0, 1), ticks={}, size_px=size, meaning=meaning)
         # A meaning without room opens the notes.
         if meaning and not fits:
             notes = [meaning, *notes]
@@ -134,12 +137,18 @@ class Page(Canvas):
         return bar
 
     def entitle(
-        self, x: float, y: float, title: str, size_px: float = layout.PANEL_TITLE_PX, **options: Any
+        self,
+        x: float,
+        y: float,
+        title: str,
+        size_px: float = layout.PANEL_TITLE_PX,
+        ha: str = "left",
+        **options: Any,
     ) -> Text:
-        """Write a title, or the name of a row or column of panels, in bold letters."""
-        return self.write(x, y, title, size_px, **{"ha": "left", "weight": "bold"} | options)
+        """Write a title, or the name of a row or column of panels, in bold letters; `options` are those of `write`."""
+        return self.write(x, y, title, size_px, ha=ha, weight="bold", **options)
 
-    def draw_scale(
+    def draw_colour_bar(
         self,
         box: Box,
         cmap: Colormap | str | None,
@@ -188,8 +197,8 @@ class Page(Canvas):
             self.write(x + width + 22, y + height / 2, meaning, size_px, ha="left")
         return fits
 
-    def legend(
-        self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int = 1
+    def draw_legend(
+        self, x: float, y: float, entries: Sequence[tuple[str, str, str]], columns: int
     ) -> float:
         """Draw coloured squares with their names, down one column and then the next.
 
@@ -234,7 +243,7 @@ class Page(Canvas):
         self.axes.add_collection(artist, autolim=False)
         self.register(artist)
 
-    def matrix(
+    def draw_matrix(
         self, box: Box, values: NDArray[Any], cmap: Colormap | str, limits: tuple[float, float]
     ) -> None:
         """Draw values, (row, column), as coloured cells; where one is NaN, the grey ground shows."""
@@ -249,7 +258,7 @@ class Page(Canvas):
         size: tuple[float, float],
         values: Sequence[float],
         cmap: str,
-        share: Callable[[float], float],
+        colour_position: Callable[[float], float],
     ) -> list[tuple[Box, str]]:
         """Draw coloured cells, grey where a value is NaN.
 
@@ -258,7 +267,7 @@ class Page(Canvas):
             size: The width and height of a cell, with the gap to the next one.
             values: The value of each cell.
             cmap: The colours.
-            share: Returns how far along the colours a value is, 0 to 1.
+            colour_position: Returns the position of a value among the colours, 0 to 1.
 
         Returns:
             The box and the colour of each cell.
@@ -267,14 +276,14 @@ class Page(Canvas):
         colors = colormap(cmap)
         cells: list[tuple[Box, str]] = []
         for corner, value in zip(corners, values, strict=True):
-            color = hex_of(colors, share(value)) if math.isfinite(value) else UNKNOWN
+            color = hex_of(colors, colour_position(value)) if math.isfinite(value) else UNKNOWN
             cells.append(((*corner, size[0] - gap, size[1] - gap), color))
         self.fill([box for box, _ in cells], [color for _, color in cells])
         return cells
 
-    def numbers(self, numbers: Sequence[Number]) -> None:
+    def write_numbers(self, numbers: Sequence[Number]) -> None:
         """Write numbers and letters in cells."""
-        # Digits stand on a line half of their height below the middle of the cell.
+        # The baseline of digits is half of their height below the middle of the cell.
         for number in numbers:
             self.write(
                 number.x,
@@ -291,7 +300,9 @@ class Page(Canvas):
     def name_spans(
         self, corner: tuple[float, float], spans: Sequence[tuple[float, float, str]], column_px: float
     ) -> None:
-        """Draw names above a map, each over its columns, in the first lane with room; without room a band alone.
+        """Draw names above a map, each over a band of its columns, in the lowest lane that is free there.
+
+        If no lane is free, the band is drawn without its name.
 
         Args:
             corner: The upper left corner of the map.
@@ -306,7 +317,7 @@ class Page(Canvas):
             left = x + first * column_px
             needed = self.lettering.width_px(text, layout.CAPTION_PX) + 12
             text_left = min(left, self.width_px - needed - 4)
-            # Lanes are counted from below. A band without a name is in the lowest.
+            # Lane 0 is the lowest. A band without a name is in it.
             free_lanes = [lane for lane, end in enumerate(lane_ends) if end <= text_left]
             lane = free_lanes[0] if free_lanes else 0
             top = y - 4 - (lane + 1) * _LANE_PX
@@ -362,10 +373,11 @@ class Page(Canvas):
         """
         width, height = places.panel
         left, top = places.corners[0]
-        # The first panel of each row.
+        # Name each row at its first panel.
         for name, (_, y) in zip(rows, places.corners[:: len(columns)], strict=True):
             self.entitle(left - 10, y + height / 2, name, size_px, ha="right")
         size_px = self.paper.letters(min(size_px, width / 2.2))
+        # The last name stands for the longest: names of columns are numbered.
         step = self.label_step(columns[-1], size_px, places.pitch_px)
         for number in range(0, len(columns), step):
             middle = places.corners[number][0] + width / 2

@@ -18,12 +18,12 @@ WIDTHS = {"column": 3.3, "page": 6.9}
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4}
 """Inches in each unit of length."""
 
-PRINT_DPI = 300
-PRINT_PT = 6.5
-LABEL_PT = 4.5
-"""The resolution and the smallest letters of a figure of an exact width, and of its labels where there are many."""
+# Figures of an exact width, for print, unless options say otherwise.
+_PRINT_DPI = 300
+_PRINT_PT = 6.5  # the smallest letters
+_PRINT_LABEL_PT = 4.5  # labels of tokens, where there are many
 
-# The bounds of options.
+# The smallest and the largest value of options.
 _INCHES_RANGE = (1.0, 40.0)
 _DPI_RANGE = (30, 2400)
 _POINTS_RANGE = (3.0, 40.0)
@@ -63,7 +63,7 @@ class Style:
     failed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # Names.
+        # Check names.
         require_choice("scale", self.scale, SCALES)
         if self.colours not in ("linear", "log"):
             raise UsageError(f"there are no colours {self.colours!r}", "choose linear or log")
@@ -79,7 +79,7 @@ class Style:
                 raise UsageError(
                     f"matplotlib has no colormap {self.cmap!r}", "such as Blues, viridis, magma, Greys"
                 )
-        # Sizes; the width becomes inches.
+        # Check sizes, and convert the width to inches.
         if self.width is not None:
             object.__setattr__(self, "width", _inches(self.width))
         _require_within("dpi", self.dpi, _DPI_RANGE)
@@ -96,9 +96,9 @@ class Style:
         """Return the value of each map of a figure that has the darkest colour, from the largest value of each."""
         if self.scale == "fixed":
             return [1.0] * len(largest)
+        # A map or a figure of zeros is scaled by 1.
         if self.scale == "figure":
-            largest = [max(largest, default=0.0)] * len(largest)
-        # A map of zeros has no largest weight to be scaled by.
+            return [max(largest, default=0.0) or 1.0] * len(largest)
         return [value or 1.0 for value in largest]
 
     @property
@@ -106,13 +106,13 @@ class Style:
         """Return the paper that a figure is laid out on."""
         # Paper of an exact width has sizes of its own; else the figure is laid out as for a screen.
         if self.width is not None:
-            points = self.font_size or PRINT_PT
-            label_points = self.font_size or LABEL_PT
-            dpi = self.dpi or PRINT_DPI
+            points = self.font_size or _PRINT_PT
+            label_points = self.font_size or _PRINT_LABEL_PT
+            dpi = self.dpi or _PRINT_DPI
             paper = Paper.of_width(float(self.width), points, dpi, self.caption, self.font, label_points)
         else:
             paper = Paper(PAGE_WIDTH_PX, dpi=self.dpi or 100, caption=self.caption, font=self.font)
-            # Captions, the smallest letters, get that size: it says how many pixels are an inch, which is 72 points.
+            # Choose the pixels per inch, which is 72 points, so that captions, the smallest letters, have that size.
             if self.font_size is not None:
                 paper = replace(paper, least_px=CAPTION_PX, inch_px=72 * CAPTION_PX / self.font_size)
         return replace(paper, failed=self.failed)

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 _TEXT = re.compile(r'<text style="([^"]*)"[^>]*>([^<]*)</text>')
-_SEAM_PT = 0.1
-"""The outline of rectangles: where two of them only touch, viewers let the ground shine through."""
+_OVERLAP_PT = 0.1
+"""The width of the outlines of rectangles. Without them, viewers show the background between two that touch."""
 
 
 def cells_as_rectangles(
     maps: Sequence[tuple[tuple[float, float, float, float], NDArray[np.uint8]]],
 ) -> Iterator[PathPatch]:
-    """Yield the cells of maps as rectangles, one patch per colour; neighbours in a row of one colour share a rectangle.
+    """Yield the cells of maps as rectangles, one patch per colour. Adjacent cells of a row with equal colours are one.
 
     Args:
         maps: The box of each map (x, y, width, height), and the colours of its cells, (row, column, 4), RGBA.
@@ -34,7 +34,7 @@ def cells_as_rectangles(
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    # The boxes of all rectangles, and their colours. Without maps, empty arrays are joined below.
+    # The boxes of all rectangles, and their colours: arrays to concatenate, of which the first, for no maps, is empty.
     boxes = [np.empty((0, 4))]
     colours = [np.empty(0, np.uint32)]
     for (x, y, width, height), pixels in maps:
@@ -65,7 +65,7 @@ def cells_as_rectangles(
                 path,
                 facecolor=(red, green, blue, alpha),
                 edgecolor=(red, green, blue),
-                linewidth=_SEAM_PT,
+                linewidth=_OVERLAP_PT,
             )
 
 
@@ -85,17 +85,17 @@ def embed_fonts(svg: bytes, families: Sequence[str]) -> bytes:
     """
     from matplotlib.font_manager import FontProperties, findfont
 
-    # The characters by weight of their letters; none are italic.
+    # The characters that are written in each weight: regular, 400, or bold, 700. None are italic.
     used: dict[int, set[str]] = {}
     for css, text in _TEXT.findall(svg.decode()):
         used.setdefault(700 if "font-weight: 700" in css else 400, set()).update(unescape(text))
     # The first family that has a character provides it.
     faces = []
-    for weight, characters in sorted(used.items()):
+    for weight, missing in sorted(used.items()):
         for family in families:
             path = str(findfont(FontProperties(family=family, weight=weight)))
-            present = frozenset(char for char in characters if ord(char) in charmap(path))
-            characters -= present
+            present = frozenset(char for char in missing if ord(char) in charmap(path))
+            missing -= present
             if present:
                 data = _subset(path, present)
                 faces.append(

@@ -310,7 +310,7 @@ class RoleGrid:
             height = max(_PAPER_CELL_PX, min(height, room // n_down))
         needed = 2 * layout.MARGIN_PX + LEFT_PX + n_across * width
         page = Page(paper.width_for(layout.PAGE_WIDTH_PX, needed), lettering)
-        page.head(
+        page.write_header(
             f"{report.model} · what its {amount(len(heads), 'head does', 'heads do')}", report.source
         )
         cells, bottom = place_kinds(grids, (width, height))
@@ -320,7 +320,7 @@ class RoleGrid:
         # The legend and the notes.
         entries = [(words, mark.color, mark.glyph) for mark, words in self._legend()]
         columns = max(1, int((page.width_px - 2 * layout.MARGIN_PX) // _LEGEND_PX))
-        bottom = page.legend(layout.MARGIN_PX, bottom + 34, entries, columns)
+        bottom = page.draw_legend(layout.MARGIN_PX, bottom + 34, entries, columns)
         notes = [_LETTER_NOTE]
         if has_values:
             notes.append("number: the value of the measure that the role rests on")
@@ -391,7 +391,7 @@ class RoleGrid:
                 value = Number(x, top + value_y, number(values[row]), value_px, ink)
                 letters_and_values.append(value)
         page.fill([(left, top, width, height) for left, top in corners], [mark.color for mark in marks])
-        page.numbers(letters_and_values)
+        page.write_numbers(letters_and_values)
         return has_values
 
 

@@ -183,7 +183,9 @@ def _picture_plates(record: Heatmap, style: Style, query: str | None) -> Iterato
             if sheet.form == "overview":
                 part = f"over {amount(len(attention.layers), 'layer')}"
             subject = f"{attention.head_name(1)} {part}: where {name} came from"
-        yield _over_picture(record, picture, sheet, subject, values, facts, notes, style, boxes=boxes)
+        yield _over_picture(
+            record, picture, sheet, subject, values, facts, notes, style, framed_boxes=boxes
+        )
 
 
 def _over_picture(

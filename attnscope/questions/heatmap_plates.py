@@ -230,13 +230,13 @@ def axis_of(tokens: Tokens, marked: Sequence[int] = ()) -> Axis:
     The labels of `marked` tokens are never left out.
     """
     # The first token of each further segment.
-    seams = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
+    boundaries = (np.flatnonzero(np.diff(tokens.segments)) + 1).tolist()
     colors = np.where(tokens.special, _SPECIAL, INK)
     if tokens.n_given >= 0:
         colors[tokens.n_given :] = _WRITTEN
         if 0 < tokens.n_given < len(tokens):
-            seams.append(tokens.n_given)
-    return Axis(tokens.labels, tuple(colors.tolist()), tuple(seams), tuple(marked))
+            boundaries.append(tokens.n_given)
+    return Axis(tokens.labels, tuple(colors.tolist()), tuple(boundaries), tuple(marked))
 
 
 # Exact maps ---------------------------------------------------------------------------------------------------------
@@ -305,11 +305,11 @@ def _map_plate(
     figure = MapsFigure(
         **titles,
         axes=((rows, columns),),
-        boxes=tuple((0, row, len(attention.keys), row + 1) for row in tokens),
+        framed_boxes=tuple((0, row, len(attention.keys), row + 1) for row in tokens),
         has_numbers=sheet.form == "single",
         captions=tuple(captions),
         columns=style.columns if is_laid_out else 0,
-        is_shared=is_laid_out,
+        shares_labels=is_laid_out,
         lettered=(model_name(record),),
         **_around(record, attention, sheet.form, style),
     )
@@ -463,7 +463,7 @@ def _pooled_plate(record: PooledHeatmap, attention: PooledMap, sheet: Sheet, sty
         cmap=style.cmap,
         largest_px=780,
         lettered=(model_name(record),),
-        boxes=tuple(boxes),
+        framed_boxes=tuple(boxes),
     )
     # The title, and the cells of each head, (row, column).
     kind = f"{attention.kind} " if len(record.maps) > 1 else ""

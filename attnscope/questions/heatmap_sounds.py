@@ -55,7 +55,7 @@ def sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
         # A row is named by the token that it writes, the next one; the last row writes none.
         queries = queries.take(np.arange(1, len(queries)))
     n_rows = len(queries)
-    tokens = replace(axis_of(queries), seams=())
+    tokens = replace(axis_of(queries), boundaries=())
     frames = _seconds(sound)
     loudness = sound.envelope / (float(sound.envelope.max()) or 1.0)
     # The words in frames; as rows are named by the next token, one row higher.
@@ -91,8 +91,8 @@ def sound_plates(record: Heatmap, style: Style) -> Iterator[Plate]:
             lettered=(title,),
             row_px=row_px,
             columns=0 if is_overview else min(2, len(sheet.heads)),
-            above=tuple(loudness.tolist()),
-            boxes=() if is_overview else tuple(boxes),
+            bars=tuple(loudness.tolist()),
+            framed_boxes=() if is_overview else tuple(boxes),
         )
         yield Plate(sheet.stem, title, figure, values)
 
@@ -185,6 +185,6 @@ def _word_times(record: Heatmap, sound: Sound) -> Plate:
         lettered=(title,),
         row_px=_SPECTROGRAM_PX / n_bands,
         spans=tuple(spans),
-        boxes=tuple(boxes),
+        framed_boxes=tuple(boxes),
     )
     return Plate("word-times", title, figure, [levels], top=1.0)

@@ -131,7 +131,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     # The page with the names, each at the middle of its row or column.
     width = n_columns * cell_px
     page = Page(paper.width_for(left + width + layout.MARGIN_PX, 900), lettering)
-    page.head(f"{report.model} · {block.title}", report.subtitle)
+    page.write_header(f"{report.model} · {block.title}", report.subtitle)
     for row in range(0, n_rows, math.ceil(_LABEL_PITCH_PX / row_px)):
         page.write(left - 8, top + (row + 0.5) * row_px, names[row], _LETTER_PX, ha="right", color=INK)
     for column, label in labels.items():
@@ -144,7 +144,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     limits = (-largest if has_two_signs else 0.0, largest)
     colors = TWO_WAYS if has_two_signs else ONE_WAY
     if values.size > _MOST_CELLS:
-        page.matrix((left, top, width, n_rows * row_px), values, colors, limits)
+        page.draw_matrix((left, top, width, n_rows * row_px), values, colors, limits)
     else:
         _draw_cells(page, (left, top), (cell_px, row_px), values, colors, limits)
     if block.framed is not None:
@@ -158,7 +158,7 @@ def _draw_grid(report: Report, block: Grid, lettering: Lettering) -> Page:
     bar_y = top + n_rows * row_px + 26
     ticks = {tick: small_number(tick) for tick in sorted({*limits, 0.0})}
     half_tick = lettering.width_px(ticks[largest], paper.letters(layout.CAPTION_PX)) / 2
-    page.draw_scale((left, bar_y, min(300.0, room - half_tick), 12), colors, limits, ticks=ticks)
+    page.draw_colour_bar((left, bar_y, min(300.0, room - half_tick), 12), colors, limits, ticks=ticks)
     page.finish(bar_y + 50, [*block.notes, *report.footer])
     return page
 
@@ -190,4 +190,4 @@ def _draw_cells(
         x, y, box_width, box_height = box
         center = (x + box_width / 2, y + box_height / 2)
         numbers.append(Number(*center, small_number(value), size, ink_on(color)))
-    page.numbers(numbers)
+    page.write_numbers(numbers)

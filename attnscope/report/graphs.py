@@ -62,7 +62,7 @@ def draw_graph(report: Report, block: Graph, lettering: Lettering) -> Page:
     right = page.width_px - layout.MARGIN_PX - 40
     top = _TOP_PX + 6
     middles = [top + (n_rows - row - 0.5) * row_px for row in range(n_rows)]
-    page.head(f"{report.model} · {block.title}", report.subtitle)
+    page.write_header(f"{report.model} · {block.title}", report.subtitle)
 
     # The place of each stop on the page.
     paths = [_stops_of(link, rows) for link in block.links]

@@ -315,7 +315,7 @@ def _large_page(report: Report, block: HeadMap, lettering: Lettering) -> Page:
     width = 2 * layout.MARGIN_PX + LEFT_PX + n_across * cell_width
     page = Page(paper.width_for(layout.PAGE_WIDTH_PX, width), lettering)
     subtitle = " · ".join(filter(None, [printable(column.meaning, 400), report.source]))
-    page.head(f"{report.model} · {block.title or title_of(column)}", subtitle)
+    page.write_header(f"{report.model} · {block.title or title_of(column)}", subtitle)
     cells, bottom = place_kinds(grids, (cell_width, cell_height))
     name_kinds(page, cells)
     _draw_cells(page, table, name, cells, scale)
@@ -373,7 +373,7 @@ def _write_numbers(page: Page, table: Table, name: str, cells: HeadCells, scale:
         numbers.append(Number(x, y - rise, text, size, ink))
         if has_intervals and interval:
             numbers.append(Number(x, y + cell_height * 0.22, interval, interval_size, ink))
-    page.numbers(numbers)
+    page.write_numbers(numbers)
     if has_intervals:
         notes.append("small numbers: the 95% interval")
     return notes
@@ -423,7 +423,7 @@ def _small_page(report: Report, blocks: Sequence[HeadMap], plan: _Plan, letterin
     grids = grids_of(blocks[0].heads)
     page = Page(paper.width_for(2 * layout.MARGIN_PX + plan.columns * plan.pitch[0], 900), lettering)
     n_heads = amount(len(blocks[0].heads), "head")
-    page.head(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
+    page.write_header(f"{report.model} · {blocks[0].title or report.subtitle}", report.source or n_heads)
 
     # Maps side by side, row by row.
     room = plan.pitch[0] - 30
@@ -499,7 +499,9 @@ def _draw_bar(page: Page, bar: Box, scale: Scale, *, size_px: float, most_ticks:
     texts = tick_texts(ticks)
     # A bar with few ticks is a short one between others: there the numbers at its ends stand within its width.
     inside = page.paper.fixed and most_ticks <= 3
-    page.draw_scale(bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside)
+    page.draw_colour_bar(
+        bar, scale.cmap, limits, ticks=texts, size_px=size_px, color=FAINT, inside=inside
+    )
     if not scale.has_baseline:
         return
 
