@@ -80,17 +80,6 @@ class Batch:
                 tensors[name] = moved
         return Batch(**tensors)
 
-    def text(self, i: int) -> "Batch":
-        """Return the text in row `i` as a batch of its own, without its padding."""
-        rows = {}
-        masks = {"ids": self.mask, "segments": self.mask, "target_ids": self.target_mask}
-        for name, mask in masks.items():
-            tensor = getattr(self, name)
-            if tensor is not None:
-                row = tensor[i] if mask is None else tensor[i, mask[i]]
-                rows[name] = row[None]
-        return Batch(**rows)
-
     def repeat(self, times: int) -> "Batch":
         """Repeat the batch: all texts, then all of them again, and so on."""
         return Batch(**{name: tensor.repeat(times, 1) for name, tensor in self._tensors().items()})
