@@ -97,9 +97,9 @@ class ModelInfo:
             key = "road" if name == "path" else name
             facts[key] = list(value) if isinstance(value, tuple) else value
         # Only glass boxes have names of heads.
-        del facts["heads"]
-        if self.heads:
-            facts["heads"] = dict(self.heads)
+        facts["heads"] = dict(self.heads)
+        if not self.heads:
+            del facts["heads"]
         return facts
 
     def listing(self, tokenizer_name: str) -> list[tuple[str, str]]:

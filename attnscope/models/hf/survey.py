@@ -221,7 +221,7 @@ def hides_later(weights: Sequence[Tensor]) -> bool:
         is_finite = maps.isfinite().all(-1, keepdim=True)  # (batch, head, query, 1)
         # Weights above the diagonal are those of later keys.
         later = maps.triu(1).nan_to_num(0.0) * is_finite
-        if maps.shape[2] != maps.shape[3] or bool(later.any()):
+        if maps.shape[2] != maps.shape[3] or later.any():
             return False
         # The last query has no later key, so its row tells nothing, unless it is the only one.
         is_known = is_known or maps.shape[2] == 1 or bool(is_finite[:, :, :-1].any())
@@ -310,9 +310,7 @@ def _count_heads(config: Any, attentions: Sequence[Seen]) -> tuple[int, int]:
         return n_heads, n_kv_heads if len(sizes) == 1 else n_heads
     # Weights that a model returns are of query heads; only its configuration knows how many key/value heads there are.
     n_heads = max(attention.weights.shape[1] for attention in attentions)
-    inner = config
-    if not config.is_encoder_decoder:
-        inner = config.get_text_config()
+    inner = config if config.is_encoder_decoder else config.get_text_config()
     n_kv_heads = setting(inner, "num_key_value_heads", "num_kv_heads")
     if getattr(inner, "multi_query", False) and not getattr(inner, "new_decoder_architecture", False):
         n_kv_heads = 1  # Falcon

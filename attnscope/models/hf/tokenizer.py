@@ -158,19 +158,20 @@ class HuggingFaceTokenizer(_IdTokenizer):
             pair: The second text of a pair.
             is_whole: Whether the text writes its special tokens itself, as a chat template does: none are added.
         """
+        is_fast = self.backend.is_fast
         options = {
             "add_special_tokens": not is_whole,
             "verbose": False,
-            "return_offsets_mapping": self.backend.is_fast,
+            "return_offsets_mapping": is_fast,
         }
-        if not self.backend.is_fast and pair is not None:
+        if not is_fast and pair is not None:
             raise AttnscopeError(
                 "this model's tokenizer has no fast version, and reads no pairs", "leave out --pair"
             )
         require_tokenizable(text, pair)
         with as_failure("the tokenizer cannot read this text", "give another text"):
             encoded = self.backend(text, pair, **options)
-        if self.backend.is_fast:
+        if is_fast:
             encoding = encoded.encodings[0]
             special = self._special(encoding.ids) if is_whole else None
             return tokens_of_encoding(encoding, text, pair, self._style, special)
@@ -252,10 +253,9 @@ class HuggingFaceTokenizer(_IdTokenizer):
         return None if piece is None else str(piece)
 
     def _special(self, ids: Sequence[int]) -> list[bool]:
-        special = {*self.backend.all_special_ids}
-        for token_id, token in self.backend.added_tokens_decoder.items():
-            if token.special:
-                special.add(token_id)
+        added = self.backend.added_tokens_decoder.items()
+        special = {token_id for token_id, token in added if token.special}
+        special.update(self.backend.all_special_ids)
         # The unknown token stands for text.
         special.discard(self.unknown_id)
         return [token_id in special for token_id in ids]

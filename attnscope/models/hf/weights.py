@@ -151,12 +151,11 @@ def _trace(
     with torch.enable_grad(), hooks(linear_maps([base]), cut_graph):
         perform(base, inputs, survey.plan, watch)
         heads_by_place = {place: _heads_of(watch.calls[place], projected) for place in heads}
-    # A projection that runs twice, or an attention of several layers, has no rows that belong to one head.
+    # A projection that runs twice has no rows that belong to one head.
     projections = set(watch.modules.values())
     for head in itertools.chain(*heads_by_place.values()):
-        projections |= {module for module, used in head.uses.items() if bool(used.any())}
-    is_repeated = any(n_calls[module] > 1 for module in projections)
-    if is_repeated or any(len(places) > 1 for places in survey.plan.values()):
+        projections |= {module for module, used in head.uses.items() if used.any()}
+    if any(n_calls[module] > 1 for module in projections):
         raise _refusal(f"layers of {base.config.model_type} share their weights")
     return heads_by_place, watch.modules
 

@@ -2,7 +2,7 @@
 
 A `TorchFunctionMode` catches the calls of that function and of nn.MultiheadAttention, in this thread alone. While a
 mode is active, torch leaves out the fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer. Hooks tell which
-module runs. Models of transformers run by sdpa; those that do not support it get masks that are written out. A module
+module runs. Models of transformers inside of the module are made to call scaled_dot_product_attention too. A module
 that multiplies queries by keys itself cannot be seen.
 """
 
@@ -37,8 +37,9 @@ from attnscope.models.hf.seam import mask_and_bias, use_attention
 from attnscope.models.inside.projections import hooks
 
 _EXPLICIT = "attnscope_inputs"
-"""The name of sdpa for models of transformers whose masks say everything."""
+"""The attention implementation of transformers models that do not support sdpa: it is sdpa with eager masks."""
 
+# Eager masks write causality out: where there is no mask, every key may be seen.
 AttentionInterface.register(
     _EXPLICIT,
     lambda *tensors, **others: sdpa_attention_forward(*tensors, **{**others, "is_causal": False}),
@@ -48,20 +49,20 @@ AttentionMaskInterface.register(_EXPLICIT, eager_mask)
 _ALLOWED_ROUNDINGS = 64
 """How much two ways to compute one attention may differ, in units of rounding of the largest value."""
 
-Own = Callable[[], Tensor]
-"""A function without arguments that computes an attention as the module itself does."""
+OwnAttention = Callable[[], Tensor]
+"""Computes one attention as the module itself does; its inputs are bound already."""
 
-Handler = Callable[[str, AttentionCall, Own], Tensor]
-"""A function that computes each attention: (path of the module, call, its own computation) -> output."""
+Handler = Callable[[str, AttentionCall, OwnAttention], Tensor]
+"""Computes each attention of a run: (path of the module, call, the module's own way to compute it) -> output."""
 
 
 @dataclass(frozen=True, eq=False)
 class SeenCall:
     """One attention of a forward pass."""
 
-    # The path of the module that computes it, such as "layers.0.self_attn"; "" = the whole
+    # The path of the module that computes it, such as "layers.0.self_attn"; "" = the outermost module
     path: str
-    # How many sequences, queries and keys there are
+    # The numbers of sequences, queries and keys
     shape: tuple[int, int, int]
     n_heads: int
     n_kv_heads: int
@@ -80,10 +81,12 @@ class _Catch(TorchFunctionMode):
         super().__init__()
         self.running = [""]
         self._handler = handler
-        # The call of the last attention
+        # The call of the attention that ran last
         self._latest: AttentionCall | None = None
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, tensor_types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
@@ -109,17 +112,19 @@ class _Catch(TorchFunctionMode):
         """
         options: Any = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         own = partial(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
+        # The axes before (head, token, d)
         lead: Any = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
         has_heads = query.ndim > 3
 
-        # The seam takes four dimensions: (batch, head, token, d).
         def as_heads(tensor: Tensor) -> Tensor:
+            """Return queries, keys or values as the seam takes them, (batch, head, token, d)."""
             if has_heads:
                 return tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, -4)
             return tensor[:, None]
 
-        # A mask with fewer dimensions is the same for all sequences, and broadcasts as it is.
         def as_mask(tensor: Tensor | None) -> Tensor | None:
+            """Return a mask that broadcasts to (batch, head, query, key)."""
+            # One that has no axis before (head, query, key) does so as it is: it is the same for all sequences.
             if tensor is None or tensor.ndim < 3 or (has_heads and tensor.ndim < 5):
                 return tensor
             return as_heads(tensor)
@@ -144,12 +149,13 @@ class _Catch(TorchFunctionMode):
         """Compute torch's multi_head_attention_forward with its attention through the seam."""
         bound = _SIGNATURE.bind(*args, **named)
         bound.apply_defaults()
-        requested = dict(bound.arguments)
-        # Only without weights does it call scaled_dot_product_attention. Then it would read the flag `is_causal` in
-        # place of the mask; with weights it reads the mask.
-        if requested["need_weights"]:
+        needs_weights = bound.arguments["need_weights"]
+        # Where weights are asked for, torch reads the mask and multiplies by hand. So ask for none, which makes it call
+        # scaled_dot_product_attention, and set `is_causal` to False: else torch would ignore the mask.
+        if needs_weights:
             bound.arguments.update(need_weights=False, is_causal=False)
-        # Run torch's own code with our attention in the place of torch's, so that it is not caught again.
+        # Run torch's code of this function with two other globals: `_attend` as the attention, and a
+        # `has_torch_function` that keeps torch from handing the call back to this mode.
         names = {
             **vars(F),
             "has_torch_function": lambda _: False,
@@ -159,13 +165,13 @@ class _Catch(TorchFunctionMode):
             _MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
         )
         output, _ = forward(*bound.args, **bound.kwargs)
-        if not requested["need_weights"] or self._latest is None:
+        if not needs_weights or self._latest is None:
             return output, None
-        # (batch, head, query, key) -> (batch, query, key), as torch averages by default.
-        weights = attention_weights(self._latest)
-        if requested["average_attn_weights"]:
+        weights = attention_weights(self._latest)  # (batch, head, query, key)
+        if bound.arguments["average_attn_weights"]:
             weights = weights.mean(1)
-        return output, weights if requested["query"].ndim == 3 else weights[0]
+        # Queries without a batch axis are (query, d).
+        return output, weights if bound.arguments["query"].ndim == 3 else weights[0]
 
 
 _MULTI_HEAD: Any = F.multi_head_attention_forward
@@ -173,19 +179,20 @@ _SIGNATURE = inspect.signature(_MULTI_HEAD)
 
 
 class CaughtModule:
-    """A torch module whose attention passes the seam. It is run in eval mode, and left as it is.
+    """A torch module whose attention passes the seam. It is run in eval mode, and not changed.
 
     Attributes:
-        plan: The path and the place of each attention, in the order of computation; the place is None for attentions
-            that are not shown.
+        plan: Of each attention, in the order of computation, the path of its module and its place, (kind, layer). The
+            place is None for attentions that are not shown.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.module = module
         self.plan: list[tuple[str, Place | None]] = []
         self._name = name
-        parts = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-        self._implementation = "sdpa" if all(part._supports_sdpa for part in parts) else _EXPLICIT
+        transformers = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+        supports_sdpa = all(transformer._supports_sdpa for transformer in transformers)
+        self._implementation = "sdpa" if supports_sdpa else _EXPLICIT
 
     def run(self, sample: inspect.BoundArguments, probe: Probe) -> Tensor:
         """Run the module with the probe at the attentions that are shown.
@@ -196,19 +203,19 @@ class CaughtModule:
         Raises:
             AttnscopeError: The attentions are not those of the plan, or no finite numbers are returned.
         """
-        expected = [*self.plan]
+        remaining = list(self.plan)
 
-        def at_attention(path: str, call: AttentionCall, own: Own) -> Tensor:
-            if not expected or expected[0][0] != path:
+        def at_attention(path: str, call: AttentionCall, own: OwnAttention) -> Tensor:
+            if not remaining or remaining[0][0] != path:
                 raise self._wrong_attention(path)
-            _, place = expected.pop(0)
+            _, place = remaining.pop(0)
             if place is None:
                 return attend(call)
             return probe(replace(call, kind=place[0], layer=place[1]))
 
         outputs = _floats(self._forward(sample, at_attention))
-        if expected:
-            raise self._wrong_attention(expected[0][0])
+        if remaining:
+            raise self._wrong_attention(remaining[0][0])
         if not outputs or not outputs[0].ndim or not outputs[0].numel():
             raise AttnscopeError(
                 f"{self._name} returns no tensor of numbers", "return its output from forward"
@@ -220,7 +227,7 @@ class CaughtModule:
         return outputs[0]
 
     def _wrong_attention(self, path: str) -> AttnscopeError:
-        """Return the refusal of an attention that the plan does not have, or of one that did not come."""
+        """Return the error for an attention that is not in the plan, or that the plan names and the run lacks."""
         return AttnscopeError(
             f"{path or self._name} computes more or less attention on these inputs than when it was loaded",
             "give inputs on which it always takes the same way",
@@ -229,30 +236,31 @@ class CaughtModule:
     def rehearse(self, sample: inspect.BoundArguments, *, check: bool = True) -> list[SeenCall]:
         """Run the module, and return its attentions in the order of computation.
 
-        With `check` each attention, and the output of the module, is compared with what the module itself computes.
+        With `check`, each attention is compared with the module's own, and its output with that of a run without us.
 
         Raises:
             RoundingError: They differ.
         """
         calls: list[SeenCall] = []
 
-        def at_attention(path: str, call: AttentionCall, own: Own) -> Tensor:
+        def at_attention(path: str, call: AttentionCall, own: OwnAttention) -> Tensor:
             output, weights = attend_with_weights(call)
             if check:
                 message = (
                     f"self-check: attention {len(calls)}, of {path or 'the module'}, gives another output "
                     "than softmax weights times values"
                 )
-                _require_equal(message, output, own().reshape(output.shape), 1)
+                _require_equal(message, output, own().reshape(output.shape), n_attentions=1)
             # (sequence, head, query, key)
             n_sequences, n_heads, n_queries, n_keys = weights.shape
-            hides_later = n_queries == n_keys > 1 and not bool(weights.triu(1).any())
-            shape = (n_sequences, n_queries, n_keys)
-            calls.append(SeenCall(path, shape, n_heads, call.n_kv_heads, hides_later))
+            hides_later = n_queries == n_keys > 1 and not weights.triu(1).any()
+            calls.append(
+                SeenCall(path, (n_sequences, n_queries, n_keys), n_heads, call.n_kv_heads, hides_later)
+            )
             return output
 
         outputs = _floats(self._forward(sample, at_attention))
-        # A module may drop weights after its attention, or draw random numbers: another seed shows that.
+        # A module may draw random numbers in eval mode, for a dropout by hand, say: another seed shows that.
         if check and calls:
             with self._turn(None, seed=1):
                 own_outputs = _floats(self.module(*sample.args, **sample.kwargs))
@@ -262,7 +270,7 @@ class CaughtModule:
         return calls
 
     def _forward(self, sample: inspect.BoundArguments, handler: Handler) -> Any:
-        """Run the module with a handler at each of its attentions, and return what it returns."""
+        """Run the module with a handler at each of its attentions, and return its output."""
         catch = _Catch(handler)
         paths = {module: path for path, module in self.module.named_modules()}
 
@@ -282,12 +290,12 @@ class CaughtModule:
 
     @contextlib.contextmanager
     def _turn(self, implementation: str | None, seed: int = 0) -> Iterator[None]:
-        """Run the module within the context: in eval mode, in this thread's turn, with random numbers from a seed.
+        """Prepare a run within the context: eval mode, this thread's turn with the module, random numbers from a seed.
 
         Errors of the module's own code become an AttnscopeError; interruptions, and errors for want of memory, do not.
 
         Args:
-            implementation: How models of transformers in it compute attention; None = as they do.
+            implementation: The attention implementation of transformers models in the module; None = their own.
             seed: The seed.
         """
         try:
@@ -307,15 +315,15 @@ class CaughtModule:
 
 def _floats(output: Any) -> list[Tensor]:
     """Return the tensors of floats in what a module returned: a tensor, or tensors in tuples, lists and mappings."""
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    return [tensor for tensor in tensors if tensor.is_floating_point()]
+    leaves = tree_leaves(output)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _require_equal(message: str, output: Tensor, own_output: Tensor, n_attentions: int) -> None:
     """Refuse an output that differs from the module's own by more than rounding over some attentions explains."""
     if not own_output.numel():
         return
-    # Rounding is relative to the largest value, and adds up over the attentions like a random walk.
+    # Rounding is relative to the largest value, and grows with the root of the number of attentions (a random walk).
     rounding = max(torch.finfo(own_output.dtype).eps, torch.finfo(torch.float32).eps)
     difference = (output.float() - own_output.float()).abs().max()
     require_rounding(

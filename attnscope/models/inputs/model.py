@@ -1,4 +1,4 @@
-"""Make a Model of any torch module and inputs that the user made: its self-attention passes the seam."""
+"""Make a Model of any torch module and the user's inputs for it, so that its self-attention passes the seam."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,13 @@ from attnscope.results.tokens import Tokens
 from attnscope.text import build_tokens
 
 MOST_NAMES = 2**20
-"""More names than any attention has positions."""
+"""The most positions that labels may name. Attention over so many cannot be computed."""
 
 Labels = Sequence[Any]
-"""Names of positions, such as ["a", "b"], or range(0, 96, 8) for times. A name in brackets, "[CLS]", is special. (4, 6)
-stands for the places of a grid of 4 rows and 6 columns, alone or among names. A list of lists has one list of names for
-each sequence.
+"""Names of positions, such as ["a", "b"], or range(0, 96, 8) for times. A name in brackets, "[CLS]", is special.
+
+The tuple (4, 6) stands for the 24 cells of a grid of 4 rows and 6 columns, named "0,0", "0,1" and so on. It may stand
+alone, or among names, as in ["[CLS]", (4, 6)]. A list of lists has one list of names for each sequence.
 """
 
 Names = tuple[str, ...]
@@ -38,11 +39,11 @@ Names = tuple[str, ...]
 
 
 class LabelTokenizer(Tokenizer):
-    """A tokenizer that reads the number of a sequence of the inputs as text, and returns its positions as tokens.
+    """A tokenizer whose texts are "0", "1" and so on, the numbers of the sequences; their positions are its tokens.
 
     Attributes:
-        texts: The numbers of the sequences, the only texts.
-        sequences: The number of each sequence, by its token ids.
+        texts: The numbers of the sequences.
+        sequences: Token ids of a sequence -> its number.
     """
 
     name = "none: labels name the positions"
@@ -51,15 +52,15 @@ class LabelTokenizer(Tokenizer):
         self.sequences: dict[tuple[int, ...], int] = {}
         self.texts = tuple(map(str, range(len(names_of_sequences))))
         self._tokens: list[Tokens] = []
-        # The id of a name is its index here.
-        self._vocabulary = list(dict.fromkeys(chain.from_iterable(names_of_sequences)))
-        ids_by_name = {name: number for number, name in enumerate(self._vocabulary)}
+        distinct_names = dict.fromkeys(chain.from_iterable(names_of_sequences))
+        ids_by_name = {name: token_id for token_id, name in enumerate(distinct_names)}
+        next_id = len(ids_by_name)
         for sequence, names in enumerate(names_of_sequences):
             ids = [ids_by_name[name] for name in names]
             # Sequences are told apart by their ids. Of two with the same names, the later gets a new id for its first.
             if tuple(ids) in self.sequences:
-                ids[0] = len(self._vocabulary)
-                self._vocabulary.append(names[0])
+                ids[0] = next_id
+                next_id += 1
             self.sequences[tuple(ids)] = sequence
             # The text is all names, joined by blanks; each name has its (start, end) in it.
             spans = []
@@ -73,10 +74,6 @@ class LabelTokenizer(Tokenizer):
             )
             self._tokens.append(tokens)
 
-    def spell(self, number: int) -> str:
-        """Return the name that has an id."""
-        return self._vocabulary[number]
-
     def encode(self, text: str, pair: str | None = None) -> Tokens:
         """Return the positions of a sequence, by its number, such as "0"."""
         if pair is not None or text not in self.texts:
@@ -88,15 +85,16 @@ class LabelTokenizer(Tokenizer):
 
 
 class InputsModel(Model):
-    """A torch module on its inputs, as a Model. Each sequence of the inputs is a text, by its number.
+    """A torch module with inputs, as a Model. Its texts are the numbers of the inputs' sequences, such as "0".
 
     Args:
-        caught: The module.
+        caught: The module, whose attention passes the seam.
         info: The facts of the model.
         sample: The inputs, bound to the arguments of its forward.
         names_of_sequences: The names of the positions of each sequence.
     """
 
+    # What a module that is known only with these inputs cannot do
     tokenizer: LabelTokenizer
     outputs = rerun = untrained = unembedding = Model._refuse
 
@@ -118,7 +116,7 @@ class InputsModel(Model):
         self._sample = sample
 
     def run(self, batch: Batch, probe: Probe) -> Tensor:
-        """Run all of the inputs, but hand the sequences of the batch alone to the probe; return the module's output."""
+        """Run all of the inputs, and give the probe the sequences of the batch alone; return the module's output."""
         # All sequences have the same length: there is no padding.
         known = self.tokenizer.sequences
         sequences = [known.get(tuple(ids), -1) for ids in batch.ids.tolist()]
@@ -132,7 +130,7 @@ class InputsModel(Model):
         rows = torch.tensor(sequences, device=self.info.device)
 
         def probe_rows(call: AttentionCall) -> Tensor:
-            # The other sequences attend as without a probe.
+            # The output for all sequences, (sequence, head, query, d_value), with the probe's in some rows.
             return attend(call).index_copy(0, rows, probe(_take(call, rows)))
 
         return self._caught.run(self._sample, probe_rows)
@@ -143,14 +141,14 @@ class InputsModel(Model):
 
 
 def _take(call: AttentionCall, rows: Tensor) -> AttentionCall:
-    """Return an attention of some sequences alone."""
-    parts = {}
+    """Return an attention with the rows of some sequences alone."""
+    taken = {}
     for name in ("query", "key", "value", "mask", "bias"):
         tensor = getattr(call, name)
         # Without a batch dimension, or with one of size 1, all sequences share it.
         if tensor is not None and tensor.ndim == 4 and len(tensor) > 1:
-            parts[name] = tensor[rows]
-    return replace(call, **parts)
+            taken[name] = tensor[rows]
+    return replace(call, **taken)
 
 
 def load_inputs(
@@ -158,7 +156,7 @@ def load_inputs(
 ) -> InputsModel:
     """Make a Model of a torch module and the inputs of its forward; `models.load` explains the arguments.
 
-    Its layers are the self-attentions over the positions that are named, in the order of computation.
+    The layers of the Model are the self-attentions that `_choose` picks, in the order of computation.
     """
     model, _ = unwrap(model)
     model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -169,14 +167,14 @@ def load_inputs(
     name = type(model).__name__
     # Read inputs and labels, and move the inputs to the model's device.
     sample = _bind(model, inputs)
-    names_of_sequences = [] if labels is None else _read_labels(labels)
+    label_rows = _read_labels(labels)
     if any(map(_is_compiled, model.modules())):
         raise AttnscopeError(f"torch.compile hides attention of {name}", "load it before torch.compile")
     share_lock([model])
     device = device_of(model)
     sample.arguments = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample.arguments)
 
-    # Run it once, without messages of transformers, to see its attentions; those that are shown are the layers.
+    # Run it once, without messages of transformers, to see its attentions, and choose those that are shown.
     caught = CaughtModule(model, name)
     with torch.no_grad(), silence():
         calls = caught.rehearse(sample, check=check)
@@ -185,13 +183,14 @@ def load_inputs(
             f"{name} calls neither scaled_dot_product_attention nor nn.MultiheadAttention",
             "a softmax by hand cannot be seen: call torch.nn.functional.scaled_dot_product_attention there",
         )
-    chosen = _choose(calls, len(names_of_sequences[0]) if names_of_sequences else None, name)
+    n_labels = len(label_rows[0]) if label_rows else None
+    chosen = _choose(calls, n_labels, name)
     kind: Kind = "decoder" if all(call.hides_later for call in chosen) else "encoder"
     for call in calls:
         place = (kind, chosen.index(call)) if call in chosen else None
         caught.plan.append((call.path, place))
 
-    # Run it as it will be run, to learn its width. A module without parameters computes in float32.
+    # Run it as `InputsModel` will, for the width of its output. A module without parameters computes in float32.
     with torch.no_grad():
         output = caught.run(sample, attend)
     first_parameter = next(model.parameters(), torch.zeros(()))
@@ -212,12 +211,12 @@ def load_inputs(
         notes=tuple(_notes(chosen, [call for call in calls if call not in chosen])),
     )
     n_sequences, n_positions, _ = chosen[0].shape
-    names_of_sequences = _name_positions(names_of_sequences, n_sequences, n_positions)
+    names_of_sequences = _name_positions(label_rows, n_sequences, n_positions)
     return InputsModel(caught, info, sample, names_of_sequences)
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile made a module, or its forward."""
+    """Return whether torch.compile has wrapped a module, or its forward."""
     return (
         getattr(module, "_compiled_call_impl", None) is not None
         or hasattr(module, "_orig_mod")
@@ -226,7 +225,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[SeenCall]:
-    """Return the attentions that are shown: self-attentions of one shape, the most frequent one.
+    """Return the attentions that are shown: the self-attentions of the most frequent shape.
 
     Args:
         calls: The attentions of the module.
@@ -255,8 +254,9 @@ def _choose(calls: Sequence[SeenCall], n_labels: int | None, name: str) -> list[
 def _notes(chosen: Sequence[SeenCall], others: Sequence[SeenCall]) -> list[str]:
     """Return what a user must know of the attentions that are shown, and of the others."""
     paths = [call.path or "the module itself" for call in chosen]
+    # Of many, name the first two and the last.
     if len(paths) > 3:
-        paths[2:-1] = "…"
+        paths[2:-1] = ["…"]
     notes = [f"Layers are {', '.join(paths)}, in the order of computation."]
     if all(call.n_heads == 1 for call in chosen):
         notes.append(
@@ -279,7 +279,7 @@ def _list_sizes(calls: Sequence[SeenCall]) -> str:
 
 
 def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
-    """Bind inputs to the arguments of a forward: a tensor, a tuple, or a mapping by name.
+    """Bind inputs, which are a tensor, a tuple, or a mapping by name, to the arguments of a forward.
 
     Raises:
         AttnscopeError: The inputs do not fit the forward, hold no dense tensor, or hold NaN or infinity.
@@ -314,14 +314,16 @@ def _bind(module: nn.Module, inputs: Any) -> BoundArguments:
     return sample
 
 
-def _read_labels(labels: Labels) -> list[Names]:
-    """Return the names that labels stand for: of each sequence, or once for all of them."""
-    is_nested = isinstance(labels, list) and bool(labels) and isinstance(labels[0], list)
-    return list(map(_names, labels if is_nested else [labels]))
+def _read_labels(labels: Labels | None) -> list[Names]:
+    """Return the names of positions: a row for each sequence, one row for all of them, or no row without labels."""
+    if labels is None:
+        return []
+    is_nested = isinstance(labels, list) and labels and isinstance(labels[0], list)
+    return list(map(_read_row, labels if is_nested else [labels]))
 
 
 def _name_positions(rows: list[Names], n_sequences: int, n_positions: int) -> list[Names]:
-    """Return the names of each sequence's positions, from one row of names for all, one for each, or none.
+    """Return a row of names for each sequence; `rows` are those of `_read_labels`.
 
     Without names, positions are numbered.
     """
@@ -343,24 +345,26 @@ def _name_positions(rows: list[Names], n_sequences: int, n_positions: int) -> li
     return rows
 
 
-def _names(labels: Labels) -> Names:
-    """Return the names that labels stand for: strings, numbers and grids, at most MOST_NAMES."""
+def _read_row(labels: Labels) -> Names:
+    """Return the names that strings, numbers and grids stand for, at most MOST_NAMES."""
     if isinstance(labels, str) or not isinstance(labels, Sequence):
         raise AttnscopeError(
             f"labels is of type {type(labels).__name__}",
             "give a list of names, or a grid such as (4, 6)",
         )
     names: list[str] = []
-    for label in [labels] if _is_grid(labels) else labels:
-        # A grid has a name for each of its places, any other label is one name.
+    if _is_grid(labels):
+        labels = [labels]
+    for label in labels:
+        # A grid has a name for each of its cells; any other label is one name.
         sizes = label if _is_grid(label) else (1,)
         if len(names) + prod(sizes) > MOST_NAMES:
             raise AttnscopeError(
                 f"labels name more than {MOST_NAMES:,} positions", "give one label per position"
             )
         if _is_grid(label):
-            for place in np.ndindex(*sizes):
-                names.append(",".join(map(str, place)))
+            for cell in np.ndindex(*sizes):
+                names.append(",".join(map(str, cell)))
         elif isinstance(label, str | int | float) and str(label).strip():
             names.append(" ".join(str(label).split()))
         else:
@@ -371,7 +375,7 @@ def _names(labels: Labels) -> Names:
 
 
 def _is_grid(label: Any) -> bool:
-    """Return whether a label is the sizes of a grid, such as (4, 6)."""
+    """Return whether a label is a tuple of the sizes of a grid, such as (4, 6)."""
     return (
         isinstance(label, tuple)
         and bool(label)

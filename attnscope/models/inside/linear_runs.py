@@ -196,8 +196,7 @@ class ScoreRun:
 
     def _cut_embedding(self, module: nn.Module, inputs: Inputs, output: Tensor) -> Tensor:
         """Make the output of an embedding a leaf; the hook after it."""
-        ids = inputs[0] if inputs else None
-        name = _name_embedding(ids, output, self._batch)
+        name = _name_embedding(first_tensor(inputs), output, self._batch)
         return self._add_leaf(output, Part(name, "embedding"))
 
     def _cut_input(self, module: nn.Module, inputs: Inputs, named: NamedInputs) -> None:
@@ -276,13 +275,13 @@ def _projections_and_outputs(model: Model) -> tuple[set[nn.Module], set[nn.Modul
     return projections - outputs, outputs
 
 
-def _name_embedding(ids: Any, output: Tensor, batch: Batch) -> str:
+def _name_embedding(ids: Tensor | None, output: Tensor, batch: Batch) -> str:
     """Return the name of an embedding, "tokens", "positions" or "segments", by its input and output.
 
     An embedding that reads the token ids is that of tokens. One whose output, (…, token, d_model), differs between all
     neighbouring tokens is that of positions. Any other is that of segments.
     """
-    if isinstance(ids, Tensor) and torch.equal(ids, batch.ids.to(ids.device)):
+    if ids is not None and torch.equal(ids, batch.ids.to(ids.device)):
         return "tokens"
     differs = (output[..., 1:, :] != output[..., :-1, :]).any(-1)  # (…, token - 1)
     return "positions" if differs.all() else "segments"

@@ -82,7 +82,7 @@ def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
 
 def is_leaf(module: nn.Module) -> bool:
     """Return whether a module holds no others."""
-    return next(module.children(), None) is None
+    return not list(module.children())
 
 
 def have_equal_numbers(first: Tensor, second: Tensor) -> bool:
@@ -102,7 +102,7 @@ def linear_maps(roots: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if isinstance(module, nn.Linear) or is_transposed(module)]
 
 
-def is_transposed(module: nn.Module) -> bool:
+def is_transposed(module: nn.Module | None) -> bool:
     """Return whether a module is GPT-2's linear map, whose weight is (in, out) and not (out, in)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nx")
 
@@ -113,8 +113,8 @@ def adapted_maps(roots: Iterable[nn.Module]) -> set[nn.Module]:
     return {module for module in layers if isinstance(module, nn.Module)}
 
 
-def weight_of(module: nn.Module) -> Tensor | None:
-    """Return a linear map's weight, (out, in); None if it is quantised or missing."""
+def weight_of(module: nn.Module | None) -> Tensor | None:
+    """Return a linear map's weight, (out, in); None if it is quantised or missing, or there is no map."""
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.is_meta:
         # accelerate moved the weight away: it is in the module's hook, or in one of the hooks that this one holds.
@@ -130,8 +130,8 @@ def weight_of(module: nn.Module) -> Tensor | None:
         return None
     if not weight.is_floating_point() or weight.element_size() < 2 or weight.ndim != 2:
         return None
-    by_output: Tensor = weight.T if is_transposed(module) else weight
-    return by_output
+    rows: Tensor = weight.T if is_transposed(module) else weight
+    return rows
 
 
 @contextlib.contextmanager

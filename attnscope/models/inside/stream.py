@@ -199,7 +199,7 @@ def stream_of(model: Model) -> Stream:
     is_in_block = last_module in modules_of(run.blocks.values())
     head = model.unembedding()
     head_inputs = [step.input for step in run.steps if step.module is head]
-    unembedding = None if head is None else _known_weight(head)
+    unembedding = _known_weight(head)
     if unembedding is not None and unembedding.shape[1] != info.d_model:
         notes.append(
             f"the unembedding has width {unembedding.shape[1]}, the stream {info.d_model}: it is not used"
@@ -295,8 +295,11 @@ class _ObservedRun:
 
     def _norm_steps(self) -> list[_Step]:
         """Return the steps that may be norms: not of linear maps, and with outputs of the shape of their inputs."""
-        steps = [step for step in self.steps if step.module not in self._maps]
-        return [step for step in steps if step.input.shape == step.output.shape]
+        return [
+            step
+            for step in self.steps
+            if step.module not in self._maps and step.input.shape == step.output.shape
+        ]
 
     @torch.enable_grad()
     def attention(self, place: Place, adapted: set[nn.Module]) -> Attention:
@@ -332,7 +335,7 @@ class _ObservedRun:
         # W_O, which writes to the stream, and the norm of what it writes, if there is one.
         output = output_norm = None
         module = self.watch.modules.get(place)
-        weight = None if module is None or module in adapted else _known_weight(module)
+        weight = None if module in adapted else _known_weight(module)
         if weight is None:
             notes.append(
                 "no linear map of known weights is fed just what the heads put out: W_O is not known"
@@ -372,8 +375,11 @@ class _ObservedRun:
         stream = self.block_inputs.get(n_before)
         if stream is None:
             return None, []
-        maps = [step for step in self.steps if step.module in self._maps]
-        inputs = [step.input for step in maps if step.n_attentions == n_before]
+        inputs = [
+            step.input
+            for step in self.steps
+            if step.module in self._maps and step.n_attentions == n_before
+        ]
         norms = [step for step in self._norm_steps() if have_equal_numbers(step.input, stream)]
         for tensor in reversed(inputs):
             equal_inputs = [other for other in inputs if have_equal_numbers(other, tensor)]
@@ -443,8 +449,8 @@ def _derivative(rows: Tensor, sources: Sequence[Tensor]) -> Tensor | None:
     return _widen(torch.stack(slopes).sum(0)).reshape(*rows.shape, -1)
 
 
-def _known_weight(module: nn.Module) -> Tensor | None:
-    """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or missing."""
+def _known_weight(module: nn.Module | None) -> Tensor | None:
+    """Return a linear map's weight, (out, in), float32 or better; None where it is quantised or missing, or no map."""
     weight = weight_of(module)
     return None if weight is None else _widen(weight.detach())
 

@@ -144,8 +144,7 @@ class HuggingFaceWriter:
 
     def decoder_inputs(self, target: Tokens) -> dict[str, Tensor]:
         """Return the argument of the forward that holds a target's ids, (1, token)."""
-        ids = torch.from_numpy(target.ids)[None]
-        return {"decoder_input_ids": ids.to(self._model.device)}
+        return {"decoder_input_ids": torch.from_numpy(target.ids)[None].to(self._model.device)}
 
     def _require_head(self) -> None:
         """Refuse models that cannot write."""
