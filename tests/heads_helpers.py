@@ -51,9 +51,9 @@ class Seen:
         parts = ("low", "high", "baseline", "count")
         self.measures = {
             name: Estimate(
-                float(heads[name][row]), *(float(heads.part(name, part)[row]) for part in parts)
+                float(heads[name][row]), *(float(heads.companion(name, part)[row]) for part in parts)
             )
-            for name in heads.numbers
+            for name in heads.number_columns
             if f"{name}_count" in heads
         }
 

@@ -142,7 +142,7 @@ def test_neither_batches_nor_passes_nor_resuming_change_an_effect(gpt2, monkeypa
     monkeypatch.setattr(measurers, "BLOCK", 2)
     monkeypatch.setattr(Rerun, "block", lambda rerun, places: 0)
     other = ablate(gpt2, TEXTS)
-    for name in usual.table("heads").numbers:
+    for name in usual.table("heads").number_columns:
         np.testing.assert_allclose(usual["heads"][name], other["heads"][name], rtol=1e-6, atol=1e-10)
 
 

@@ -65,7 +65,7 @@ def test_heads_that_were_built_are_described_as_they_were_built(of_own):
         assert terms["feature"][0] == feature, table["description"][row]
         assert table["kl_explained"][row] > 0.95
         assert not table["other_half"][row]
-        assert table.part("whole_explained", "low")[row] <= table["whole_explained"][row]
+        assert table.companion("whole_explained", "low")[row] <= table["whole_explained"][row]
         shares = terms["share"]
         assert (np.isnan(shares) | ((shares >= -1e-3) & (shares <= 1.001))).all()
     even = of_own.row(0, 6)
@@ -152,7 +152,7 @@ def test_findings_keep_what_a_head_does(of_own, tmp_path):
     assert kept["heads"]["description"][row].startswith("the token itself (")
     assert kept["heads"]["first_term"][row] == "self"
     term = terms_of(kept, row)
-    assert term["share"][0] > term.part("share", "baseline")[0]
+    assert term["share"][0] > term.companion("share", "baseline")[0]
     # What fails most, with the keys that were expected.
     failures = kept["failures"].select(kept["failures"]["head"] == row)
     assert 0 < len(failures) <= 3

@@ -172,7 +172,7 @@ def test_scores_are_told_by_depth(found):
     written = found["written"]
     assert written["length"].tolist()[:3] == [0, 48, 48]
     assert written["depth"].tolist()[1:3] == [0.0, 0.25]
-    assert written.part("copied", "count").tolist()[1:3] == [15, 15]
+    assert written.companion("copied", "count").tolist()[1:3] == [15, 15]
     # Five tokens of each needle, as twenty words have room for no more.
     assert found.options["n_answer"] == 5
     assert found.corpus["n_texts"] == 30

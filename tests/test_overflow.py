@@ -99,7 +99,7 @@ def test_ablation_leaves_out_the_text_that_overflows(overflowing, mode):
     assert [problem["line"] for problem in found.corpus["problems"]] == [3]
     assert "layer 1 computes NaN or infinity in float16" in found.corpus["problems"][0]["reason"]
     assert found.corpus["n_texts"] == 4
-    for name in found.table("heads").numbers:
+    for name in found.table("heads").number_columns:
         np.testing.assert_allclose(found["heads"][name], without["heads"][name], rtol=2e-2, atol=1e-3)
     with pytest.raises(AttnscopeError, match="no text is left: on all 2"):
         ablate(model, ["q", "the q"], options)

@@ -121,7 +121,7 @@ def _heads_of_tables(record: HeadsResult | Atlas, **more: Any) -> Heads:
     # Every number is an axis; the best-known ones come first.
     effects = record.options.get("quantities", {})
     columns = []
-    for name in dict.fromkeys((*FIRST_COLUMNS, *table.numbers)):
+    for name in dict.fromkeys((*FIRST_COLUMNS, *table.number_columns)):
         if name in WHOLE or name not in table or not np.isfinite(table[name]).any():
             continue
         kind = "measure"
@@ -148,7 +148,7 @@ def _heads_of_tables(record: HeadsResult | Atlas, **more: Any) -> Heads:
 def _describe_heads(table: Table, roles: Table) -> list[dict[str, Any]]:
     """Return for each head its kind, layer, number and roles with their evidence, and what it does in words."""
     heads: list[dict[str, Any]] = []
-    for row, (layer, head) in enumerate(table.places):
+    for row, (layer, head) in enumerate(table.layer_heads):
         described = {"kind": str(table["kind"][row]), "layer": layer, "head": head, "roles": []}
         # Descriptions, with how well they predict held-out texts.
         if "description" in table:
@@ -193,7 +193,7 @@ def _describe_column(table: Table, name: str, kind: str) -> dict[str, Any]:
         "kind": kind,
     }
     for part in ("low", "high", "baseline"):
-        values = table.part(name, part)
+        values = table.companion(name, part)
         if np.isfinite(values).any():
             described[part] = values
     return described

@@ -121,7 +121,7 @@ class Ablation(Result):
     @property
     def quantities(self) -> list[str]:
         """Return the columns of effects, the one that heads are ranked by first."""
-        names = [name for name in self.table("heads").numbers if not name.endswith(SPREAD)]
+        names = [name for name in self.table("heads").number_columns if not name.endswith(SPREAD)]
         # False comes before True, and others keep their order.
         return sorted(names, key=lambda name: name != self.main)
 

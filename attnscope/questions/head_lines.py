@@ -266,7 +266,7 @@ def _evidence(result: Result) -> Block:
         printed="with --all",
         header="role",
         names=list(map(label, names)),
-        table=roles.with_column(number_column("baseline"), roles.part("value", "baseline")),
+        table=roles.with_column(number_column("baseline"), roles.companion("value", "baseline")),
         columns=[
             Words("head", np.array(result.head_names)[roles["head"]].tolist()),
             "value",

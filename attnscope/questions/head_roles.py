@@ -233,7 +233,7 @@ def idle_rows(result: Result) -> NDArray[np.bool_]:
     ends = []
     for mode in causal["modes"]:
         effect = f"{mode}_{causal['quantity']}"
-        high = heads.part(effect, "high")
+        high = heads.companion(effect, "high")
         ends.append(np.where(np.isfinite(high), high, heads[effect]))
     is_idle: NDArray[np.bool_] = np.max(ends, 0) < causal["nothing_below"]
     return is_idle
@@ -274,7 +274,7 @@ class RoleGrid:
         """Return a grid per kind of attention and the legend; with `every` or without, all heads are in it."""
         heads = self.result.table("heads")
         # (layer, head) of each head.
-        places = heads.places
+        places = heads.layer_heads
         marks = self._marks_of_heads()
         # Each kind once, in their order.
         kinds = list(dict.fromkeys(heads["kind"].tolist()))

@@ -204,7 +204,7 @@ class Heads(Result):
             AttnscopeError: There is no such head.
         """
         heads = self.table("heads")
-        for row, place in enumerate(heads.places):
+        for row, place in enumerate(heads.layer_heads):
             if place == (layer, head) and kind in (None, heads["kind"][row]):
                 return row
         raise AttnscopeError(f"there is no head L{layer}H{head} here", "layers and heads count from 0")
@@ -231,7 +231,7 @@ class Heads(Result):
         values = np.where(has_role, roles["value"][role_rows], np.nan)
         beside_values = {}
         for part in ("low", "high", "baseline"):
-            beside_values[part] = np.where(has_role, roles.part("value", part)[role_rows], np.nan)
+            beside_values[part] = np.where(has_role, roles.companion("value", part)[role_rows], np.nan)
         column = number_column("role_value", "value of the measure that its first role rests on")
         return heads.with_column(column, values, **beside_values).rows()
 
@@ -263,7 +263,7 @@ class Heads(Result):
         blocks += _needle_blocks(self)
         # Numbers: all measures of one head with its rank among the others, or some measures of all heads. An
         # encoder-decoder may have a head of the same layer and number in each kind of attention.
-        if is_chosen and len({*heads.places}) == 1:
+        if is_chosen and len({*heads.layer_heads}) == 1:
             for row in range(len(heads)):
                 blocks.append(_measures_of_one(self, row, among or self))
         elif listed:
@@ -415,7 +415,7 @@ def _estimates(heads: Table, names: Sequence[str], rows: Sequence[int], column: 
     uniform = []
     for name, row in zip(names, rows, strict=True):
         estimates.append(heads.interval(name)[row])
-        uniform.append(heads.part(name, "baseline")[row])
+        uniform.append(heads.companion(name, "baseline")[row])
     values, low, high = np.array(estimates).T
     table = Table({}, {}).with_column(number_column(column), values, low=low, high=high)
     return table.with_column(number_column("uniform"), uniform)

@@ -262,7 +262,7 @@ def text_plates(
     """
     sides = [attention.queries for attention in record.maps]
     if query is not None and not any(tokens.find(query) for tokens in sides):
-        raise sides[0].refuse(query, *sides[1:])
+        raise sides[0].not_found(query, *sides[1:])
     for attention in record.maps:
         # All heads that were picked may be in other maps.
         if not record.chosen(attention):

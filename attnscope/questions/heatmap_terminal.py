@@ -450,7 +450,7 @@ def show_rollout(rollout: Rollout, console: Console, *, query: str | None = None
     wanted = "CLS" if is_mean or query is None else query
     tokens = attention.queries.find(wanted)
     if not tokens:
-        raise attention.queries.refuse(wanted)
+        raise attention.queries.not_found(wanted)
     groups = []
     for token in tokens:
         title = f"where “{safe(labels[token])}” (token {token}) came from"

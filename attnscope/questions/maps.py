@@ -446,7 +446,7 @@ def choose_heads(
     # The heads that the record holds, (layer, head): of maps, or as rows of a table.
     maps = getattr(record, "maps", None)
     if maps is None:
-        pairs = record.table("heads").places
+        pairs = record.table("heads").layer_heads
     else:
         pairs = []
         for attention in maps:

@@ -240,7 +240,7 @@ class Relations(Result):
         if not self.is_of_recordings:
             return None
         follows = (self["found"] & (self["mass"] >= LEAST_MASS)).any(0)
-        return [list(place) for place in self.table("heads").select(follows).places]
+        return [list(place) for place in self.table("heads").select(follows).layer_heads]
 
     def describe(self) -> dict[str, Any]:
         """Return everything but the values of columns and arrays, with the heads that time words."""

@@ -94,5 +94,5 @@ def _missing_part(record: Heatmap, source: str, target: str) -> AttnscopeError:
     keys = [attention.keys for attention in record.maps]
     has_source = any(tokens.find_part(source) for tokens in queries)
     if has_source and not any(tokens.find_part(target) for tokens in keys):
-        return keys[0].refuse(target, *keys)
-    return queries[0].refuse(source, *queries)
+        return keys[0].not_found(target, *keys)
+    return queries[0].not_found(source, *queries)

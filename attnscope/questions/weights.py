@@ -167,7 +167,7 @@ class HeadWeights(Result):
             UsageError: There is no such head.
         """
         self.require_heads(picked)
-        places = self.table("heads").places
+        places = self.table("heads").layer_heads
         rows = [places.index(place) for place in dict.fromkeys(picked)]
         return replace(self, options={**self.options, "picked": rows})
 
@@ -256,7 +256,7 @@ def _blocks_of_all(weights: HeadWeights) -> Iterator[Block]:
         yield from _copying(weights)
     heads = weights.table("heads")
     # The heads that look at the previous token more than at others by position alone: their rows.
-    looks_back = heads["previous"] > heads.part("previous", "baseline") + _ROUNDING
+    looks_back = heads["previous"] > heads.companion("previous", "baseline") + _ROUNDING
     order = [row for row in largest_first(heads["previous"]) if looks_back[row]][:_MOST_LISTED]
     if order:
         heading = "mean weight if position alone decided where heads look, 0 to 1"

@@ -116,7 +116,7 @@ class Scale:
 def scale_of(table: Table, name: str) -> Scale:
     """Return the colours of a column: one scale for all kinds of attention, which holds values and baselines."""
     values = table[name][np.isfinite(table[name])]
-    baselines = table.part(name, "baseline")
+    baselines = table.companion(name, "baseline")
     baselines = baselines[np.isfinite(baselines)]
     baseline = (math.nan, math.nan)
     if baselines.size:
@@ -175,7 +175,7 @@ class HeadCells:
         """Return the upper left corner of the cell of each row of a table of heads."""
         width, height = self.size
         corners = []
-        for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
+        for kind, (layer, head) in zip(table["kind"].tolist(), table.layer_heads, strict=True):
             x, y = self.map_corners[kind]
             layers, heads = self.grids[kind]
             corners.append((x + heads.index(head) * width, y + layers.index(layer) * height))
@@ -476,7 +476,7 @@ def _draw_cells(
     If `fades`, heads that are not above their baseline are pale. No head is pale if none is above its baseline, or if
     the column has negative numbers.
     """
-    baseline = table.part(name, "baseline")
+    baseline = table.companion(name, "baseline")
     drawn = page.draw_cells(
         cells.corners_of(table), cells.size, table[name].tolist(), scale.cmap, scale.fraction
     )

@@ -120,7 +120,7 @@ def _shaded_grid(heads: Table, column: str, width: int) -> Text:
 
     If the numbers of a layer have no room beside each other, each cell has one digit: tenths of the largest number.
     """
-    values = dict(zip(heads.places, heads[column].tolist(), strict=True))
+    values = dict(zip(heads.layer_heads, heads[column].tolist(), strict=True))
     layers = np.unique(heads["layer"]).tolist()
     head_indices = np.unique(heads["head"]).tolist()
     sizes = np.abs(heads[column])
@@ -192,14 +192,14 @@ def _text_column(column: Words, drop: int) -> TextColumn:
 
 def _number_columns(table: Table, name: str, drop: int, rows: Sequence[int]) -> list[TextColumn]:
     """Return a column of numbers, and a column of their 95% intervals if any of the rows has one."""
-    title = printable(table.columns[name].head)
+    title = printable(table.columns[name].header)
     write = writer_for(table, name)
     values = table[name]
     numbers = TextColumn(
         title, lambda row: write(values[row]), right=True, wraps=len(title) > 20, drop=drop
     )
-    low = table.part(name, "low")
-    high = table.part(name, "high")
+    low = table.companion(name, "low")
+    high = table.companion(name, "high")
     if not np.isfinite(low[list(rows)]).any():
         return [numbers]
     # Where numbers are never dropped (0), their intervals are dropped last (1).

@@ -20,7 +20,15 @@ from attnscope.errors import AttnscopeError, UsageError, amount, suggest
 from attnscope.results.kinds import SUFFIXES, Kind, find_record, kind_of_schema, load_named
 from attnscope.results.reading import one_error_for_damage, read_record, read_schema, require_shown
 from attnscope.results.storage import TABLE_WRITERS, finite_or_none, plain, write_whole
-from attnscope.results.table import PARTS, Array, Column, Floats, Table, declaration_of, require_values
+from attnscope.results.table import (
+    COMPANIONS,
+    Array,
+    Column,
+    Floats,
+    Table,
+    declaration_of,
+    require_values,
+)
 
 if TYPE_CHECKING:
     from attnscope.report.blocks import Report
@@ -137,7 +145,9 @@ class Result:
         """
         self.require_heads(picked)
         wanted = {*picked}
-        chosen = self.select("heads", [place in wanted for place in self.table("heads").places])
+        chosen = self.select(
+            "heads", [layer_head in wanted for layer_head in self.table("heads").layer_heads]
+        )
         # A table whose first column refers to rows of another, such as terms of heads, loses rows whose row is gone.
         for name, columns in self.TABLES.items():
             if columns[0].refers_to and name in chosen.tables:
@@ -146,12 +156,12 @@ class Result:
 
     def require_heads(self, picked: Sequence[tuple[int, int]]) -> None:
         """Raise a UsageError if it lacks one of some heads, each (layer, head)."""
-        places = self.table("heads").places
+        layer_heads = self.table("heads").layer_heads
         for layer, head in picked:
-            if (layer, head) not in places:
+            if (layer, head) not in layer_heads:
                 raise UsageError(
                     f"there is no head L{layer}H{head} in this {self.record_kind().noun}",
-                    f"it has {amount(len(places), 'head')}",
+                    f"it has {amount(len(layer_heads), 'head')}",
                 )
 
     @property
@@ -239,7 +249,7 @@ class Result:
         rows = iter(self.rows())
         header = list(next(rows))
         # The hint of the error does not list companions such as effect_low.
-        known = [name for name in header if name.rpartition("_")[2] not in PARTS]
+        known = [name for name in header if name.rpartition("_")[2] not in COMPANIONS]
         for name in columns:
             if name not in header:
                 raise UsageError(f"there is no column {name!r}", suggest(name, known))

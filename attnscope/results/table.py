@@ -1,7 +1,8 @@
 """Declare columns of numbers and texts with their meaning, unit and range, and hold them as tables. NumPy only.
 
-A column of numbers, such as `effect`, may have further arrays beside it, `effect_low` and `effect_high`: its name with
-an ending from `PARTS`. Every question declares its columns with the functions here.
+A column of numbers, such as `effect`, may have companions: further numbers for each row, such as `effect_low` and
+`effect_high`, the ends of its intervals. `COMPANIONS` lists them. Every question declares its columns with the
+functions here; companions need no declaration.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from attnscope.errors import AttnscopeError
 Floats = NDArray[np.float64]
 ColumnKind = Literal["number", "count", "text", "flag"]
 
-PARTS = ("low", "high", "baseline", "count")
-"""Endings of the arrays beside a number: both ends of its 95% interval, its baseline, and how many values it is of."""
+COMPANIONS = ("low", "high", "baseline", "count")
+"""What the companions of a column of numbers hold: both ends of its 95% interval, its value by chance, and how many
+values it is the mean of. Their names are the column's with these endings."""
 
 DTYPES: Mapping[ColumnKind, Any] = {
     "number": np.float64,
@@ -31,10 +33,10 @@ DTYPES: Mapping[ColumnKind, Any] = {
 """The NumPy type of each kind of column when a table is made."""
 
 _DTYPE_LETTERS: Mapping[ColumnKind, str] = {"number": "f", "count": "iu", "text": "U", "flag": "b"}
-"""The types that a file may have instead, as letters of `dtype.kind`."""
+"""The NumPy types of each kind of column that are accepted from a file, as letters of `dtype.kind`."""
 
 _SLACK = 0.01
-"""How far rounding may carry a number beyond its range."""
+"""How far a number in a file may be beyond the declared range of its column, as rounding may carry it there."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Column:
         unit: Such as "nats" or "share"; empty for plain numbers.
         range: Its smallest and its largest possible value; None where there is no bound.
         label: Its name for people; empty = `name` with blanks.
-        short: The same in a few letters, for the head of a narrow column; empty = the label.
+        short: The same in a few letters, above a narrow column; empty = the label.
         kind: "number" (NaN = unknown), "count" (whole numbers), "text" or "flag" (true or false).
-        refers_to: The table whose rows its whole numbers are, from 0; -1 = no row.
+        refers_to: The name of a table, if its whole numbers are indices of that table's rows; -1 = no row.
     """
 
     name: str
@@ -62,20 +64,24 @@ class Column:
     refers_to: str = ""
 
     @classmethod
-    def rebuild(cls, described: Mapping[str, Any]) -> Column:
-        """Return the column that `dataclasses.asdict` made `described` of.
+    def rebuild(cls, description: Mapping[str, Any]) -> Column:
+        """Return a column from its fields by name, as `dataclasses.asdict` returns them.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: A field has another type, or the kind is unknown.
         """
         # JSON has a list where the range is a tuple.
-        low, high = described["range"]
-        column = cls(**{**described, "range": (low, high)})
-        # Every field is a text, but for the range: two numbers or None.
-        texts = {**described, "range": ""}.values()
+        low, high = description["range"]
+        column = cls(**{**description, "range": (low, high)})
         are_bounds = isinstance(low, int | float | None) and isinstance(high, int | float | None)
-        if not are_bounds or column.kind not in DTYPES or not all(isinstance(t, str) for t in texts):
-            raise ValueError(f"a column is no column: {str(described)[:60]}")
+        # All other fields are texts.
+        texts = [value for name, value in description.items() if name != "range"]
+        if (
+            not are_bounds
+            or column.kind not in DTYPES
+            or not all(isinstance(text, str) for text in texts)
+        ):
+            raise ValueError(f"a column is no column: {str(description)[:60]}")
         return column
 
     @property
@@ -84,8 +90,8 @@ class Column:
         return self.label or self.name.replace("_", " ")
 
     @property
-    def head(self) -> str:
-        """Return its name for people in a few letters."""
+    def header(self) -> str:
+        """Return its name for people above a narrow column."""
         return self.short or self.title
 
 
@@ -94,36 +100,36 @@ class Array(Column):
     """The declaration of an array along the rows of tables.
 
     Attributes:
-        axes: A name for each axis. That of a table means a value for each of its rows; digits, such as "3", mean that
-            size; any other name means the same size wherever it stands in the result.
+        axes: A name for each axis. The name of a table: the axis has an entry for each of its rows. Digits, such as
+            "3": it has that size. Any other name: it has the same size in all arrays of the result.
     """
 
     axes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
-def number(name: str, meaning: str = "", unit: str = "", **more: Any) -> Column:
-    """Declare a column of numbers; see `Column`."""
-    return Column(name, meaning, unit, **more)
+def number(name: str, meaning: str = "", unit: str = "", **fields: Any) -> Column:
+    """Declare a column of numbers; `fields` are other fields of `Column`, here and below."""
+    return Column(name, meaning, unit, **fields)
 
 
-def share(name: str, meaning: str = "", **more: Any) -> Column:
+def share(name: str, meaning: str = "", **fields: Any) -> Column:
     """Declare a column of numbers from 0 to 1."""
-    return Column(name, meaning, "share", (0, 1), **more)
+    return Column(name, meaning, "share", (0, 1), **fields)
 
 
-def count(name: str, meaning: str = "", **more: Any) -> Column:
+def count(name: str, meaning: str = "", **fields: Any) -> Column:
     """Declare a column of whole numbers."""
-    return Column(name, meaning, kind="count", **more)
+    return Column(name, meaning, kind="count", **fields)
 
 
-def text(name: str, meaning: str = "", **more: Any) -> Column:
+def text(name: str, meaning: str = "", **fields: Any) -> Column:
     """Declare a column of texts."""
-    return Column(name, meaning, kind="text", **more)
+    return Column(name, meaning, kind="text", **fields)
 
 
-def flag(name: str, meaning: str = "", **more: Any) -> Column:
+def flag(name: str, meaning: str = "", **fields: Any) -> Column:
     """Declare a column of truth values."""
-    return Column(name, meaning, kind="flag", **more)
+    return Column(name, meaning, kind="flag", **fields)
 
 
 MOST_HEADS = 10_000
@@ -139,7 +145,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A cell of `Table.of`: a number, with its interval, its baseline and its count where they are known."""
+    """A cell of `Table.of`: a number with those of its `COMPANIONS` that are known."""
 
     value: float
     low: float | None = None
@@ -154,7 +160,7 @@ class Table:
 
     Attributes:
         columns: The declarations by name, in the order of the columns.
-        values: The values by name, (row,): of each column, and of each array beside it, such as `effect_low`.
+        values: The values of columns and of their companions, such as `effect_low`, by name; each (row,).
     """
 
     columns: Mapping[str, Column]
@@ -166,8 +172,8 @@ class Table:
 
         Args:
             columns: The declarations.
-            rows: Cells by column. In a column of numbers, None or no cell = unknown, and a cell may be an object with
-                `value` and some of `PARTS`, such as an `Estimate`.
+            rows: The cells of each row by the name of their column. A cell of a column of numbers may be an `Estimate`,
+                or another object with `value` and some of `COMPANIONS`; None or no cell = unknown.
         """
         values: dict[str, NDArray[Any]] = {}
         for column in columns:
@@ -177,27 +183,28 @@ class Table:
                 continue
             # Each cell is a number, an object with `value`, or None, which becomes NaN.
             values[column.name] = np.array([getattr(cell, "value", cell) for cell in cells], np.float64)
-            for part in PARTS:
-                beside = [getattr(cell, part, None) for cell in cells]
-                if beside.count(None) < len(beside):
-                    values[f"{column.name}_{part}"] = np.array(beside, np.float64)
+            # A companion that no cell has is left out.
+            for companion in COMPANIONS:
+                numbers = [getattr(cell, companion, None) for cell in cells]
+                if any(number is not None for number in numbers):
+                    values[f"{column.name}_{companion}"] = np.array(numbers, np.float64)
         return cls({column.name: column for column in columns}, values)
 
     @classmethod
     def of_arrays(cls, columns: Sequence[Column], /, **values: Any) -> Table:
-        """Make a table of arrays by name: of columns, and of what is beside them, such as `effect_low`."""
-        # Arrays beside a column have no declaration: they are numbers.
-        known = {column.name: column for column in columns}
+        """Make a table of arrays by name: the values of columns and of their companions, such as `effect_low`."""
+        declared = {column.name: column for column in columns}
         arrays = {}
         for name, cells in values.items():
-            column = known.get(name)
+            # A companion has no declaration, and holds numbers.
+            column = declared.get(name)
             dtype = np.float64 if column is None else DTYPES[column.kind]
             arrays[name] = np.asarray(cells, dtype)
-        return cls(known, arrays)
+        return cls(declared, arrays)
 
     @classmethod
     def of_rows(cls, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
-        """Make a table of rows that have a value for each column, in their order."""
+        """Make a table of rows that have a cell for each column, in the order of the columns."""
         names = [column.name for column in columns]
         return cls.of(columns, [dict(zip(names, row, strict=True)) for row in rows])
 
@@ -214,21 +221,21 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
-    def part(self, name: str, part: str) -> Floats:
-        """Return the array beside a column, (row,); NaN if there is none.
+    def companion(self, name: str, companion: str) -> Floats:
+        """Return a companion of a column, (row,); NaN if the table does not have it.
 
         Args:
             name: The column.
-            part: One of `PARTS`.
+            companion: One of `COMPANIONS`, such as "low".
         """
-        return self.values.get(f"{name}_{part}", np.full(len(self), math.nan))
+        return self.values.get(f"{name}_{companion}", np.full(len(self), math.nan))
 
     def interval(self, name: str) -> Floats:
         """Return the value, and the low and high end of its 95% interval, of each row, (row, 3); NaN = unknown."""
-        return np.stack([self[name], self.part(name, "low"), self.part(name, "high")], -1)
+        return np.stack([self[name], self.companion(name, "low"), self.companion(name, "high")], -1)
 
     @property
-    def numbers(self) -> tuple[str, ...]:
+    def number_columns(self) -> tuple[str, ...]:
         """Return the names of the columns of numbers, in their order."""
         return tuple(name for name, column in self.columns.items() if column.kind == "number")
 
@@ -236,20 +243,21 @@ class Table:
         """Return a table of some rows, by a mask or by their indices in the order that they are to have."""
         return Table(self.columns, {name: values[rows] for name, values in self.values.items()})
 
-    def with_column(self, column: Column, values: Any, **parts: Any) -> Table:
-        """Return the table with a further column at its end; `parts` are the arrays beside it, by names in `PARTS`."""
+    def with_column(self, column: Column, values: Any, **companions: Any) -> Table:
+        """Return the table with a further column at its end, and with its companions, by names in `COMPANIONS`."""
         arrays = {**self.values, column.name: np.asarray(values, DTYPES[column.kind])}
-        for part, numbers in parts.items():
-            arrays[f"{column.name}_{part}"] = np.asarray(numbers, np.float64)
+        for companion, numbers in companions.items():
+            arrays[f"{column.name}_{companion}"] = np.asarray(numbers, np.float64)
         return Table({**self.columns, column.name: column}, arrays)
 
     @classmethod
     def stack(cls, tables: Sequence[Table]) -> Table:
-        """Return the rows of several tables below each other, with the columns of all of them.
+        """Return one table with the rows of several tables, below each other, and the columns of all of them.
 
-        Numbers that a table lacks are NaN. No table may lack a column of another kind.
+        Where a table lacks a column or companion of numbers, its rows have NaN. No table may lack a column of another
+        kind.
         """
-        # Names in the order in which they first stand in any table.
+        # The names of all arrays, in the order in which they first stand in any table.
         columns: dict[str, Column] = {}
         names: dict[str, None] = {}
         for table in tables:
@@ -257,43 +265,46 @@ class Table:
             names |= dict.fromkeys(table.values)
         values = {}
         for name in names:
-            parts = [table.values.get(name, np.full(len(table), math.nan)) for table in tables]
-            values[name] = np.concatenate(parts)
+            blocks = [table.values.get(name, np.full(len(table), math.nan)) for table in tables]
+            values[name] = np.concatenate(blocks)
         return cls(columns, values)
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def layer_heads(self) -> list[tuple[int, int]]:
         """Return (layer, head) of each row of a table of heads."""
         return list(zip(self["layer"].tolist(), self["head"].tolist(), strict=True))
 
     def head_names(self, *, with_kind: bool = False) -> list[str]:
         """Return the name of each row of a table of heads, such as L3H1; "cross L3H1" with its kind."""
-        names = [f"L{layer}H{head}" for layer, head in self.places]
+        names = [f"L{layer}H{head}" for layer, head in self.layer_heads]
         if not with_kind:
             return names
         return [f"{kind} {name}" for kind, name in zip(self["kind"].tolist(), names, strict=True)]
 
     def grid(self, name: str, kind: str) -> Floats:
-        """Return a column of a table of heads, for one kind of attention, (layer, head); NaN = no such head."""
-        mine = self.select(self["kind"] == kind)
-        layers, heads = mine["layer"], mine["head"]
-        # As large as the last layer and the last head.
+        """Return a column of a table of heads, for one kind of attention, (layer, head).
+
+        It reaches to the last layer and the last head in the table; NaN = the table has no such head.
+        """
+        of_kind = self.select(self["kind"] == kind)
+        layers = of_kind["layer"]
+        heads = of_kind["head"]
         grid = np.full((layers.max(initial=-1) + 1, heads.max(initial=-1) + 1), math.nan)
-        grid[layers, heads] = mine[name]
+        grid[layers, heads] = of_kind[name]
         return grid
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Yield the names of all arrays, then a row of their values at a time."""
+        """Yield the names of all columns and companions, then the values of one row after the other."""
         yield tuple(self.values)
         yield from zip(*(values.tolist() for values in self.values.values()), strict=True)
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """Return each row as a dictionary of its values by the names of arrays."""
+        """Return each row as a dictionary: its values by the names of columns and companions."""
         header, *rows = self.rows()
         return [dict(zip(header, row, strict=True)) for row in rows]
 
     def to_pandas(self) -> Any:
-        """Return it as a `pandas.DataFrame`, with a column for each array.
+        """Return it as a `pandas.DataFrame`, with a column for each column and companion.
 
         Raises:
             AttnscopeError: pandas is not installed.
@@ -309,22 +320,21 @@ class Table:
 
         Args:
             name: Its name in messages.
-            wanted: The columns that it must have.
+            wanted: The columns that it must have; it may declare others, too.
             sizes: The number of rows of every table of the result, by name.
 
         Raises:
             ValueError: It is damaged.
         """
-        # Columns that are wanted or declared, and have no values.
-        missing = {column.name for column in wanted} | {*self.columns}
-        missing -= {*self.values}
-        if missing:
-            raise ValueError(f"its {name} lack {min(missing)}")
-        # A file declares its own columns: kinds must be those that are wanted.
+        # Each column that is wanted or declared has values.
+        for column_name in sorted({*self.columns, *(column.name for column in wanted)}):
+            if column_name not in self.values:
+                raise ValueError(f"its {name} lack {column_name}")
+        # A column that is wanted has the wanted kind, if the file declares it itself.
         for column in wanted:
             if self.columns.get(column.name, column).kind != column.kind:
                 raise ValueError(f"{name}.{column.name} is no {column.kind}")
-        # Every array has a value for each row, of its column's type and range.
+        # Each column and companion has a value for each row, of the declared type and range.
         for column_name, values in self.values.items():
             full_name = f"{name}.{column_name}"
             if values.shape != (len(self),):
@@ -336,46 +346,50 @@ C = TypeVar("C", bound=Column)
 
 
 def declaration_of(name: str, columns: Mapping[str, C]) -> C:
-    """Return the declaration of a column or an array by its name, or of an array beside one, such as `effect_low`.
+    """Return the declaration of a column or an array, or make that of a companion, such as `effect_low`.
 
-    Arrays beside others are numbers in any range.
+    Args:
+        name: The name of the column, array or companion.
+        columns: The declarations by name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: It is neither declared nor a companion of one that is.
     """
     if name in columns:
         return columns[name]
-    base, _, part = name.rpartition("_")
-    if base not in columns or part not in PARTS:
+    base, _, companion = name.rpartition("_")
+    if base not in columns or companion not in COMPANIONS:
         raise ValueError(f"it has {name!r}, which is not declared")
+    # Companions are numbers in any range, also those of columns of other kinds.
     return replace(columns[base], kind="number", range=(None, None), refers_to="")
 
 
 def require_values(name: str, values: NDArray[Any], column: Column, sizes: Mapping[str, int]) -> None:
-    """Refuse values of another type than a column's, or beyond its range; NaN lies in every range.
+    """Refuse values that a column or an array cannot have; NaN lies in every range.
 
     Args:
         name: Their name in messages.
         values: The values, of any shape.
-        column: The declaration of their column or array.
+        column: The declaration.
         sizes: The number of rows of every table of the result, by name.
 
     Raises:
-        ValueError: They are of another type, or beyond the range.
+        ValueError: Their type is not that of the column's kind, or one is beyond the range.
     """
     if values.dtype.kind not in _DTYPE_LETTERS[column.kind]:
         raise ValueError(f"{name} is an array of {values.dtype}")
     if not values.size or column.kind in ("text", "flag"):
         return
-    # A number that refers to a table is one of its rows, or -1.
+    # Indices of rows of a table lie between -1, no row, and its last row.
     low, high = column.range
     if column.refers_to:
-        low, high = -1, sizes.get(column.refers_to, 0) - 1
+        low = -1
+        high = sizes.get(column.refers_to, 0) - 1
     slack = _SLACK if column.kind == "number" else 0
-    # fmin and fmax pass over NaN, unless all values are NaN: then both comparisons are false.
+    # fmin and fmax ignore NaN. If all values are NaN, so are the results: both comparisons are then false.
     smallest = np.fmin.reduce(values, axis=None)
     largest = np.fmax.reduce(values, axis=None)
-    is_low = low is not None and smallest < low - slack
-    is_high = high is not None and largest > high + slack
-    if is_low or is_high:
+    is_below = low is not None and smallest < low - slack
+    is_above = high is not None and largest > high + slack
+    if is_below or is_above:
         raise ValueError(f"a number of {name} is not between {low} and {high}")

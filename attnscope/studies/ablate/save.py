@@ -93,7 +93,7 @@ def prune(
     effect = ablate(model, texts, options, report)
     heads: dict[Place, list[int]] = {}
     table = effect.table("heads")
-    for kind, (layer, head) in zip(table["kind"].tolist(), table.places, strict=True):
+    for kind, (layer, head) in zip(table["kind"].tolist(), table.layer_heads, strict=True):
         heads.setdefault((kind, layer), []).append(head)
     assert model.head_slices is not None  # every model of the engine hf has it
     slices = model.head_slices(heads)

@@ -77,7 +77,7 @@ def atlas(
     # Second pass: read the attention of the kept texts. `second_pass` holds what was read, even after an interruption.
     second_pass = SecondPass()
     table = findings.table("heads")
-    heads = [(kind, *head) for kind, head in zip(table["kind"].tolist(), table.places, strict=True)]
+    heads = [(kind, *head) for kind, head in zip(table["kind"].tolist(), table.layer_heads, strict=True)]
     try:
         units = units_of(
             model,

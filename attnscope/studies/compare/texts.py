@@ -273,7 +273,7 @@ def find_pairs(query: str, tokens: tuple[Tokens, Tokens], aligned: Integers) -> 
             f"{query!r} is in one of the texts alone: there is nothing to compare its row with",
             "choose a token that stands in both",
         )
-    raise tokens[0].refuse(query)
+    raise tokens[0].not_found(query)
 
 
 def _single_head_weights(

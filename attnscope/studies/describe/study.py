@@ -99,7 +99,7 @@ def add_lines(result: Heads, lines: Sequence[Line]) -> Heads:
     heads = result.table("heads")
     by_place = {line["place"]: line for line in lines}
     rows: list[Line] = []
-    for kind, head in zip(heads["kind"].tolist(), heads.places, strict=True):
+    for kind, head in zip(heads["kind"].tolist(), heads.layer_heads, strict=True):
         rows.append(by_place.get((kind, *head), _NO_TEXTS))
     added = Table.of(DESCRIPTION, rows)
     described = Table({**heads.columns, **added.columns}, {**heads.values, **added.values})

@@ -386,7 +386,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     kinds = list(dict.fromkeys(with_role["kind"].tolist()))
     ablations = []
     for number, kind in enumerate(kinds):
-        pick = tuple(with_role.select(with_role["kind"] == kind).places)
+        pick = tuple(with_role.select(with_role["kind"] == kind).layer_heads)
         options = AblateOptions(choice=Choice(pick=pick), kind=kind)
         ablations.append(ablate(model, first, options, scale_report(report, number, len(kinds))))
     if not ablations:
@@ -394,7 +394,7 @@ def with_effects(findings: Heads, model: Model, texts: Texts, report: Report | N
     # Effects become columns of the table of heads; they are NaN for heads without a role.
     ablated = Table.stack([ablation.table("heads") for ablation in ablations])
     columns = dict(heads.columns)
-    columns |= {name: ablated.columns[name] for name in ablated.numbers}
+    columns |= {name: ablated.columns[name] for name in ablated.number_columns}
     values = dict(heads.values)
     for name, effects in ablated.values.items():
         # Kind, layer and head are in the table already.

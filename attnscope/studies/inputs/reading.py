@@ -263,7 +263,7 @@ def position_of(name: str | int, tokens: Tokens, option: str) -> int:
     if not positions:
         positions = tokens.find_one(f"@{name}")
     if not positions:
-        raise tokens.refuse(str(name))
+        raise tokens.not_found(str(name))
     if len(positions) > 1:
         several = " ".join(f"@{position} {tokens.labels[position]}" for position in positions)
         raise AttnscopeError(

@@ -306,7 +306,7 @@ def _assemble(
         for number, table in enumerate(tables):
             if name in table:
                 intervals[measure, number] = table.interval(name)
-        uniform.append(tables[-1].part(name, "baseline"))
+        uniform.append(tables[-1].companion(name, "baseline"))
         column = tables[-1].columns.get(name, Column(name))
         least, most = column.range
         measures.append({**vars(column), "least": least, "most": most})
