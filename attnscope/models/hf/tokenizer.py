@@ -32,7 +32,7 @@ class _IdTokenizer(Tokenizer):
     _style: Style = "plain"
 
     def encode_ids(
-        self, ids: Sequence[int], picture_labels: Mapping[int, str] | None = None, n_given: int = -1
+        self, ids: Sequence[int], picture_labels: Mapping[int, str] = {}, n_given: int = -1
     ) -> Tokens:
         """Return the Tokens of token ids; their text is what the ids decode to.
 
@@ -41,7 +41,6 @@ class _IdTokenizer(Tokenizer):
             picture_labels: Position of an id that stands for a part of a picture -> its label. It decodes to no text.
             n_given: How many of the ids were given; the model wrote those after them. -1 = it wrote none.
         """
-        picture_labels = picture_labels or {}
         # Decode the ids between pictures, run by run. The spans of a run count from its start in the text.
         text = ""
         spans: Spans | None = [(0, 0)] * len(ids)
@@ -76,7 +75,7 @@ class _IdTokenizer(Tokenizer):
             if spans is not None and tokens.words is not None:
                 # The given text may be longer or shorter than what its tokens decode to. Written tokens come after it.
                 shift = len(tokens.text) - len(given_decoded)
-                offsets = [(start, end) for start, end in tokens.offsets.tolist()]
+                offsets = list(map(tuple, tokens.offsets.tolist()))
                 offsets += [(start + shift, end + shift) for start, end in spans[n_given:]]
         special = [*tokens.special.tolist(), *self._special(written)]
         return replace(self._build(text, ids, offsets, special), n_given=n_given)
@@ -274,7 +273,7 @@ class NumbersTokenizer(_IdTokenizer):
             raise AttnscopeError(
                 "this model has no tokenizer", "give token numbers instead of a text, such as: 17 5 9"
             )
-        return self.encode_ids([int(number) for number in numbers])
+        return self.encode_ids(list(map(int, numbers)))
 
     def encode_target(self, text: str, start: int, ends: Collection[int]) -> Tokens:
         """Return the start token, then the ids of the text; a last id that ends a text is left out."""

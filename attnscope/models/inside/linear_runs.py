@@ -102,10 +102,10 @@ class ScoreRun:
         for module in self._places:
             if any(weight.ndim > 2 for weight in module.parameters(recurse=False)):
                 branches.add(module)
-        # Measure every other module without children: what acts as a norm is one.
+        # Measure every module without children: what acts as a norm is one.
         self._norms: dict[nn.Module, Norm] = {}
         for module in filter(is_leaf, modules):
-            norm = None if module in linear else measure_norm(module)
+            norm = measure_norm(module)
             if norm is not None:
                 self._norms[module] = norm
         # Of projections and output projections, the bias alone is a part. The unembedding does not write to the stream.
