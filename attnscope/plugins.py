@@ -1,11 +1,12 @@
-"""Load plugins, by which other packages add measures of heads and commands to attnscope.
+"""Load plugins: modules of other packages that add measures of heads and commands to attnscope.
 
-A package names a module under the entry point `attnscope.plugins`. The module may have
+A package names its module under the entry point `attnscope.plugins`. The module may define
 
-- `TOKEN_SETS`: functions by name that say which tokens of a text belong to a set: from `Tokens` to (token,) bool,
-- `measures()`: returns `core.catalogue.Measure`s, whose family is `Keys(name)` of such a set. It must import the
-  catalogue inside, for the catalogue asks plugins for their measures while it is imported,
-- `COMMANDS`: functions by name, with options as in `attnscope.cli`.
+- `TOKEN_SETS`: functions by the name of a set of tokens. A function takes `Tokens` and returns which of them belong to
+  the set, (token,) bool.
+- `measures()`: a function that returns `core.catalogue.Measure`s. Their family is `Keys(name)`, where name is such a
+  set. The catalogue calls it while it is imported itself, so the function, not the module, must import the catalogue.
+- `COMMANDS`: functions by the name of a command, with options as in `attnscope.cli`.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ GROUP = "attnscope.plugins"
 """The group of entry points."""
 
 _loading: list[str] = []
-"""The name of the plugin that is being imported; empty = none is."""
+"""Holds the name of the plugin that is being imported, to notice that it asks for plugins itself."""
 
 
 @functools.cache
 def plugins() -> tuple[ModuleType, ...]:
-    """Load the modules that installed packages name, in the order of their names.
+    """Import the modules of all installed plugins, in the order of their names.
 
     Raises:
-        AttnscopeError: One of them cannot be imported.
-        ImportError: A plugin asks for plugins while it is imported.
+        AttnscopeError: A plugin cannot be imported.
+        ImportError: A plugin asks for plugins while it is imported: it imports the catalogue at its top.
     """
     modules: list[ModuleType] = []
+    # This call comes from a module that the call before it imports.
     if _loading:
         raise ImportError("it imports attnscope.core.catalogue at its top; import it within measures()")
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
@@ -77,7 +79,7 @@ def commands() -> dict[str, Callable[..., None]]:
 
 
 def _merge(attribute: str) -> dict[str, Any]:
-    """Return the entries of a dictionary that plugins may have."""
+    """Return the entries of all plugins' dictionaries of this name; a plugin need not have one."""
     added: dict[str, Any] = {}
     for plugin in plugins():
         added |= getattr(plugin, attribute, {})

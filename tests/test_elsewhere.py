@@ -71,7 +71,7 @@ GOOD = softmax(1, 1, 5, 5)
         (GOOD, TOKENS, {"layers": [0, 1]}, "2 layers are named, and the weights have 1"),
         (GOOD, TOKENS, {"layers": [-1]}, "a number of maps.n_layers is not between 1"),
         (GOOD, TOKENS, {"special": [9]}, "no token 9"),
-        (GOOD, TOKENS, {"kind": "both"}, "no 'both' attention"),
+        (GOOD, TOKENS, {"kind": "both"}, "no kind of attention 'both'"),
         (GOOD, ["\udcff"] * 5, {}, "surrogates"),
         ("text", TOKENS, {}, "no array of numbers"),
         (np.zeros((0, 0, 5, 5)), TOKENS, {}, "shape"),

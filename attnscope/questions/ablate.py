@@ -1,4 +1,4 @@
-"""Declare the result of an ablation, what changes without a head: its columns and its report."""
+"""Declare the result of an ablation, which says what changes without a head: its options, columns and report."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ from attnscope.results.table import HEADS, Column, Floats, number, text
 
 Mode = Literal["zero", "mean", "resample"]
 MODES: tuple[Mode, ...] = ("zero", "mean", "resample")
-"""What takes the place of a head's output: nothing, the mean of its outputs over all tokens, or outputs elsewhere."""
+"""What replaces a head's output: zero, its mean over all tokens, or the head's outputs on other texts."""
 
 _ABLATED = {
     "zero": "without the head",
     "mean": "with the mean of its outputs in the head's place",
     "resample": "with its outputs on other texts in the head's place",
 }
-"""The model whose change is measured, by mode: how the meaning of a column ends."""
+"""How the meaning of a column ends, by the mode of ablation."""
 
 _REPLACEMENTS = {
     "zero": "nothing in the head's place",
     "mean": "its mean output over all tokens",
     "resample": "its output on 8 other texts, one after the other",
 }
-"""What takes a head's place, by mode, as the report says it."""
+"""What takes a head's place, by the mode of ablation, in the words of the report."""
 
 _HIDDEN_GUIDE = (
     "Δ hidden: L2 norm of the change by that of the hidden state, with its interval over texts; late layers are closer "
@@ -39,26 +39,24 @@ _HIDDEN_GUIDE = (
 )
 
 SPREAD = "_spread"
-"""The ending of columns of standard deviations over the texts whose outputs take a head's place: zero_loss_spread."""
+"""The ending of columns of standard deviations over the other texts of resample ablation: resample_loss_spread."""
 
 _NEED_NO_MAP = 3
-"""Up to so many heads are all in the ranking, and a map would add nothing."""
+"""With up to so many heads a map prints nothing new: the ranking lists them all."""
 
 _MOST_NAMED = 15
-"""Heads that are named where all of them are taken out at once."""
+"""The most heads that are named if all of them are ablated at once."""
 
 
 def _read_modes(listed: str) -> tuple[Mode, ...]:
-    """Return the modes in a list such as "zero,mean", in the order of `MODES`; "none" is no mode."""
+    """Return the modes in a list such as "zero,mean", in the order of `MODES`; "none" adds no mode."""
     names = read_names(listed, (*MODES, "none"), "ablation")
-    if "none" in names and len(names) > 1:
-        raise UsageError("an ablation is named beside none", "leave out one of them")
     return tuple(mode for mode in MODES if mode in names)
 
 
 @options
 class AblateOptions:
-    """Choose the heads to take out, and the quantities to measure."""
+    """Choose the heads to ablate, and the quantities to measure."""
 
     modes: tuple[Mode, ...] = option(
         "What replaces a head's output: zero, mean (of its outputs over all tokens), or resample (its outputs on 8 "
@@ -92,7 +90,7 @@ class AblateOptions:
     seed: int = seed_option("masked tokens")
 
     def require(self) -> None:
-        """Refuse options that ask for nothing, and a class whose likelihood is not measured."""
+        """Refuse options that ask for nothing, and a class for which `--loss none` measures no likelihood."""
         if not (self.modes or self.importance):
             raise UsageError("nothing is to be done", "add --importance, or name an ablation")
         if self.answer is not None and self.loss == "none":
@@ -102,10 +100,11 @@ class AblateOptions:
 
 
 class Ablation(Result):
-    """Hold the effect of each head of a model on texts, measured by taking it out.
+    """Hold what changes on texts if a head of a model is ablated.
 
-    A column of `heads` is a quantity such as `zero_loss`: the mode of ablation, and what is measured. `whole` has the
-    loss of the unchanged model, and `together` the same quantities without all heads at once, if some were picked.
+    Each column of `heads` is a quantity, named by the mode of ablation and by what is measured: `zero_loss` is how much
+    the loss rises with zeros in the head's place. `whole` has the loss of the unchanged model. `together` has the same
+    quantities with all picked heads ablated at once.
     """
 
     SCHEMA: ClassVar[str] = "attnscope.ablate/2"
@@ -120,14 +119,17 @@ class Ablation(Result):
 
     @property
     def quantities(self) -> list[str]:
-        """Return the columns of effects, the one that heads are ranked by first."""
+        """Return the names of the columns of effects, with `main` first."""
         names = [name for name in self.table("heads").number_columns if not name.endswith(SPREAD)]
-        # False comes before True, and others keep their order.
+        # False sorts before True; the others keep their order.
         return sorted(names, key=lambda name: name != self.main)
 
     @property
     def main(self) -> str:
-        """Return the quantity that heads are ranked by: a change of loss, else of hidden states, else importance."""
+        """Return the quantity by which heads are ranked: a change of the loss, else of hidden states, else importance.
+
+        It is empty if nothing was measured.
+        """
         heads = self.table("heads")
         for measured in ("loss", "l2"):
             for mode in MODES:
@@ -136,13 +138,13 @@ class Ablation(Result):
         return "importance" if "importance" in heads else ""
 
     def row(self, table: str, quantity: str) -> Floats | None:
-        """Return a value of the table "whole" or "together" with its interval, (3,); None = it has no such quantity."""
+        """Return a quantity of the table "whole" or "together" as (value, low, high); None = the table lacks it."""
         quantities = self.table(table)
         rows = quantities.interval("value")[quantities["quantity"] == quantity]
         return rows[0] if len(rows) else None
 
     def require_whole(self) -> None:
-        """Refuse what `Result` does, and heads that cannot be ranked."""
+        """Refuse what `Result` does, and heads without any quantity."""
         super().require_whole()
         if len(self.table("heads")) and not self.main:
             raise ValueError("its heads have no effect")
@@ -151,7 +153,9 @@ class Ablation(Result):
         """Return the report: the heads without which most changes, then every quantity of all heads."""
         source = corpus_line(self)
         predicted = _predicted_line(self)
-        guide = [_HIDDEN_GUIDE] if any(map(_is_of_hidden_states, self.quantities)) else []
+        guide = []
+        if any(name.endswith("_l2") for name in self.quantities):
+            guide.append(_HIDDEN_GUIDE)
         if predicted:
             guide.append(predicted)
         return report_on(
@@ -167,7 +171,7 @@ class Ablation(Result):
 # What is measured
 
 
-# For each measured quantity its meaning, its label, and the label in a few letters.
+# What is measured by the ending of a quantity: its meaning, its label, and a short label.
 _MEASURED = {
     "l2": (
         "relative change of the last hidden states",
@@ -179,10 +183,6 @@ _MEASURED = {
 }
 
 
-def _is_of_hidden_states(quantity: str) -> bool:
-    return quantity.endswith("_l2")
-
-
 def quantity_column(name: str) -> Column:
     """Return the column of a quantity such as "zero_loss", "zero_loss_spread" or "importance"."""
     if name == "importance":
@@ -191,7 +191,7 @@ def quantity_column(name: str) -> Column:
     if name.endswith(SPREAD):
         meaning = "standard deviation over the texts whose outputs take the head's place"
         return number(name, meaning, short="± over texts")
-    # All others have a mode and what is measured, such as zero and loss.
+    # Others join a mode and what is measured, such as zero and loss.
     mode, _, measured = name.partition("_")
     meaning, label, short = _MEASURED[measured]
     unit = "relative L2" if measured == "l2" else "nats"
@@ -208,30 +208,28 @@ def quantity_column(name: str) -> Column:
 
 
 def _answer(ablation: Ablation) -> Iterator[str]:
-    """Say without which head most changes, and how much all picked heads matter together."""
+    """Say without which head most changes, and how much changes without all picked heads at once."""
     heads = ablation.table("heads")
     main = ablation.main
     if not main:
         yield "No head was taken out"
         return
     # The head with the largest effect, and a sentence that fits the quantity.
-    row = _largest_first(heads[main])[0]
+    row = _rank_rows(heads[main])[0]
     column = heads.columns[main]
     name = printable(ablation.head_names[row])
     subject = f"{name} matters most: without it" if len(heads) > 1 else f"without {name}"
-    size = (
-        f"{with_interval(heads.interval(main)[row], small_number)} {printable(column.unit, 40)}".rstrip()
-    )
+    effect = f"{with_interval(heads.interval(main)[row], small_number)} {printable(column.unit, 40)}"
     if main.endswith("_loss"):
         loss = ablation.row("whole", "loss")
-        of_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
-        yield f"{subject} the loss rises by {size}{of_loss}"
-    elif _is_of_hidden_states(main):
-        size = small_number(heads[main][row])
-        yield f"{subject} the last hidden states change by {size} of their norm"
+        whole_loss = "" if loss is None else f"; it is {small_number(loss[0])}"
+        yield f"{subject} the loss rises by {effect}{whole_loss}"
+    elif main.endswith("_l2"):
+        change = small_number(heads[main][row])
+        yield f"{subject} the last hidden states change by {change} of their norm"
     else:
-        yield f"{name} has the largest {main}: {size}"
-    # Heads that back each other up do more together than the sum of their single effects.
+        yield f"{name} has the largest {main}: {effect}"
+    # Heads can replace each other: without all of them more may change than the sum of their single effects.
     together = ablation.row("together", main)
     if together is not None:
         all_heads = amount(len(heads), "head")
@@ -239,19 +237,19 @@ def _answer(ablation: Ablation) -> Iterator[str]:
 
 
 def _blocks(ablation: Ablation) -> Iterator[Block]:
-    """Show a ranking of the heads, the effect of taking all out at once, and a map of each quantity."""
+    """Show a ranking of the heads, the effect of ablating all of them at once, and a map of each quantity."""
     heads = ablation.table("heads")
     quantities = ablation.quantities
     if not quantities:
         return
-    # Each quantity has a column in the ranking; its spread over texts follows where it was measured.
+    # Each quantity is a column of the ranking, followed by its spread over texts if that was measured.
     columns = []
     for name in quantities:
         columns.append(name)
         if f"{name}{SPREAD}" in heads:
             columns.append(f"{name}{SPREAD}")
-    yield rank_heads(ablation, columns, _largest_first(heads[ablation.main]))
-    # The effect of taking all picked heads out at once, without spreads.
+    yield rank_heads(ablation, columns, _rank_rows(heads[ablation.main]))
+    # The effect of ablating all picked heads at once, without spreads.
     together = ablation.table("together")
     if len(together):
         shown = together.select(np.isin(together["quantity"], quantities))
@@ -263,7 +261,7 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
             columns=["value"],
             n_printed=len(shown),
         )
-    # The terminal shows one map, that of the main quantity; figures show all.
+    # The terminal shows one map, that of the main quantity; every map is a figure.
     for name in quantities:
         is_printed = name == ablation.main and len(heads) > _NEED_NO_MAP
         yield HeadMap(
@@ -275,8 +273,8 @@ def _blocks(ablation: Ablation) -> Iterator[Block]:
         )
 
 
-def _largest_first(values: Floats) -> list[int]:
-    """Return the rows of values, the largest first; undefined ones, which `largest_first` drops, come last."""
+def _rank_rows(values: Floats) -> list[int]:
+    """Return the rows of all values, the largest first; NaN, which `largest_first` drops, comes last."""
     return largest_first(np.nan_to_num(values, nan=-np.inf))
 
 
@@ -284,7 +282,7 @@ def _largest_first(values: Floats) -> list[int]:
 
 
 def _predicted_line(ablation: Ablation) -> str:
-    """Return what is predicted and how well: "predicted: each next token; loss of the whole model 3.20 nats"."""
+    """Say what the model predicts and its loss: "predicted: each next token; loss of the whole model 3.20 nats"."""
     predicted = ablation.options.get("predicted")
     if not predicted:
         return ""
@@ -296,7 +294,7 @@ def _predicted_line(ablation: Ablation) -> str:
 
 
 def _modes_line(ablation: Ablation) -> Iterator[str]:
-    """Say in one line what takes a head's place, for each mode that was run; nothing if none was."""
+    """Say in one line what takes a head's place in each mode that was run; yield nothing if none was."""
     modes = ablation.options.get("modes") or ()
     replacements = [f"{mode}: {words}" for mode, words in _REPLACEMENTS.items() if mode in modes]
     if replacements:
@@ -304,8 +302,8 @@ def _modes_line(ablation: Ablation) -> Iterator[str]:
 
 
 def _notes(ablation: Ablation) -> Iterator[str]:
-    """Say how far two modes agree on the order of heads, and that one text gives no interval."""
-    # Rank correlations by the names of two modes.
+    """Say how far two modes of ablation agree on the order of heads, and that one text gives no interval."""
+    # Rank correlations, by the names of both modes.
     agreement = ablation.options.get("rank_agreement")
     if isinstance(agreement, Mapping) and agreement:
         correlations = [f"{printable(modes)}: {digits(rho, 2)}" for modes, rho in agreement.items()]

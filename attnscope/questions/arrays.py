@@ -1,6 +1,6 @@
-"""Make a record of attention that was computed elsewhere, by JAX, vLLM, llama.cpp or code of one's own.
+"""Make a record of attention that other software computed, such as JAX, vLLM, llama.cpp or your own code.
 
-`attnscope.record_from_arrays` is this function.
+`attnscope.record_from_arrays` is the function of this module.
 """
 
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from attnscope.errors import AttnscopeError, first_line
+from attnscope.errors import AttnscopeError, first_line, require_choice
 from attnscope.questions.heatmap import AttentionMap, Heatmap
 from attnscope.questions.maps import KINDS
 from attnscope.results.tokens import Tokens
 from attnscope.version import VERSION
 
 _SPACES = str.maketrans({"Ġ": "·", "▁": "·"})
-"""The marks of a leading space in vocabularies, and the one that is shown."""
+"""Marks of a leading space in vocabularies, and the dot that is shown instead."""
 
 
 def record_from_arrays(
@@ -30,7 +30,7 @@ def record_from_arrays(
     text: str | None = None,
     model: str = "arrays",
 ) -> Heatmap:
-    """Make a record of attention weights that were computed elsewhere; it draws, saves and opens as every other.
+    """Make a record of attention weights that were computed elsewhere; it draws, saves and opens like any record.
 
         record = attnscope.record_from_arrays(weights, ["[CLS]", "the", "cat"], model="mine", special=[0])
         record.only([(3, 1)]).draw("figures")
@@ -54,29 +54,29 @@ def record_from_arrays(
     """
     # (layer, head, query, key)
     array = _float_weights(weights)
-    key_tokens = tokens if keys is None else keys
-    if array.shape[2:] != (len(tokens), len(key_tokens)):
+    key_labels = tokens if keys is None else keys
+    if array.shape[2:] != (len(tokens), len(key_labels)):
         raise AttnscopeError(
-            f"the weights have shape {array.shape}, not (layer, head, {len(tokens)}, {len(key_tokens)}) as the tokens "
+            f"the weights have shape {array.shape}, not (layer, head, {len(tokens)}, {len(key_labels)}) as the tokens "
             "say",
             "give one label for each query, and keys where they are others",
         )
     if kind is None:
         kind = _guess_kind(array) if keys is None else "cross"
-    if kind not in KINDS:
-        raise AttnscopeError(f"there is no {kind!r} attention", f"choose from {', '.join(KINDS)}")
+    require_choice("kind of attention", kind, KINDS)
     layer_numbers = _require_numbers("layers", layers, array.shape[0])
     head_numbers = _require_numbers("heads", heads, array.shape[1])
-    # Both sides of self-attention are the same tokens.
-    query_side = _label_tokens(text, tokens, special)
+    query_tokens = _label_tokens(text, tokens, special)
+    # In self-attention, keys are the same tokens as queries.
+    key_tokens = query_tokens if keys is None else _label_tokens(None, keys, ())
     n_heads = max(head_numbers) + 1
     attention = AttentionMap(
         kind=kind,
         layers=layer_numbers,
         heads=head_numbers,
         weights=array,
-        queries=query_side,
-        keys=query_side if keys is None else _label_tokens(None, keys, ()),
+        queries=query_tokens,
+        keys=key_tokens,
         n_layers=max(layer_numbers) + 1,
         n_heads=n_heads,
         n_kv_heads=n_heads,
@@ -84,7 +84,7 @@ def record_from_arrays(
     note = (
         "The weights were computed elsewhere: attnscope has checked their form, not how they came about."
     )
-    # A record has all these fields; what is not known of the model is empty.
+    # A record has all these fields; those that nobody knows are empty.
     run = {
         "model": model,
         "source": "arrays",
@@ -98,7 +98,7 @@ def record_from_arrays(
         "versions": {"attnscope": VERSION},
         "notes": [note],
     }
-    record = Heatmap(text=query_side.text, maps=(attention,), run=run)
+    record = Heatmap(text=query_tokens.text, maps=(attention,), run=run)
     try:
         record.require_whole()
     except ValueError as error:
@@ -112,7 +112,7 @@ def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
     """Return weights as a float32 array, (layer, head, query, key).
 
     Raises:
-        AttnscopeError: They are no numbers, have other axes, or are NaN in a part of a head.
+        AttnscopeError: They are no numbers, have other axes, or a head is NaN in part.
     """
     hint = "give floating-point numbers, (layer, head, query, key)"
     try:
@@ -121,8 +121,8 @@ def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
         raise AttnscopeError(f"the weights are no array of numbers: {first_line(error)}", hint) from None
     if array.ndim != 4 or not array.size:
         raise AttnscopeError(f"the weights have shape {array.shape}", hint)
-    # (layer, head)
     is_nan = np.isnan(array)
+    # By (layer, head): some weights are NaN, but not all.
     if (is_nan.any((2, 3)) & ~is_nan.all((2, 3))).any():
         hint = "NaN throughout stands for a head that a layer lacks"
         raise AttnscopeError("the weights of a head are NaN in part", hint)
@@ -130,32 +130,41 @@ def _float_weights(weights: ArrayLike) -> NDArray[np.float32]:
 
 
 def _guess_kind(weights: NDArray[np.float32]) -> str:
-    """Return "decoder" for self-attention, (layer, head, query, key), in which no query attends to later tokens."""
+    """Return "decoder" if no query attends to later tokens, else "encoder".
+
+    Args:
+        weights: Self-attention, (layer, head, query, key).
+    """
     n_tokens = weights.shape[-1]
     has_later = np.nan_to_num(np.triu(weights, 1)).any()
     return "decoder" if n_tokens > 1 and not has_later else "encoder"
 
 
-def _require_numbers(what: str, numbers: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Return the numbers of `n` layers or heads, by default those from 0.
+def _require_numbers(axis: str, numbers: Sequence[int] | None, size: int) -> tuple[int, ...]:
+    """Return the numbers of the "layers" or "heads" along an axis of the weights, by default those from 0.
 
     Raises:
-        AttnscopeError: They are not `n` different ones.
+        AttnscopeError: There are not as many different numbers as the axis has entries.
     """
-    known = tuple(map(int, range(n) if numbers is None else numbers))
-    n_named = len({*known})
-    if n_named != n:
+    required = tuple(map(int, range(size) if numbers is None else numbers))
+    n_named = len({*required})
+    if n_named != size:
         raise AttnscopeError(
-            f"{n_named} {what} are named, and the weights have {n}", f"give {n} numbers"
+            f"{n_named} {axis} are named, and the weights have {size}", f"give {size} numbers"
         )
-    return known
+    return required
 
 
 def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int]) -> Tokens:
-    """Return tokens of which only the labels are known, and where they stand in the text, if it holds them.
+    """Return tokens with given labels, and find them in the text; ids and words are unknown.
+
+    Args:
+        text: The text; None = the labels, joined by blanks.
+        labels: The label of each token, as the vocabulary writes it.
+        special: The places of special tokens.
 
     Raises:
-        AttnscopeError: The labels are no texts, or there are no such special tokens.
+        AttnscopeError: The labels are no list of texts, or a special token is beyond the last token.
     """
     if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
         raise AttnscopeError("the tokens are no list of texts", "give the label of each token")
@@ -169,10 +178,12 @@ def _label_tokens(text: str | None, labels: Sequence[str], special: Sequence[int
     is_special = np.isin(np.arange(n), list(special))
     if text is None:
         text = " ".join(label.strip("·") for label in shown)
-    # First and last + 1 character of each token, searched from left to right: (token, 2).
+    # The first character of each token and the one after its last, (token, 2); -1 = it is not in the text.
     offsets = np.full((n, 2), -1, np.int32)
+    # Search from left to right, each token behind the one before it.
     position = 0
     for token in np.flatnonzero(~is_special).tolist():
+        # Without WordPiece's mark of a continued word, and without marks of spaces.
         piece = shown[token].removeprefix("##").strip("·")
         start = text.find(piece, position)
         if piece and start >= 0:

@@ -175,8 +175,7 @@ class Atlas(Result):
         """Return the labels of the shown tokens of an example."""
         # Labels are rows of the vocabulary, (token,).
         label_rows = self.table("shown")["label"][self.tokens_of(example)]
-        labels: list[str] = self.table("vocabulary")["label"][label_rows].tolist()
-        return labels
+        return list(map(str, self.table("vocabulary")["label"][label_rows]))
 
     def excerpt(self, example: int) -> str:
         """Return the shown tokens as the source writes them; empty if the tokenizer gives no offsets."""

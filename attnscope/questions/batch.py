@@ -1,4 +1,4 @@
-"""Declare the result of a batch: the files of each text, and the texts that failed."""
+"""Declare the result of a batch, which draws each text of a corpus: the files of each text, and the failed texts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class DrawnText:
         model: What the user called the model.
         run: What made the files: sha256, engine, dtype, device, versions. Plain JSON values.
         notes: What a reader of the figures must know, one sentence each.
-        fingerprint: Hash of all that the files depend on, hex.
+        fingerprint: Hash of everything that the files depend on, hex.
     """
 
     index: int
@@ -39,7 +39,7 @@ class DrawnText:
     fingerprint: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the text's line of the manifest, as plain JSON values; files are named `folder/name`."""
+        """Return the text's entry in the manifest as plain JSON values; files are named `folder/name`."""
         entry = asdict(self)
         folder = entry.pop("folder")
         entry["files"] = {f"{folder}/{name}": size for name, size in self.files.items()}
@@ -54,8 +54,8 @@ class FailedText:
         source: The file that it came from.
         line: The line it begins on, from 1; None = the whole file could not be read.
         error: Why, in one line.
-        index: The text's number in the corpus, from 0; None where it could not be read.
-        text: The text; empty where it could not be read.
+        index: The text's number in the corpus, from 0; None = it could not be read.
+        text: The text; empty if it could not be read.
     """
 
     source: str
@@ -76,11 +76,11 @@ class Batch:
 
     Attributes:
         model: What the user called the model.
-        n_texts: How many texts there are; of a run that was interrupted, how many it had come to.
-        drawn: The texts that have their files, in the order of the corpus.
+        n_texts: The number of texts; if the run was interrupted, only those that it had read by then.
+        drawn: The texts whose files exist, in the order of the corpus.
         failed: The texts and files that could not be read or drawn.
-        n_fresh: How many texts this run drew; earlier runs drew the others.
-        complete: Whether every text was tried; else the run was interrupted.
+        n_fresh: The number of texts that this run drew; earlier runs drew the others.
+        complete: Whether the run came to every text; False = it was interrupted.
     """
 
     model: str

@@ -114,14 +114,12 @@ class Comparison(Result):
 
     def distance(self) -> Floats:
         """Return the distances, (head, other head), NaN where two heads were never compared."""
-        distances: Floats = self.grids[f"distance:{self.distance_name}"]
-        return distances
+        return self.grids[f"distance:{self.distance_name}"]
 
     @property
     def match(self) -> NDArray[np.int64]:
         """Return the head of the other model that each head is matched with, (head,); -1 = none."""
-        match: NDArray[np.int64] = self.grids[f"match:{self.distance_name}"]
-        return match
+        return self.grids[f"match:{self.distance_name}"]
 
     @property
     def other_head_names(self) -> list[str]:
@@ -179,8 +177,7 @@ class Comparison(Result):
 
     def report(self) -> Report:
         """Return the report that fits what was compared."""
-        report: Report = _REPORTS[self.compared](self)
-        return report
+        return _REPORTS[self.compared](self)
 
 
 # Reports on all heads of a model, and on those of two models
@@ -203,6 +200,11 @@ def _heads_report(comparison: Comparison) -> Report:
     with_nearest = np.stack([isolated, nearest[isolated]], 1)
 
     answer = [f"{model_of(comparison.run)}: which of {amount(len(names), 'head')} attend alike"]
+    scale = f"0 to {distance_of(name).largest}"
+    blocks: list[Block] = [
+        _ranked_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
+        _ranked_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
+    ]
     if len(alike):
         a, b = alike[0]
         distance = _distance_text(comparison, a, b)
@@ -212,15 +214,9 @@ def _heads_report(comparison: Comparison) -> Report:
         answer.append(
             f"least like any other is {names[head]}: the nearest, {names[other]}, has distance {distance}"
         )
-    scale = f"0 to {distance_of(name).largest}"
-    blocks: list[Block] = [
-        _ranked_pairs(comparison, alike, f"most alike, by {distance_line(name)} ({scale})", " and "),
-        _ranked_pairs(comparison, with_nearest, "least like any other head", "; nearest "),
-    ]
-    # All distances as a map, in the order of the clusters.
-    order = comparison.grids[f"order:{name}"]
-    ordered_names = [names[head] for head in order]
-    if len(alike):
+        # All distances as a map, in the order of the clusters.
+        order = comparison.grids[f"order:{name}"]
+        ordered_names = [names[head] for head in order]
         matrix = _matrix(
             distances[np.ix_(order, order)],
             ordered_names,

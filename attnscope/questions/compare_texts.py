@@ -28,8 +28,7 @@ from attnscope.results.tokens import Tokens, tokens_of
 if TYPE_CHECKING:
     from attnscope.questions.compare import Comparison
 
-FIRST, SECOND = "first", "second"
-_SIDES = {FIRST: "text", SECOND: "other_text"}
+_SIDES = {"first": "text", "second": "other_text"}
 """The keys of both texts in `corpus`, by the endings of their tables and arrays, as in "tokens:first"."""
 
 _MOST_NAMED = 6
@@ -53,7 +52,7 @@ def require_texts(comparison: Comparison) -> None:
     Raises:
         ValueError: Tokens do not fit the text, or the weights of a row sum to more than 1.
     """
-    sides = [*_SIDES] if comparison.compared == "texts" else [FIRST]
+    sides = [*_SIDES] if comparison.compared == "texts" else ["first"]
     for side in sides:
         _read_tokens(comparison, side)
         if np.nansum(comparison.grids[f"weights:{side}"], -1).max(initial=0.0) > MOST_ROW_SUM:
@@ -121,7 +120,7 @@ def picked_report(comparison: Comparison) -> Report:
             f"the single head moves {mean_moved:.0%} of a row's weight away from the mean of the heads"
         )
 
-    axis = axis_of(_read_tokens(comparison, FIRST))
+    axis = axis_of(_read_tokens(comparison, "first"))
     side_by_side = Panels(f"{listed} side by side", _panels(maps, axis))
     how_they_differ = Panels(
         f"{listed}: differences",
@@ -137,7 +136,7 @@ def picked_report(comparison: Comparison) -> Report:
     ]
     note = printable(comparison.options["single_note"], 400)
     return make_report(
-        comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, FIRST)
+        comparison, filter(None, answer), blocks, note, subtitle=_quoted(comparison, "first")
     )
 
 
@@ -190,19 +189,19 @@ class MergedKeys:
         aligned = comparison.table("aligned")
         n_first = len(comparison.table("tokens:first"))
         n_second = len(comparison.table("tokens:second"))
-        first_alone = np.setdiff1d(np.arange(n_first), aligned[FIRST])
-        second_alone = np.setdiff1d(np.arange(n_second), aligned[SECOND])
+        first_alone = np.setdiff1d(np.arange(n_first), aligned["first"])
+        second_alone = np.setdiff1d(np.arange(n_second), aligned["second"])
         # Aligned tokens, then those of the first text alone, then those of the second alone: (2, key).
         positions = np.full((2, n_first + len(second_alone)), -1)
-        positions[0, :n_first] = np.concatenate([aligned[FIRST], first_alone])
-        positions[1, : len(aligned)] = aligned[SECOND]
+        positions[0, :n_first] = np.concatenate([aligned["first"], first_alone])
+        positions[1, : len(aligned)] = aligned["second"]
         positions[1, n_first:] = second_alone
         # Sort by the position in the first text. A key of the second text alone goes half a token behind the last
         # aligned token before it. (key,)
         sort_position = positions[0].astype(np.float64)
         for key, token in enumerate(second_alone.tolist(), n_first):
-            is_before = aligned[SECOND] < token
-            sort_position[key] = aligned[FIRST][is_before].max(initial=-1) + 0.5
+            is_before = aligned["second"] < token
+            sort_position[key] = aligned["first"][is_before].max(initial=-1) + 0.5
         self.positions = positions[:, np.argsort(sort_position, kind="stable")]
         self.names = _key_names(comparison, self.positions)
 
@@ -251,12 +250,14 @@ def texts_report(comparison: Comparison) -> Report:
     heads = comparison.table("heads")
     names = comparison.head_names
     aligned = comparison.table("aligned")
-    column = _column_of_change(comparison)
     overall = f"{comparison.distance_name}_overall"
-    if column == overall:
-        where = "on the tokens that both have"
-    else:
+    # Rank heads by their change at the query, if the user named one.
+    if aligned["asked"].any():
+        column = f"{comparison.distance_name}_at_query"
         where = f"at “{printable(comparison.options.get('query'), 40)}”"
+    else:
+        column = overall
+        where = "on the tokens that both have"
     order = largest_first(heads[column])
 
     # The query whose row changes most in each head, and the key that changes most in that row.
@@ -266,7 +267,7 @@ def texts_report(comparison: Comparison) -> Report:
     changes = [""] * len(names)
     for head in order:
         pair = _most_changed_pair(comparison, head)
-        queries[head] = printable(labels[aligned[FIRST][pair]])
+        queries[head] = printable(labels[aligned["first"][pair]])
         changes[head] = keys.largest_change(head, pair)
     answer = []
     # Distances between the texts, the largest first.
@@ -278,7 +279,7 @@ def texts_report(comparison: Comparison) -> Report:
             "(0 = no change, 1 = nothing in common)",
             f"most where it looks from “{queries[first]}”: weight on {changes[first]}",
         ]
-    both_texts = f"{_quoted(comparison, FIRST)}  →  {_quoted(comparison, SECOND)}"
+    both_texts = f"{_quoted(comparison, 'first')}  →  {_quoted(comparison, 'second')}"
     answer.append(both_texts)
     if len(order) > 1:
         median, p90 = np.quantile(distances, (0.5, 0.9)).tolist()
@@ -312,12 +313,6 @@ def texts_report(comparison: Comparison) -> Report:
     return make_report(comparison, answer, blocks, *guides, subtitle=both_texts)
 
 
-def _column_of_change(comparison: Comparison) -> str:
-    """Return the column that heads are ranked by: at the query if there is one, else overall."""
-    where = "at_query" if comparison.table("aligned")["asked"].any() else "overall"
-    return f"{comparison.distance_name}_{where}"
-
-
 def _most_changed_pair(comparison: Comparison, head: int) -> int:
     """Return the row of `aligned` at which a head changes most, of tokens that the query names, else of equal ones."""
     aligned = comparison.table("aligned")
@@ -335,8 +330,8 @@ def _map_figures(comparison: Comparison, order: Sequence[int]) -> Iterator[Block
     marked = np.flatnonzero(~aligned["equal"] | aligned["asked"])
 
     # Differences of weights between aligned tokens, (pair, pair). A replaced token has both labels.
-    labels = _key_names(comparison, np.stack([aligned[FIRST], aligned[SECOND]]))
-    first_tokens = _read_tokens(comparison, FIRST).take(aligned[FIRST])
+    labels = _key_names(comparison, np.stack([aligned["first"], aligned["second"]]))
+    first_tokens = _read_tokens(comparison, "first").take(aligned["first"])
     axis = axis_of(replace(first_tokens, labels=tuple(labels)), marked.tolist())
     differences = {}
     for head in order[:_MAPPED_HEADS]:
@@ -377,7 +372,7 @@ def _rows_figure(comparison: Comparison, keys: MergedKeys, pair: int) -> Grid:
         change = three_decimals(math.sqrt(divergences[head]))
         titles += [f"{comparison.head_names[head]} · {change}: first text", "second text"]
     # The query is named by its token in the first text.
-    query = int(comparison.table("aligned")[FIRST][pair])
+    query = int(comparison.table("aligned")["first"][pair])
     label = comparison.table("tokens:first")["token"][query]
     notes = [f"heads: those whose row changes most here, by {distance_line(comparison.distance_name)}"]
     if len(shown) < len(keys.names):

@@ -114,7 +114,7 @@ def _how_much_to_say(result: Result) -> Floats:
     if is_described(result):
         # The explained share of the KL outside sinks, times the attention outside sinks.
         nats: Floats = np.maximum(heads["kl_explained"], 0) * heads["nats"] * heads["active_share"]
-        return np.where(np.isfinite(nats), nats, 0.0)
+        return np.nan_to_num(nats)
     # Values of roles are 0 or more. A head with only sink roles or diffuse gets -0.5, a head without any role -1.
     values = np.where(heads["role"] == "", -1.0, -0.5)
     roles = result.table("roles")
@@ -357,5 +357,4 @@ def sort_heads(result: Result, sort: str | None = None) -> list[int]:
         values = heads["entropy_nats"]
     elif sort == "explained" and is_described(result):
         values = -heads["kl_explained"]
-    order: list[int] = np.argsort(values, kind="stable").tolist()
-    return order
+    return list(map(int, np.argsort(values, kind="stable")))
