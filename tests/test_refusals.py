@@ -288,7 +288,6 @@ def test_tokens_that_a_model_adds_are_not_called_windows():
         "speech_to_text",
         "vivit",
         "patchtst",
-        "decision_transformer",
     ],
 )
 def test_what_reads_neither_text_nor_one_picture_passes_the_seam(model_type):

@@ -43,9 +43,6 @@ Also the most steps of a series.
 _GRID = (2, 3)
 """Rows and columns of patches in a picture that a processor has cut into patches, as SigLIP 2's does."""
 
-_TRAJECTORY_STEPS = 24
-"""Steps of the trajectory that a decision transformer reads."""
-
 _FRAMES = 96
 """Frames of a spectrogram, of 10 ms each: many tokens, for speech encoders merge up to eight frames into one."""
 
@@ -178,15 +175,6 @@ def _other_arguments(model: PreTrainedModel, values: Tensor) -> Inputs:
     if accepts(model, "spatial_shapes"):
         shape = torch.tensor([_GRID], device=values.device).expand(len(values), -1)
         return {"pixel_attention_mask": all_real, "spatial_shapes": shape}
-    # Decision Transformer: the actions of an agent, their rewards, and the time steps.
-    if accepts(model, "returns_to_go"):
-        return {
-            "actions": values[..., :1].expand(-1, -1, model.config.act_dim),
-            "rewards": values[..., :1],
-            "returns_to_go": values[..., 1:2],
-            "timesteps": torch.arange(values.shape[1], device=values.device).expand(len(values), -1),
-            "attention_mask": all_real,
-        }
     # TimesFM: in its mask 0 means a real step; as the frequency of a series, 0 means daily or more often.
     if accepts(model, "past_values_padding"):
         zeros = torch.zeros_like(all_real)
@@ -218,8 +206,6 @@ def _sample_shape(config: Any, name: str) -> tuple[int, ...]:
             n_steps = min(config.context_length, _MANY_POSITIONS)
             n_channels = getattr(config, "num_input_channels", None)
             return (n_steps,) if n_channels is None else (n_steps, n_channels)
-        case "states":
-            return _TRAJECTORY_STEPS, config.state_dim
         case "input_values" if hasattr(config, "frequency_stride"):
             # AST takes a spectrogram, always of full length: (frame, band).
             return config.max_length, config.num_mel_bins
