@@ -70,9 +70,9 @@ def test_over_recordings(whisper, tmp_path):
     assert found.corpus["n_texts"] == 3
     (problem,) = found.corpus["problems"]
     assert problem["source"].endswith("3.wav")
+    assert found.kinds == ("cross",)
     assert len(heads_in(found)) == 2 * 3
     for head in heads_in(found):
-        assert head.kind == "cross"
         assert set(head.measures) <= set(NAMES)
         assert 0 < head.measures["sound"].value < 1
         assert head.resting_share == pytest.approx(1 - head.measures["sound"].value)

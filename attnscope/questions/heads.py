@@ -183,6 +183,11 @@ class Heads(Result):
         return [name for name in self.options.get("measures", ()) if name in heads]
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds of attention, in the order of the heads: "encoder", "decoder" or "cross"."""
+        return tuple(dict.fromkeys(self.table("heads")["kind"].tolist()))
+
+    @property
     def is_described(self) -> bool:
         """Return whether each head has a line that describes it."""
         return is_described(self)
