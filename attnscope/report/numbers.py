@@ -98,9 +98,9 @@ def four_decimals(value: float) -> str:
     return text.removeprefix("-") if _is_zero(text) else text
 
 
-def percent(share: float | None, decimals: int = 0) -> str:
+def percent(share: float, decimals: int = 0) -> str:
     """Return a share as percent; `–` where it is undefined."""
-    if share is None or not math.isfinite(share):
+    if not math.isfinite(share):
         return UNDEFINED
     return f"{share:.{decimals}%}"
 
@@ -218,7 +218,7 @@ def find_most_changed(values: Floats, most: int) -> list[int]:
 
     Of a single step they are the columns with the largest values. Columns without a finite value are left out.
     """
-    is_known: NDArray[np.bool_] = np.isfinite(values)
+    is_known = np.isfinite(values)
     # The score of each column, (column,): its largest value, less its smallest if there are several steps.
     score = np.where(is_known, values, -np.inf).max(0)
     if len(values) > 1:

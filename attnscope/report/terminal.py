@@ -241,7 +241,7 @@ def _trends(block: Trends, console: Console, every: bool) -> list[RenderableType
     headers = list(map(step_text, block.steps))
     headers[0] = f"step {headers[0]}"
     width = max(6, 2 + max(map(len, headers)))
-    steps = spread_evenly(len(headers), max(2, (console.width - _NAME_CELLS) // width))
+    steps = spread_evenly(len(headers), (console.width - _NAME_CELLS) // width)
     # Below a heading, which names the quantity, the column of names says what the lines are.
     title = block.noun if block.heading else block.y
     names = TextColumn(

@@ -167,7 +167,7 @@ def require_shown(run: Any, corpus: Any) -> None:
     failures = run.get("failures", [])
     _require(_is_list_of(Mapping, failures), "a failure of its run")
     for failure in failures:
-        texts = [failure.get("step"), failure.get("error"), failure.get("hint")]
+        texts = [failure.get(name) for name in ("step", "error", "hint")]
         _require(_is_list_of(str, texts), "a failure of its run")
     _require(_is_list_of(str, corpus.get("sources", [])), "the sources of its corpus")
     problems = corpus.get("problems", [])

@@ -367,7 +367,7 @@ class Result:
                 raise ValueError(f"it has a table {name!r}, which it cannot have")
             table.require_sound(name, cls.TABLES[_base_name(name)], sizes)
         # Arrays have the axes, the type and the range that are declared.
-        axis_sizes = dict(sizes)
+        axis_sizes = sizes
         for name, values in grids.items():
             array = cls._array(name)
             axis_sizes = _require_shape(name, values, array.axes, axis_sizes, tables)

@@ -15,8 +15,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnscope.errors import AttnscopeError
-
 Floats = NDArray[np.float64]
 ColumnKind = Literal["number", "count", "text", "flag"]
 
@@ -307,12 +305,10 @@ class Table:
         """Return it as a `pandas.DataFrame`, with a column for each column and companion.
 
         Raises:
-            AttnscopeError: pandas is not installed.
+            ModuleNotFoundError: pandas is not installed; attnscope does not depend on it.
         """
-        try:
-            import pandas  # type: ignore[import-untyped,unused-ignore]
-        except ImportError:
-            raise AttnscopeError("pandas is not installed", "pip install pandas, or write csv") from None
+        import pandas  # type: ignore[import-untyped,unused-ignore]
+
         return pandas.DataFrame(dict(self.values))
 
     def require_sound(self, name: str, wanted: Iterable[Column], sizes: Mapping[str, int]) -> None:
